@@ -467,7 +467,8 @@ impl<'a> Session<'a> {
             reserve: self.model.reserve(self.config.output_reserve),
             now: self.calls as u64 * 1_000,
         };
-        let mut known = RecordedDecisions::of(&self.ledger, &read, &placed, DecisionMode::Active);
+        let mut known =
+            RecordedDecisions::from_ledger(&self.ledger, &read, &placed, DecisionMode::Active);
         let mut facts = reasoning::propose(&request, &known).facts;
         known.add(facts.clone());
         let plan = plan::replay(&request, &known);

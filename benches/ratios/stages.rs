@@ -146,8 +146,12 @@ impl Bench {
 
     /// What planning adds to a request: what is known of it, replayed and spliced.
     fn plan(&self, ledger: &Ledger) {
-        let known =
-            RecordedDecisions::of(ledger, &self.conversation, &self.placed, DecisionMode::Active);
+        let known = RecordedDecisions::from_ledger(
+            ledger,
+            &self.conversation,
+            &self.placed,
+            DecisionMode::Active,
+        );
         let request = plan::PlanRequest {
             exchange: &self.placed.exchange,
             conversation: &self.conversation,

@@ -437,7 +437,7 @@ impl SessionView {
             newest,
             turns: ledger.turns().count(),
             totals: ledger.totals(),
-            names: SessionNames::of(ledger),
+            names: SessionNames::from_ledger(ledger),
             threads,
         })
     }
@@ -445,7 +445,7 @@ impl SessionView {
 
 impl SessionDetails {
     pub(super) fn from_ledger(ledger: &Ledger) -> Self {
-        let names = SessionNames::of(ledger);
+        let names = SessionNames::from_ledger(ledger);
         let threads = ledger.threads();
         let main = threads.iter().find(|(id, _)| Some(id) == names.main_thread.as_ref());
         let turns = main.map(|(_, turns)| &turns[..]).unwrap_or_default();

@@ -183,15 +183,19 @@ impl<'l> WhatIfSession<'l> {
             anchor: parent.and_then(|turn| Some((self.ledger.sketch(&turn)?, turn))),
             learned,
         };
-        let known =
-            RecordedDecisions::of(&self.ledger, &conversation, &placed, DecisionMode::Active);
+        let known = RecordedDecisions::from_ledger(
+            &self.ledger,
+            &conversation,
+            &placed,
+            DecisionMode::Active,
+        );
         let WhatIfPlan { plan, measured, summaries, .. } = self.decide(&call, known, options);
         let came = call.came(&plan, &measured, &self.came);
         let came_tokens = tokens(&came);
         let left_out = came_tokens.saturating_sub(tokens(&measured.parts));
         self.came = came;
         self.report_cuts(line, &conversation, &plan, report);
-        let done = RewriteSummary::of(&plan.steps, Mode::Active);
+        let done = RewriteSummary::from_steps(&plan.steps, Mode::Active);
         let turn = turn_of(exchange.clone(), line, &conversation, model, &placed.position);
         let estimate = Some(measured.estimate.clone());
         let mut turn = Turn { estimate, done, sketch: measured.sketch, ..turn };
@@ -312,7 +316,7 @@ impl<'l> WhatIfSession<'l> {
     fn replanned(&self, call: &WhatIfCall<'_>) -> RecordedDecisions {
         let conversation = call.request.conversation;
         let placed = place(&self.ledger, conversation, call.request.exchange, None);
-        RecordedDecisions::of(&self.ledger, conversation, &placed, DecisionMode::Active)
+        RecordedDecisions::from_ledger(&self.ledger, conversation, &placed, DecisionMode::Active)
     }
 
     /// Adds the recorded reply of the previous call.

@@ -178,7 +178,7 @@ impl Ledgers {
         let store_missed = cache.load(&self.store, &scope, lookup.reads).await.is_err();
         let decisions = cache.look(|ledger| {
             let placed = place(ledger, conversation, lookup.exchange, lookup.client_thread);
-            RecordedDecisions::of(ledger, conversation, &placed, lookup.decisions)
+            RecordedDecisions::from_ledger(ledger, conversation, &placed, lookup.decisions)
         });
         LookupOutcome::Found(SessionPeek { session: scope.session, known: decisions, store_missed })
     }

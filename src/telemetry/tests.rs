@@ -502,7 +502,7 @@ fn rewritten() -> Exchange {
         money,
         ..ExchangeSavings::default()
     };
-    let done = RewriteSummary::of(&steps, Mode::Active);
+    let done = RewriteSummary::from_steps(&steps, Mode::Active);
     Exchange { done, saved: Some(saved), ..sample_exchange() }
 }
 

@@ -73,7 +73,7 @@ impl Site {
     }
 
     async fn names(&self, exchange: &Exchange) -> SessionNames {
-        self.look(exchange, SessionNames::of).await
+        self.look(exchange, SessionNames::from_ledger).await
     }
 
     async fn look<T>(

@@ -67,7 +67,7 @@ fn play(dialect: Dialect, calls: &[Call]) -> Vec<Option<Result<(), String>>> {
         let model = catalogue.model(conversation.model.as_deref().unwrap_or_default(), "");
         let placed = place(&ledger, &conversation, &exchange, None);
         let mut known =
-            RecordedDecisions::of(&ledger, &conversation, &placed, DecisionMode::Active);
+            RecordedDecisions::from_ledger(&ledger, &conversation, &placed, DecisionMode::Active);
         let policy = Policy::default();
         let request = request(&exchange, &conversation, &dropped, &model, &policy);
         let new = reasoning::propose(&request, &known).facts;

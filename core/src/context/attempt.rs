@@ -34,7 +34,6 @@ pub enum RequestForm {
 }
 
 impl RequestForm {
-    /// The form whose refusal a repair in this round answers.
     fn before_repair(round: u8) -> Self {
         if round == 1 { Self::Planned } else { Self::Repaired(round - 1) }
     }
@@ -175,10 +174,13 @@ impl RetryState {
     /// Whether the client may still get the response to a form that was sent before.
     pub fn may_answer(self, form: RequestForm) -> bool {
         match self {
+            // Nothing was sent before the planned form.
             RetryState::Planned => false,
             RetryState::WithRoom(fallback) | RetryState::WithRoomUnbound(fallback) => {
                 form == fallback.too_large
             }
+            // If there is no room to make, the client sees the refusal that says the request is too
+            // large.
             RetryState::Repaired { otherwise: RepairFallback::AfterPlanned(_), refusal, round } => {
                 form == RequestForm::Planned
                     || refusal.overflows && form == RequestForm::before_repair(round)
@@ -211,9 +213,10 @@ pub fn next(context: AttemptContext<'_>, state: RetryState, verdict: Verdict) ->
 }
 
 impl Verdict {
-    /// The verdict for a form that is never repaired: every form but the planned and the repaired one.
     fn without_repair(self) -> Self {
         match self {
+            // Only the planned and the repaired form are repaired. For the others a refusal is one of
+            // size or of the rewrite.
             Verdict::Repairable(RefusalKind { overflows: true, cause, .. }) => {
                 Verdict::DoesNotFit(cause)
             }
@@ -226,7 +229,6 @@ impl Verdict {
 }
 
 impl AttemptContext<'_> {
-    /// What to do after `verdict` on the planned request.
     fn after_planned(self, verdict: Verdict) -> RetryStep {
         match verdict {
             Verdict::Accepted | Verdict::Failed | Verdict::NoResponse | Verdict::Unavailable => {
@@ -237,6 +239,7 @@ impl AttemptContext<'_> {
             Verdict::Refused(cause) => self.without_changes(cause, BlameTarget::Change),
             Verdict::Repairable(RefusalKind {
                 is_of_reasoning: true, cause: Some(cause), ..
+            // Reasoning may depend on our change: the original shows whether it does.
             }) if self.changes_beyond_repairs => {
                 self.without_changes(cause, BlameTarget::Reasoning)
             }
@@ -246,7 +249,6 @@ impl AttemptContext<'_> {
         }
     }
 
-    /// What to do after `verdict` on the request repaired in this round, for the sake of `refusal`.
     fn after_repair(
         self,
         otherwise: RepairFallback,
@@ -255,14 +257,14 @@ impl AttemptContext<'_> {
         verdict: Verdict,
     ) -> RetryStep {
         let form = RequestForm::Repaired(round);
-        let repaired =
-            |accepted| RetryStep::answer(form).finding(AttemptFinding::Repaired { accepted });
+
         let may_make_room = matches!(otherwise, RepairFallback::AfterPlanned(_));
         match verdict {
-            Verdict::Accepted => repaired(true),
+            Verdict::Accepted => RetryStep::repaired(form, true),
             Verdict::OverflowInReply if may_make_room => RetryStep::make_room(form, None),
-            Verdict::OverflowInReply | Verdict::Failed => repaired(false),
+            Verdict::OverflowInReply | Verdict::Failed => RetryStep::repaired(form, false),
             Verdict::DoesNotFit(cause) if may_make_room => RetryStep::make_room(form, cause),
+            // Each repair answers one refused thing; the next message names the next one.
             Verdict::Repairable(refusal) if round < MOST_REPAIRS => {
                 RetryStep::repair(otherwise, refusal, round + 1)
             }
@@ -283,31 +285,30 @@ impl AttemptContext<'_> {
         }
     }
 
-    /// What to do if no repair answers a refusal.
     fn after_failed_repair(self, otherwise: RepairFallback) -> RetryStep {
-        let first = match otherwise {
-            RepairFallback::AfterPlanned(first) => first,
+        let refusal = match otherwise {
+            RepairFallback::AfterPlanned(refusal) => refusal,
             RepairFallback::AfterAll { cause, of_original } => {
                 return RetryStep::answer(RequestForm::Original)
                     .all_refused(cause, Some(of_original));
             }
         };
-        match (first.overflows, first.cause) {
+        match (refusal.overflows, refusal.cause) {
+            // The refusal also said that the request does not fit, which room answers.
             (true, cause) => RetryStep::make_room(RequestForm::Planned, cause),
             (false, Some(cause)) => self.without_changes(cause, BlameTarget::Change),
             (false, None) => RetryStep::answer(RequestForm::Planned),
         }
     }
 
-    /// What to do if there was no response to a repaired request: it may be right.
     fn after_unanswered_repair(self, otherwise: RepairFallback) -> RetryStep {
         match otherwise {
+            // The repair may be right, so it is not blamed.
             RepairFallback::AfterPlanned(_) => self.after_failed_repair(otherwise),
             RepairFallback::AfterAll { cause, .. } => RetryStep::unsettled(cause),
         }
     }
 
-    /// What to do after `verdict` on the request with room.
     fn after_room(self, fallback: RoomFallback, verdict: Verdict) -> RetryStep {
         match verdict {
             Verdict::Accepted => RetryStep::room_made(RequestForm::WithRoom, true),
@@ -323,20 +324,21 @@ impl AttemptContext<'_> {
         }
     }
 
-    /// What to do after `verdict` on the request with room and without bound reasoning.
     fn after_room_unbound(self, fallback: RoomFallback, verdict: Verdict) -> RetryStep {
-        let refused =
-            |cause| self.without_room(fallback).finding(AttemptFinding::RoomRefused(cause));
         match verdict {
             Verdict::Accepted => RetryStep::room_made(RequestForm::WithRoomUnbound, true),
             Verdict::Failed => RetryStep::room_made(RequestForm::WithRoomUnbound, false),
-            Verdict::Refused(cause) => refused(cause),
-            Verdict::Unavailable => refused(RefusalCause::Bound),
+            Verdict::Refused(cause) => {
+                self.without_room(fallback).finding(AttemptFinding::RoomRefused(cause))
+            }
+            // There is no such reasoning, so the refusal of the form with room stands.
+            Verdict::Unavailable => self
+                .without_room(fallback)
+                .finding(AttemptFinding::RoomRefused(RefusalCause::Bound)),
             _ => self.without_room(fallback),
         }
     }
 
-    /// What to do after `verdict` on the original.
     fn after_original(
         self,
         cause: RefusalCause,
@@ -367,53 +369,49 @@ impl AttemptContext<'_> {
         }
     }
 
-    /// Sends the original if our changes may have caused a refusal that names `cause`. If nothing was
-    /// rewritten, the original is only sent if `cause` names something that was requested on the client's
-    /// behalf: no second request is sent on a guess.
     fn without_changes(self, cause: RefusalCause, blamed: BlameTarget) -> RetryStep {
         let is_of_added = self.added.iter().any(|added| added.cause == cause);
+        // If nothing was rewritten, the original is only sent if `cause` names something that was
+        // requested on the client's behalf: no second request is sent on a guess.
         match self.is_rewritten || is_of_added {
             true => RetryStep::send(RetryState::Original { cause, blamed }),
             false => RetryStep::answer(RequestForm::Planned),
         }
     }
 
-    /// What to do if no room could be made. A request with reasoning put back may be too large where the
-    /// original fits.
     fn without_room(self, fallback: RoomFallback) -> RetryStep {
         let RoomFallback { too_large, cause } = fallback;
-        match cause.filter(|_| self.has_reasoning_back) {
-            Some(cause) => self.without_changes(cause, BlameTarget::Size(too_large)),
-            None => RetryStep::answer(too_large),
+        // A request with reasoning put back may be too large where the original fits.
+        match cause {
+            Some(cause) if self.has_reasoning_back => {
+                self.without_changes(cause, BlameTarget::Size(too_large))
+            }
+            _ => RetryStep::answer(too_large),
         }
     }
 }
 
-/// What to do after `verdict` on the last accepted form.
 fn after_last_accepted(
     cause: RefusalCause,
     of_original: RefusalCause,
     may_repair: bool,
     verdict: Verdict,
 ) -> RetryStep {
-    let own_refused = |accepted| {
-        RetryStep::answer(RequestForm::LastAccepted)
-            .finding(AttemptFinding::OwnDecisionsRefused { cause, accepted })
-    };
-    let all_refused = |form| RetryStep::answer(form).all_refused(cause, Some(of_original));
     match verdict.without_repair() {
-        Verdict::Accepted | Verdict::OverflowInReply => own_refused(true),
-        Verdict::Failed => own_refused(false),
+        Verdict::Accepted | Verdict::OverflowInReply => RetryStep::own_refused(cause, true),
+        Verdict::Failed => RetryStep::own_refused(cause, false),
+        // The client can make room, but only after a response that says so.
         Verdict::DoesNotFit(_) if of_original != RefusalCause::Structure => {
-            all_refused(RequestForm::LastAccepted)
+            RetryStep::answer(RequestForm::LastAccepted).all_refused(cause, Some(of_original))
         }
+        // Every form was refused, so the client's reasoning itself may be at fault.
         Verdict::Refused(_) | Verdict::Unavailable if may_repair => {
             let refusal =
                 RefusalKind { cause: Some(cause), overflows: false, is_of_reasoning: true };
             RetryStep::repair(RepairFallback::AfterAll { cause, of_original }, refusal, 1)
         }
         Verdict::NoResponse => RetryStep::unsettled(cause),
-        _ => all_refused(RequestForm::Original),
+        _ => RetryStep::answer(RequestForm::Original).all_refused(cause, Some(of_original)),
     }
 }
 
@@ -430,18 +428,27 @@ impl RetryStep {
         Self { finding: None, then: NextAction::Answer(form) }
     }
 
-    /// Makes room, because the response to this form says that the request does not fit.
     fn make_room(too_large: RequestForm, cause: Option<RefusalCause>) -> Self {
+        // The response to this form says that the request does not fit.
         Self::send(RetryState::WithRoom(RoomFallback { too_large, cause }))
             .finding(AttemptFinding::Overflow { refused_repair: None })
+    }
+
+    fn repaired(form: RequestForm, accepted: bool) -> Self {
+        Self::answer(form).finding(AttemptFinding::Repaired { accepted })
+    }
+
+    fn own_refused(cause: RefusalCause, accepted: bool) -> Self {
+        Self::answer(RequestForm::LastAccepted)
+            .finding(AttemptFinding::OwnDecisionsRefused { cause, accepted })
     }
 
     fn room_made(form: RequestForm, accepted: bool) -> Self {
         Self::answer(form).finding(AttemptFinding::RoomMade { accepted })
     }
 
-    /// Forwards the response to the original, because a form that may be accepted got no response.
     fn unsettled(cause: RefusalCause) -> Self {
+        // A form that may be accepted got no response, so nobody knows which form is at fault.
         Self::answer(RequestForm::Original).finding(AttemptFinding::Unsettled(cause))
     }
 
@@ -449,13 +456,13 @@ impl RetryStep {
         Self { finding: Some(finding), ..self }
     }
 
-    /// Adds that the last repair was refused; that no form was accepted says it already.
     fn repair_refused(self, retry: RevocationRetry) -> Self {
         match self.finding {
             None => self.finding(AttemptFinding::RepairRefused(retry)),
             Some(AttemptFinding::Overflow { .. }) => {
                 self.finding(AttemptFinding::Overflow { refused_repair: Some(retry) })
             }
+            // That no form was accepted says already that the repair was refused.
             Some(_) => self,
         }
     }

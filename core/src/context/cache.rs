@@ -5,7 +5,7 @@
 use super::Turn;
 use super::plan::{PlanRequest, RecordedDecisions};
 use crate::dialect::Usage;
-use crate::dialect::models::Family;
+use crate::dialect::models::{Family, Model};
 
 const LONG_TTL_S: u64 = 3600;
 /// How long providers keep a cache entry at least, seconds; above, with the long marker (`docs/protocols.md`
@@ -22,35 +22,39 @@ pub fn is_cold(request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {
         || is_empty(request, known, parent)
 }
 
-/// How long what a call read or wrote stays in the cache, ms.
 fn ttl_ms(request: &PlanRequest<'_>, usage: &Usage) -> u64 {
+    // What a call read or wrote with the long marker stays longer, ms.
     let long = usage.cache_write_long.is_some_and(|tokens| tokens > 0);
     1000 * if long { LONG_TTL_S } else { request.model.cache_ttl_s.max(SHORT_TTL_S) }
 }
 
-/// Whether nothing is cached after the parent's call, which read nothing from the cache. A provider that bills
-/// cache writes reports them, so none were made. An automatic cache is filled by the call that misses it,
-/// which no usage shows. So there is no cache only if that call missed what the call before had filled it
-/// with (`docs/protocols.md` 7.4).
+/// Whether nothing is cached after the parent's call, which read nothing from the cache (`docs/protocols.md`
+/// 7.4).
 fn is_empty(request: &PlanRequest<'_>, known: &RecordedDecisions, parent: &Turn) -> bool {
     let model = request.model;
-    let missed = |usage: &Usage| {
-        let is_large = usage.input.is_some_and(|input| input >= model.cache_min);
-        usage.cache_read == Some(0) && usage.cache_write.unwrap_or(0) == 0 && is_large
-    };
-    let missed_twice = || {
-        known.repeated_prefix.as_ref().is_some_and(|repeated| {
-            let before = &repeated.of;
-            let is_its = before.model == parent.model && before.upstream == parent.upstream;
-            let idle = parent.at.checked_sub(before.ended);
-            let was_alive = idle.is_some_and(|idle| idle <= ttl_ms(request, &before.usage));
-            missed(&before.usage) && is_its && was_alive && repeated.tokens >= model.cache_min
-        })
-    };
+    if !missed(model, &parent.usage) {
+        return false;
+    }
+    // A provider that bills cache writes reports them, so none were made.
     let is_claude = matches!(model.family, Family::Claude | Family::ClaudeNew);
-    let bills_writes = is_claude || model.price.is_some_and(|it| it.cache_write > it.input);
-    let tells_writes = bills_writes && parent.usage.cache_write.is_some();
-    missed(&parent.usage) && (tells_writes || missed_twice())
+    let bills_writes =
+        is_claude || model.price.is_some_and(|price| price.cache_write > price.input);
+    if bills_writes && parent.usage.cache_write.is_some() {
+        return true;
+    }
+    // An automatic cache is filled by the call that misses it, which no usage shows. So there is no cache
+    // only if the parent's call missed what the call before had filled it with.
+    let Some(repeated) = &known.repeated_prefix else { return false };
+    let earlier = &repeated.of;
+    let is_its = earlier.model == parent.model && earlier.upstream == parent.upstream;
+    let idle = parent.at.checked_sub(earlier.ended);
+    let was_alive = idle.is_some_and(|idle| idle <= ttl_ms(request, &earlier.usage));
+    missed(model, &earlier.usage) && is_its && was_alive && repeated.tokens >= model.cache_min
+}
+
+fn missed(model: &Model, usage: &Usage) -> bool {
+    let is_large = usage.input.is_some_and(|input| input >= model.cache_min);
+    usage.cache_read == Some(0) && usage.cache_write.unwrap_or(0) == 0 && is_large
 }
 
 #[cfg(test)]
@@ -99,11 +103,13 @@ mod tests {
                 turn.usage.cache_write = write;
             })[0]
         };
-        assert!(of(Some(500), Some(0), Some(0)) && !of(Some(501), Some(0), None));
+        assert!(of(Some(500), Some(0), Some(0)));
+        assert!(!of(Some(501), Some(0), None));
         assert!(!of(Some(499), Some(0), Some(0)), "too small to be kept");
         assert!(!of(None, Some(0), Some(0)), "nobody knows how large it is");
         assert!(!of(Some(500), None, Some(0)), "nothing was said");
-        assert!(!of(Some(500), Some(1), Some(0)) && !of(Some(500), Some(0), Some(1)));
+        assert!(!of(Some(500), Some(1), Some(0)));
+        assert!(!of(Some(500), Some(0), Some(1)));
     }
 
     /// A change of a turn, and of how many of its tokens the next one began with.

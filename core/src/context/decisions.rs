@@ -98,6 +98,7 @@ impl Decidable for RepairDecision {
 impl Decidable for CompactionRecord {
     fn decision_key(&self) -> DecisionKey {
         let mode = DecisionMode::of_stored(self.shadow);
+        // A provider's own summary is void for another model, so its address has the model in it.
         DecisionKey { about: self.address().0, mode, epoch: self.epoch }
     }
 
@@ -113,8 +114,8 @@ impl Decidable for CompactionRecord {
     }
 }
 
-/// The size of a decision itself and its entry in the map.
 fn own_bytes<T>(one: &T) -> usize {
+    // The two counters of an `Arc` take 16 bytes.
     block_bytes(size_of_val(one) + 16) + entry_bytes::<(DecisionKey, Arc<T>)>()
 }
 
@@ -156,6 +157,7 @@ impl<T: Decidable> Decisions<T> {
     /// Adds one, unless there is one with the same key; returns by how many bytes the size grew.
     pub(super) fn add(&mut self, one: Arc<T>) -> usize {
         let bytes = match self.by_key.entry(one.decision_key()) {
+            // The first write wins, as in the store.
             Entry::Occupied(_) => 0,
             Entry::Vacant(entry) => entry.insert(one).bytes(),
         };
@@ -184,16 +186,16 @@ impl<T: Decidable> Decisions<T> {
         mode: DecisionMode,
         epoch: Option<DecisionEpoch>,
     ) -> impl Iterator<Item = &Arc<T>> {
-        let holds = move |key: &DecisionKey| (key.mode, key.epoch) == (mode, epoch);
-        self.by_key.iter().filter(move |(key, _)| holds(key)).map(|(_, one)| one)
+        self.by_key
+            .iter()
+            .filter(move |(key, _)| key.mode == mode && key.epoch == epoch)
+            .map(|(_, one)| one)
     }
 
-    /// All of them, in no order.
     pub(super) fn all(&self) -> impl Iterator<Item = &Arc<T>> {
         self.by_key.values()
     }
 
-    /// Whether there is one of this mode.
     pub(super) fn any(&self, mode: DecisionMode) -> bool {
         self.by_key.keys().any(|key| key.mode == mode)
     }
@@ -300,7 +302,8 @@ mod tests {
         let mut cuts = Decisions::default();
         cuts.add(Arc::new(Cut { exchange: "sent".into(), ..cut(1, "words") }));
         use DecisionMode::{Active, Shadow};
-        assert!(cuts.any(Active) && !cuts.any(Shadow));
+        assert!(cuts.any(Active));
+        assert!(!cuts.any(Shadow));
         cuts.add(Arc::new(Cut { exchange: "planned".into(), shadow: true, ..cut(2, "words") }));
         let names =
             |mode| cuts.holding(mode, None).map(|one| one.exchange().as_str()).collect::<Vec<_>>();
@@ -357,7 +360,8 @@ mod tests {
         assert_eq!(of(SummaryAuthor::Summary, "a"), of(SummaryAuthor::Summary, "b"));
         assert_ne!(of(SummaryAuthor::Provider, "a"), of(SummaryAuthor::Provider, "b"));
         let is_for = |by, model| summary(by, "a").is_for(model);
-        assert!(is_for(SummaryAuthor::Summary, None) && is_for(SummaryAuthor::Summary, Some("b")));
+        assert!(is_for(SummaryAuthor::Summary, None));
+        assert!(is_for(SummaryAuthor::Summary, Some("b")));
         assert!(is_for(SummaryAuthor::Provider, Some("a")));
         assert!(
             !is_for(SummaryAuthor::Provider, Some("b")) && !is_for(SummaryAuthor::Provider, None)
@@ -382,7 +386,8 @@ mod tests {
                 let of = |retry| revoked(request.to_string(), about.clone(), retry);
                 let epoch = of(RevocationRetry::Next).epoch().unwrap();
                 assert!(u64::from_le_bytes(epoch.to_le_bytes()) > u64::MAX / 2, "{epoch:?}");
-                assert!(epochs.insert(epoch) && keys.insert(of(RevocationRetry::Next).key()));
+                assert!(epochs.insert(epoch));
+                assert!(keys.insert(of(RevocationRetry::Next).key()));
                 assert_eq!(of(RevocationRetry::Cold).epoch(), Some(epoch));
                 assert_eq!(of(RevocationRetry::Never).epoch(), None);
             }

@@ -18,9 +18,8 @@ impl DecisionEpoch {
         Self(at)
     }
 
-    /// The epoch after the revocation with this key. Its highest bit is set, so that it never equals a real
-    /// time.
     pub(super) fn of_revocation(key: u128) -> Self {
+        // The highest bit is set, so that it never equals a real time.
         Self((key >> 64) as u64 | 1 << 63)
     }
 

@@ -48,9 +48,10 @@ pub struct ReasoningRecord {
 }
 
 impl ReasoningRecord {
-    /// The key that it is stored under. It includes the reasoning, because a request that is sent twice may be
-    /// answered twice with the same parts.
+    /// The key that it is stored under.
     pub fn key(&self) -> u128 {
+        // A request that is sent twice may be answered twice with the same parts: the reasoning tells
+        // the answers apart.
         let values = self.signatures.iter().map(|signature| &signature.value);
         let pieces = self.blocks.iter().map(|block| &block.raw).chain(values);
         pieces.map(|piece| PartKey::of_bytes(piece.as_bytes())).fold(self.after, Chain::then).0
@@ -139,10 +140,10 @@ pub enum Replacement {
 }
 
 impl Replacement {
-    /// The replacement for `part` of this body; `None` if its text differs from the one that was decided on.
     pub(super) fn text(&self, part: &Part, body: &[u8]) -> Option<Cow<'_, str>> {
         match self {
             Self::Text(text) => Some(Cow::Borrowed(text)),
+            // The text may differ from the one that was decided on: then nothing is cut.
             Self::Trim(trim) => trim.apply(&trim::text(part, body), part.kind).map(Cow::Owned),
         }
     }
@@ -228,7 +229,6 @@ pub struct CompactionRecord {
 }
 
 impl CompactionRecord {
-    /// The key of the messages of the summary.
     pub(super) fn key(&self) -> PartKey {
         PartKey::of_bytes(self.raw.as_bytes())
     }
@@ -242,8 +242,8 @@ impl CompactionRecord {
         }
     }
 
-    /// Whether it can be sent to this model.
     pub(super) fn is_for(&self, model: Option<&str>) -> bool {
+        // A provider's own summary is opaque: only the model that wrote it can read it.
         self.by == SummaryAuthor::Summary || model == Some(&*self.model)
     }
 }
@@ -304,17 +304,19 @@ pub enum RevocationRetry {
 }
 
 impl Revocation {
-    /// The key that it is stored under. It includes the decisions, because a request may be refused several
-    /// times, with fewer decisions each time.
+    /// The key that it is stored under.
     pub fn key(&self) -> u128 {
+        // A request may be refused several times, with fewer decisions each time.
         let exchange = Chain(PartKey::of_bytes(self.exchange.as_str().as_bytes()).0);
         self.about.iter().copied().fold(exchange, Chain::then).0
     }
 
     /// The epoch of decisions that are made again after this revocation; `None` if they may not be.
     pub(super) fn epoch(&self) -> Option<DecisionEpoch> {
-        let may_retry = self.retry != RevocationRetry::Never;
-        may_retry.then(|| DecisionEpoch::of_revocation(self.key()))
+        if self.retry == RevocationRetry::Never {
+            return None;
+        }
+        Some(DecisionEpoch::of_revocation(self.key()))
     }
 }
 

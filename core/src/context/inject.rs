@@ -12,12 +12,10 @@ pub(super) use main_line::waiting;
 pub(crate) use message::InjectionPlace;
 pub use message::{InjectedMessage, InjectionState, QueuedMessage};
 
-use std::sync::Arc;
-
 use super::plan::{HistoryEnd, PlanRequest, RecordedDecisions};
 use super::policy::Mode;
 use super::{ExchangeId, Fact, Millis};
-use crate::dialect::{Audience, Conversation, Message, PartIndex, PartKey, Role};
+use crate::dialect::{Audience, Conversation, PartIndex, PartKey, Role};
 
 /// Longest message, bytes.
 pub const LONGEST: usize = 64 * 1024;
@@ -27,57 +25,64 @@ pub const MOST: usize = 32;
 /// Takes the waiting messages at the end of this request, if the model is to answer it.
 pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact> {
     let conversation = request.conversation;
-    let may = request.mode == Mode::Active && conversation.is_whole_turn();
-    let end = known.end().filter(|_| may && !known.waiting.is_empty());
-    let Some(HistoryEnd { at, about, boundary }) = end else { return Vec::new() };
+    if request.mode != Mode::Active || !conversation.is_whole_turn() || known.waiting.is_empty() {
+        return Vec::new();
+    }
+    let Some(HistoryEnd { at, about, boundary }) = known.end() else { return Vec::new() };
     let Some(part) = request.part(at) else { return Vec::new() };
-    // A retry still has the message at its place.
-    let is_there = |queued: &&Arc<QueuedMessage>| {
-        queued.repeats.as_deref().is_some_and(|old| known.is_injected(old))
-    };
-    let (there, waiting): (Vec<_>, Vec<_>) = known.waiting.iter().partition(is_there);
-    let needless = there.into_iter().map(|queued| {
-        let (id, at) = (queued.id.clone(), request.now);
-        Fact::InjectedMessage(Box::new(InjectedMessage { id, at, state: InjectionState::Removed }))
-    });
-    let needless: Vec<Fact> = needless.collect();
+    let mut facts = Vec::new();
+    let mut waiting: Vec<&QueuedMessage> = Vec::new();
+    for queued in &known.waiting {
+        // A retry still has the message at its place.
+        if queued.repeats.as_deref().is_some_and(|original| known.is_injected(original)) {
+            facts.push(injected(queued, request.now, InjectionState::Removed));
+        } else {
+            waiting.push(queued);
+        }
+    }
     let texts: Vec<&str> = waiting.iter().map(|queued| &*queued.text).collect();
     if texts.is_empty() || !takes_text(conversation, at) {
-        return needless;
+        return facts;
     }
     if crate::dialect::rewrite::inject(conversation, request.body, at, &texts).is_empty() {
         return Vec::new();
     }
     let mut counter = request.tokenizer.counter(conversation, request.body, request.model);
-    let places = waiting.iter().map(|queued| InjectionPlace {
-        exchange: request.exchange.clone(),
-        thread: known.thread.clone(),
-        number: queued.number,
-        after: PartKey(about),
-        boundary,
-        text: queued.text.clone(),
-        tokens: counter.stands_for(part, &queued.text),
-        queued: queued.at,
-        epoch: None,
-    });
-    let ids = waiting.iter().map(|queued| queued.id.clone());
-    let injected = ids.zip(places).map(|(id, place)| {
-        let state = InjectionState::Injected(Box::new(place));
-        Fact::InjectedMessage(Box::new(InjectedMessage { id, at: request.now, state }))
-    });
-    needless.into_iter().chain(injected).collect()
+    for queued in waiting {
+        let place = InjectionPlace {
+            exchange: request.exchange.clone(),
+            thread: known.thread.clone(),
+            number: queued.number,
+            after: PartKey(about),
+            boundary,
+            text: queued.text.clone(),
+            tokens: counter.stands_for(part, &queued.text),
+            queued: queued.at,
+            epoch: None,
+        };
+        facts.push(injected(queued, request.now, InjectionState::Injected(Box::new(place))));
+    }
+    facts
 }
 
-/// Whether a text may follow a part at the end of the history: not while something runs at the provider, not beside
-/// results that a program waits for, and not before what the model wrote since (`docs/protocols.md` 12.3).
+fn injected(queued: &QueuedMessage, at: Millis, state: InjectionState) -> Fact {
+    Fact::InjectedMessage(Box::new(InjectedMessage { id: queued.id.clone(), at, state }))
+}
+
+/// Whether a text may follow a part at the end of the history (`docs/protocols.md` 12.3): not while something
+/// runs at the provider, and not before what the model wrote since.
 fn takes_text(conversation: &Conversation, at: PartIndex) -> bool {
-    let is_models = |message: &Message| message.role == Role::Assistant;
-    let is_for_program =
-        |message: &Message| message.parts.iter().any(|part| part.audience == Audience::Program);
-    let end = conversation.messages.iter().rev().take_while(|message| !is_models(message));
-    let is_last =
-        conversation.messages.iter().rposition(is_models).is_none_or(|it| it < at.message);
-    is_last && !conversation.is_open_at_provider() && !end.into_iter().any(is_for_program)
+    let messages = &conversation.messages;
+    let newest_reply = messages.iter().rposition(|message| message.role == Role::Assistant);
+    if newest_reply.is_some_and(|index| index >= at.message) || conversation.is_open_at_provider() {
+        return false;
+    }
+    // A program waits for these results, and nothing else may stand beside them.
+    let answers = &messages[newest_reply.map_or(0, |index| index + 1)..];
+    !answers
+        .iter()
+        .flat_map(|message| &message.parts)
+        .any(|part| part.audience == Audience::Program)
 }
 
 /// Prefix of the ids of messages that are queued again.
@@ -101,18 +106,23 @@ pub fn requeue(
     failure: DeliveryFailure,
 ) -> Vec<Fact> {
     let Some(end) = known.end() else { return Vec::new() };
-    let last = known.injected_at(end.at);
-    let is_last_try = |message: &&InjectedMessage| {
-        failure == DeliveryFailure::Refused && message.id.starts_with(REQUEUED_PREFIX)
-    };
-    let messages = last.filter(|message| !is_last_try(message));
-    messages.filter_map(|message| requeued(message, exchange, now)).collect()
+    let mut facts = Vec::new();
+    for message in known.injected_at(end.at) {
+        // The message itself may be what is refused, so it is tried once more and then dropped.
+        let is_last_try =
+            failure == DeliveryFailure::Refused && message.id.starts_with(REQUEUED_PREFIX);
+        if !is_last_try {
+            facts.extend(requeued(message, exchange, now));
+        }
+    }
+    facts
 }
 
 /// Queues messages again that a request took but did not send. `saved`: the facts saved for that request.
 pub fn requeue_unsent(saved: &[Fact], exchange: &ExchangeId) -> Vec<Fact> {
-    let taken = taken_messages(saved, exchange);
-    taken.filter_map(|message| requeued(message, exchange, message.at)).collect()
+    taken_messages(saved, exchange)
+        .filter_map(|message| requeued(message, exchange, message.at))
+        .collect()
 }
 
 fn requeued(message: &InjectedMessage, exchange: &ExchangeId, now: Millis) -> Option<Fact> {
@@ -141,7 +151,6 @@ pub fn carried_ids(new: &[Fact]) -> Vec<Box<str>> {
     carried.collect()
 }
 
-/// The messages that this exchange took, among saved facts.
 fn taken_messages<'f>(
     saved: &'f [Fact],
     exchange: &'f ExchangeId,

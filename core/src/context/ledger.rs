@@ -105,26 +105,44 @@ impl Ledger {
 
     /// Adds all facts of another ledger.
     pub fn merge(&mut self, other: &Ledger) {
-        other.turns.iter().for_each(|turn| self.add_turn(turn.clone()));
-        other.reasoning.values().for_each(|reasoning| self.add_reasoning(reasoning.clone()));
+        for turn in &other.turns {
+            self.add_turn(turn.clone());
+        }
+        for reasoning in other.reasoning.values() {
+            self.add_reasoning(reasoning.clone());
+        }
         self.take_decisions(other);
     }
 
     fn take_decisions(&mut self, other: &Ledger) {
-        other.cuts.all().for_each(|cut| self.bytes += self.cuts.add(cut.clone()));
-        other
-            .reasoning_decisions
-            .all()
-            .for_each(|decision| self.bytes += self.reasoning_decisions.add(decision.clone()));
-        other.repairs.all().for_each(|one| self.bytes += self.repairs.add(one.clone()));
-        other.summaries.all().for_each(|one| self.bytes += self.summaries.add(one.clone()));
-        other.compacts.all().for_each(|one| self.bytes += self.compacts.add(one.clone()));
+        for cut in other.cuts.all() {
+            self.bytes += self.cuts.add(cut.clone());
+        }
+        for decision in other.reasoning_decisions.all() {
+            self.bytes += self.reasoning_decisions.add(decision.clone());
+        }
+        for repair in other.repairs.all() {
+            self.bytes += self.repairs.add(repair.clone());
+        }
+        for summary in other.summaries.all() {
+            self.bytes += self.summaries.add(summary.clone());
+        }
+        for compact in other.compacts.all() {
+            self.bytes += self.compacts.add(compact.clone());
+        }
         self.client_compacted |= other.client_compacted;
-        other.queued.values().for_each(|queued| self.add_queued(queued.clone()));
-        other.injected.values().for_each(|message| self.add_injected(message.clone()));
-        other.suspensions.iter().for_each(|suspended| self.add_suspension(suspended.clone()));
-        let revocations = other.revocations.values().flatten();
-        revocations.for_each(|one| self.add_revocation(one.clone()));
+        for queued in other.queued.values() {
+            self.add_queued(queued.clone());
+        }
+        for message in other.injected.values() {
+            self.add_injected(message.clone());
+        }
+        for suspension in &other.suspensions {
+            self.add_suspension(suspension.clone());
+        }
+        for revocation in other.revocations.values().flatten() {
+            self.add_revocation(revocation.clone());
+        }
     }
 
     /// Its memory, bytes: never less than the real amount, and rarely more than a third above it.
@@ -138,76 +156,74 @@ impl Ledger {
         cuts.bytes() + decisions.bytes() + repairs.bytes() + summaries.bytes() + compacts.bytes()
     }
 
-    /// Adds the reasoning of a reply. If a request was repeated and answered with the same parts, the first
-    /// reply is the one that is put back; another one only in its own branch.
     fn add_reasoning(&mut self, reasoning: Arc<ReasoningRecord>) {
+        // If a request was repeated and answered with the same parts, the first reply is the one that
+        // is put back; another one only in its own branch.
+        let chain = reasoning.after;
         let signatures: Vec<_> = reasoning.signature_keys().collect();
-        let first = self.reasoning.get(&reasoning.after);
-        let later = self.repeated_reasoning(reasoning.after);
-        let known = signatures.iter().filter_map(|key| self.by_signature.get(key));
-        if known.chain(first).chain(later).any(|known| known.key() == reasoning.key()) {
+        let by_signature = signatures.iter().filter_map(|key| self.by_signature.get(key));
+        let is_recorded = by_signature
+            .chain(self.reasoning.get(&chain))
+            .chain(self.repeated_reasoning(chain))
+            .any(|record| record.key() == reasoning.key());
+        if is_recorded {
             return;
         }
-        let blocks = reasoning.blocks.iter().map(|block| text_bytes(&block.raw));
-        let signature_bytes =
-            reasoning.signatures.iter().map(|signature| text_bytes(&signature.value));
-        let texts = text_bytes(&reasoning.model) + text_bytes(&reasoning.upstream);
-        let lists = list_bytes(&reasoning.blocks) + list_bytes(&reasoning.signatures);
-        let parts = list_bytes(&reasoning.parts) + list_bytes(&reasoning.anchor_keys);
-        let found = entry_bytes::<(Chain, Arc<ReasoningRecord>)>()
-            + signatures.len() * entry_bytes::<(PartKey, Arc<ReasoningRecord>)>()
-            + reasoning.anchor_keys.len()
-                * (entry_bytes::<(PartKey, Vec<Chain>)>() + block_bytes(size_of::<Chain>()));
-        let own = block_bytes(size_of::<ReasoningRecord>() + 16) + found;
-        let bytes = own + texts + lists + parts + blocks.chain(signature_bytes).sum::<usize>();
-        let is_first = |known: &Arc<ReasoningRecord>| {
-            (known.at, known.key()) <= (reasoning.at, reasoning.key())
-        };
-        let after = reasoning.after;
-        let later = if self.reasoning.get(&after).is_none_or(|known| !is_first(known)) {
-            reasoning.anchor_keys.iter().for_each(|key| self.add_anchor_key(*key, &reasoning));
-            self.reasoning.insert(after, reasoning.clone())
+        self.bytes += reasoning_bytes(&reasoning, signatures.len());
+        // Facts may come in any order, so time and key decide.
+        let is_first = self
+            .reasoning
+            .get(&chain)
+            .is_none_or(|record| (record.at, record.key()) > (reasoning.at, reasoning.key()));
+        let repeated = if is_first {
+            for key in &reasoning.anchor_keys {
+                self.add_anchor_key(*key, &reasoning);
+            }
+            self.reasoning.insert(chain, reasoning.clone())
         } else {
             Some(reasoning.clone())
         };
-        self.bytes += bytes;
         self.by_signature.extend(signatures.into_iter().map(|key| (key, reasoning.clone())));
-        later.into_iter().for_each(|it| self.repeated_reasoning.entry(after).or_default().push(it));
+        if let Some(record) = repeated {
+            self.repeated_reasoning.entry(chain).or_default().push(record);
+        }
     }
 
     fn add_anchor_key(&mut self, key: PartKey, reasoning: &ReasoningRecord) {
         let chains = self.by_anchor_key.entry(key).or_insert_with(|| Vec::with_capacity(1));
         chains.retain(|chain| *chain != reasoning.after);
-        let order = |record: &ReasoningRecord| (record.at, record.after.0);
-        let is_older = |chain: &Chain| {
-            self.reasoning.get(chain).is_some_and(|other| order(other) < order(reasoning))
-        };
-        chains.insert(chains.partition_point(is_older), reasoning.after);
+        // Facts may come in any order: sorted by time, not by arrival.
+        let place = chains.partition_point(|chain| {
+            self.reasoning
+                .get(chain)
+                .is_some_and(|other| (other.at, other.after.0) < (reasoning.at, reasoning.after.0))
+        });
+        chains.insert(place, reasoning.after);
         if chains.len() > MOST_ALIKE {
             chains.remove(0);
         }
     }
 
-    fn add_suspension(&mut self, suspended: Suspension) {
-        if self.suspensions.iter().all(|other| other.exchange != suspended.exchange) {
-            let parent = suspended.parent.as_ref().map_or(0, text_bytes);
-            let texts = text_bytes(&suspended.thread) + text_bytes(&suspended.exchange) + parent;
+    fn add_suspension(&mut self, suspension: Suspension) {
+        if self.suspensions.iter().all(|other| other.exchange != suspension.exchange) {
+            let parent = suspension.parent.as_ref().map_or(0, text_bytes);
+            let texts = text_bytes(&suspension.thread) + text_bytes(&suspension.exchange) + parent;
             self.bytes += 2 * size_of::<Suspension>() + texts;
-            self.suspensions.push(suspended);
+            self.suspensions.push(suspension);
         }
     }
 
     fn add_revocation(&mut self, revocation: Revocation) {
-        let all = self.revocations.entry(revocation.exchange.clone()).or_default();
-        if !all.contains(&revocation) {
+        let recorded = self.revocations.entry(revocation.exchange.clone()).or_default();
+        if !recorded.contains(&revocation) {
             let parent = revocation.parent.as_ref().map_or(0, text_bytes);
             let texts =
                 text_bytes(&revocation.thread) + 2 * text_bytes(&revocation.exchange) + parent;
-            let found = entry_bytes::<(ExchangeId, Vec<Revocation>)>();
+            let entry = entry_bytes::<(ExchangeId, Vec<Revocation>)>();
             // A `Vec` with one element has room for four.
             self.bytes +=
-                4 * size_of::<Revocation>() + texts + list_bytes(&revocation.about) + found;
-            all.push(revocation);
+                4 * size_of::<Revocation>() + texts + list_bytes(&revocation.about) + entry;
+            recorded.push(revocation);
         }
     }
 
@@ -215,9 +231,9 @@ impl Ledger {
         if let Entry::Vacant(place) = self.queued.entry(queued.id.clone()) {
             let texts = 2 * text_bytes(&queued.id) + text_bytes(&queued.text);
             let repeated_bytes = queued.repeats.as_deref().map_or(0, text_bytes);
-            let found = entry_bytes::<(Box<str>, Arc<QueuedMessage>)>();
+            let entry = entry_bytes::<(Box<str>, Arc<QueuedMessage>)>();
             self.bytes +=
-                block_bytes(size_of::<QueuedMessage>() + 16) + texts + repeated_bytes + found;
+                block_bytes(size_of::<QueuedMessage>() + 16) + texts + repeated_bytes + entry;
             place.insert(queued);
         }
     }
@@ -230,11 +246,11 @@ impl Ledger {
                     + text_bytes(&place.exchange)
                     + text_bytes(&place.thread)
             });
-            let found = entry_bytes::<(Box<str>, Arc<InjectedMessage>)>();
+            let entry = entry_bytes::<(Box<str>, Arc<InjectedMessage>)>();
             self.bytes += block_bytes(size_of::<InjectedMessage>() + 16)
                 + 2 * text_bytes(&message.id)
                 + place_bytes
-                + found;
+                + entry;
             place.insert(message);
         }
     }
@@ -255,24 +271,24 @@ impl Ledger {
         self.turns.push(turn);
     }
 
-    /// Replaces a turn by the same one with its whole reply, if it has none. What finds a part of the reply still finds it.
     fn complete_turn(&mut self, index: usize, turn: Arc<Turn>) {
-        let Some(known) = self.turns.get_mut(index) else { return };
-        if !known.outcome.is_completed_by(turn.outcome) {
+        let Some(recorded) = self.turns.get_mut(index) else { return };
+        if !recorded.outcome.is_completed_by(turn.outcome) {
             return;
         }
-        *known = turn.clone();
+        // What finds a part of the reply still finds it.
+        *recorded = turn.clone();
         self.bytes += bytes_of(&turn);
         self.find_by_reply(index, &turn);
     }
 
-    /// Lets a turn be found by its reply, and by what it continues.
     fn find_by_reply(&mut self, index: usize, turn: &Turn) {
         if let Some(response) = &turn.response {
             self.by_response.insert(response.clone(), index);
         }
         for form in turn.forms().filter(|form| form.after != turn.position.chain) {
             let ending = self.by_after.entry(form.after).or_default();
+            // Several forms of one reply may end at the same chain.
             if ending.last() != Some(&index) {
                 ending.push(index);
             }
@@ -289,17 +305,18 @@ impl Ledger {
         }
     }
 
-    /// Drops the oldest quarter. Sketches that are based on a dropped turn are completed, as far as there is
-    /// room, so that their turns can still be anchors.
     fn forget_oldest(&mut self) {
-        let old = std::mem::take(self);
-        let (gone, stay) = old.turns.split_at(old.turns.len() / 4);
-        let gone: HashSet<&ExchangeId> = gone.iter().map(|turn| &turn.exchange).collect();
+        let ledger = std::mem::take(self);
+        let (dropped_turns, turns) = ledger.turns.split_at(ledger.turns.len() / 4);
+        let dropped: HashSet<&ExchangeId> =
+            dropped_turns.iter().map(|turn| &turn.exchange).collect();
         let mut room = WHOLE;
-        for turn in stay {
-            let lost = turn.sketch.base.as_ref().is_some_and(|base| gone.contains(base));
-            let whole = if lost { old.sketch(turn) } else { None };
-            self.add_turn(match whole {
+        for turn in turns {
+            // Sketches that are based on a dropped turn are completed, as far as there is room, so
+            // that their turns can still be anchors.
+            let lost = turn.sketch.base.as_ref().is_some_and(|base| dropped.contains(base));
+            let parts = if lost { ledger.sketch(turn) } else { None };
+            self.add_turn(match parts {
                 Some(added) if added.len() <= room => {
                     room -= added.len();
                     let sketch = Sketch { added, ..Sketch::default() };
@@ -308,13 +325,15 @@ impl Ledger {
                 _ => turn.clone(),
             });
         }
-        let later = old.repeated_reasoning.values().flatten();
-        let reasoning = old.reasoning.values().chain(later);
-        // A reply that is reasoning alone ends where its request does.
-        let has_turn = |end| self.by_after.contains_key(&end) || self.by_end.contains_key(&end);
-        let reasoning = reasoning.filter(|of| has_turn(of.after));
-        reasoning.cloned().collect::<Vec<_>>().into_iter().for_each(|of| self.add_reasoning(of));
-        self.take_decisions(&old);
+        let repeated = ledger.repeated_reasoning.values().flatten();
+        for record in ledger.reasoning.values().chain(repeated) {
+            // A reply that is reasoning alone ends where its request does.
+            let end = &record.after;
+            if self.by_after.contains_key(end) || self.by_end.contains_key(end) {
+                self.add_reasoning(record.clone());
+            }
+        }
+        self.take_decisions(&ledger);
     }
 
     /// Whether it has no turns.
@@ -332,11 +351,12 @@ impl Ledger {
         self.turns.get(*self.by_exchange.get(exchange)?)
     }
 
-    /// A turn and its ancestors, nearest first. Ends where an ancestor is unknown, and after as many turns as there
-    /// are: facts that contradict each other could make a ring.
+    /// A turn and its ancestors, nearest first. Ends where an ancestor is unknown.
     pub(crate) fn line<'l>(&'l self, turn: Option<&'l Turn>) -> impl Iterator<Item = &'l Turn> {
-        let parent = |turn: &&'l Turn| Some(&**self.turn(turn.position.parent.as_ref()?)?);
-        std::iter::successors(turn, parent).take(self.turns.len() + 1)
+        let line =
+            std::iter::successors(turn, |turn| Some(&**self.turn(turn.position.parent.as_ref()?)?));
+        // Facts that contradict each other could make a ring.
+        line.take(self.turns.len() + 1)
     }
 
     /// The turn whose response has this id.
@@ -344,17 +364,14 @@ impl Ledger {
         self.turns.get(*self.by_response.get(response)?)
     }
 
-    /// Turns whose request ended at `chain`, newest first.
     pub(super) fn ended_at(&self, chain: Chain) -> impl Iterator<Item = &Arc<Turn>> {
         self.listed(self.by_end.get(&chain))
     }
 
-    /// Turns whose reply ended at `chain`, newest first.
     pub(super) fn replied_to(&self, chain: Chain) -> impl Iterator<Item = &Arc<Turn>> {
         self.listed(self.by_after.get(&chain))
     }
 
-    /// Turns with this boundary hash, newest first.
     pub(super) fn turns_at_boundary(
         &self,
         boundary: BoundaryHash,
@@ -362,7 +379,6 @@ impl Ledger {
         self.listed(self.by_boundary.get(&boundary))
     }
 
-    /// Whether a later turn already continues this one on its thread.
     pub(super) fn has_grown(&self, turn: &Turn) -> bool {
         self.grown.contains(&turn.exchange)
     }
@@ -389,7 +405,6 @@ impl Ledger {
         chains.filter_map(|chain| self.reasoning(*chain))
     }
 
-    /// The reasoning of the reply that holds a signed piece.
     pub(super) fn reasoning_by_signature(&self, key: PartKey) -> Option<&Arc<ReasoningRecord>> {
         self.by_signature.get(&key)
     }
@@ -406,8 +421,8 @@ impl Ledger {
 
     /// Queued messages that no request took yet, in order.
     pub fn waiting(&self) -> Vec<&Arc<QueuedMessage>> {
-        let waits = |queued: &&Arc<QueuedMessage>| !self.injected.contains_key(&queued.id);
-        let mut waiting: Vec<_> = self.queued.values().filter(waits).collect();
+        let mut waiting: Vec<_> =
+            self.queued.values().filter(|queued| !self.injected.contains_key(&queued.id)).collect();
         waiting.sort_by(|a, b| (a.number, a.at, &a.id).cmp(&(b.number, b.at, &b.id)));
         waiting
     }
@@ -428,6 +443,7 @@ impl Ledger {
 
     /// The nearest turn, from `turn` through its ancestors, whose reported usage an estimate can be based on.
     pub fn anchor_at(&self, turn: &Arc<Turn>) -> Option<&Arc<Turn>> {
+        // The turn may have been completed since it was handed out.
         let nearest = self.turn(&turn.exchange)?;
         let anchor = self.line(Some(nearest)).find(|turn| is_anchor(turn))?;
         self.turn(&anchor.exchange)
@@ -442,6 +458,7 @@ impl Ledger {
             }
             line.push(&self.turn(base)?.sketch);
         }
+        // From the oldest base to the turn itself: each keeps the beginning of the one before.
         let mut parts = Vec::new();
         for sketch in line.into_iter().rev() {
             parts.truncate(sketch.kept as usize);
@@ -452,11 +469,11 @@ impl Ledger {
 
     /// The beginning of this turn's request that repeats an earlier turn's.
     pub(super) fn repeated_prefix(&self, turn: &Turn) -> Option<RepeatedPrefix> {
-        let before = self.turn(turn.sketch.base.as_ref()?)?;
-        let parts = self.sketch(before)?;
-        let kept = parts.iter().take(turn.sketch.kept as usize);
-        let tokens = kept.map(|part| u64::from(part.tokens)).sum();
-        Some(RepeatedPrefix { of: before.clone(), tokens })
+        let base = self.turn(turn.sketch.base.as_ref()?)?;
+        let parts = self.sketch(base)?;
+        let repeated = parts.iter().take(turn.sketch.kept as usize);
+        let tokens = repeated.map(|part| u64::from(part.tokens)).sum();
+        Some(RepeatedPrefix { of: base.clone(), tokens })
     }
 
     /// Threads with their turns, in the order they began.
@@ -476,14 +493,35 @@ impl Ledger {
     /// The sum of what all turns used.
     pub fn totals(&self) -> Totals {
         let mut totals = Totals::default();
-        self.turns.iter().for_each(|turn| totals.add_turn(turn));
+        for turn in &self.turns {
+            totals.add_turn(turn);
+        }
         totals
     }
 
     fn listed(&self, indexes: Option<&Vec<usize>>) -> impl Iterator<Item = &Arc<Turn>> {
+        // Newest first: of turns that look alike, the newest is the likely one.
         let indexes = indexes.map(Vec::as_slice).unwrap_or_default();
         indexes.iter().rev().filter_map(|index| self.turns.get(*index))
     }
+}
+
+fn reasoning_bytes(record: &ReasoningRecord, signatures: usize) -> usize {
+    let blocks = record.blocks.iter().map(|block| text_bytes(&block.raw));
+    let values = record.signatures.iter().map(|signature| text_bytes(&signature.value));
+    let names = text_bytes(&record.model) + text_bytes(&record.upstream);
+    let lists = list_bytes(&record.blocks)
+        + list_bytes(&record.signatures)
+        + list_bytes(&record.parts)
+        + list_bytes(&record.anchor_keys);
+    let entries = entry_bytes::<(Chain, Arc<ReasoningRecord>)>()
+        + signatures * entry_bytes::<(PartKey, Arc<ReasoningRecord>)>()
+        // A key has a list of chains, which mostly holds one.
+        + record.anchor_keys.len()
+            * (entry_bytes::<(PartKey, Vec<Chain>)>() + block_bytes(size_of::<Chain>()));
+    // The two counters of an `Arc` take 16 bytes.
+    let record_bytes = block_bytes(size_of::<ReasoningRecord>() + 16);
+    record_bytes + entries + names + lists + blocks.chain(values).sum::<usize>()
 }
 
 /// The memory of a turn and its index entries, bytes, roughly.
@@ -501,8 +539,8 @@ fn bytes_of(turn: &Turn) -> usize {
     let origin = turn.origin.as_deref().map_or(0, TurnOrigin::bytes);
     let texts = found_by + parent + threads + names + base + hints + origin;
     let others = turn.others.iter().map(|form| {
-        let found = entry_bytes::<(Chain, Vec<usize>)>() + 48;
-        list_bytes(&form.parts) + list_bytes(&form.anchor_keys) + size_of::<ReplyForm>() + found
+        let entry = entry_bytes::<(Chain, Vec<usize>)>() + 48;
+        list_bytes(&form.parts) + list_bytes(&form.anchor_keys) + size_of::<ReplyForm>() + entry
     });
     let lists =
         list_bytes(&turn.sketch.added) + list_bytes(&turn.reply) + list_bytes(&turn.anchor_keys);
@@ -510,28 +548,27 @@ fn bytes_of(turn: &Turn) -> usize {
     let steps = list_bytes(&turn.done.steps);
     // Each index has an entry with a list of turns.
     let ways = 2 + boundary_hashes(turn).count();
-    let found =
+    let entries =
         3 * entry_bytes::<(Box<str>, usize)>() + ways * (entry_bytes::<(Chain, Vec<usize>)>() + 48);
-    let own = block_bytes(size_of::<Turn>() + 16) + 2 * size_of::<Arc<Turn>>();
-    own + texts + lists + steps + found
+    // The two counters of an `Arc` take 16 bytes.
+    let turn_bytes = block_bytes(size_of::<Turn>() + 16) + 2 * size_of::<Arc<Turn>>();
+    turn_bytes + texts + lists + steps + entries
 }
 
-/// Whether a turn continues its parent, so that a later one is a fork. A failed attempt or a call beside the
-/// conversation does not.
 fn continues_parent(turn: &Turn) -> bool {
+    // A failed attempt or a call beside the conversation does not make a later turn a fork.
     turn.purpose == Purpose::Turn && turn.outcome == Outcome::Complete
 }
 
-/// Whether the reported usage of a turn measures its context. A warm-up's does, if it is reported: the next
-/// request begins with it.
 fn is_anchor(turn: &Turn) -> bool {
     let measured = turn.context().is_some_and(|context| context.input > 0);
+    // A warm-up counts if its usage is reported: the next request begins with it.
     let begins = matches!(turn.purpose, Purpose::Turn | Purpose::WarmUp);
     measured && begins && turn.sketch != Sketch::default()
 }
 
 #[cfg(test)]
-mod memory;
+mod memory_tests;
 
 #[cfg(test)]
 mod tests {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::ledger::{BoundaryHash, Ledger};
-use super::{ExchangeId, Outcome, Position, PromptSection, SketchPart, ThreadId, Turn};
+use super::{ExchangeId, Outcome, Position, PromptSection, ThreadId, Turn};
 use crate::dialect::{
     Chain, Conversation, HeldHistory, Part, PartKey, PartKind, Purpose, Role, StopReason,
 };
@@ -53,31 +53,32 @@ pub fn place(
     client_thread: Option<&str>,
 ) -> Placement {
     let mut position = position(conversation, client_thread);
-    let mut covers = 0;
-    let mut grown = || {
-        let found = grown_from(ledger, conversation, &position)?;
-        covers = found.covers;
-        Some(found.turn)
+    let named = match &conversation.held {
+        Some(HeldHistory::After(id)) => ledger.answered_by(id),
+        _ => None,
     };
-    let found = match &conversation.held {
-        None => grown().map(|turn| (turn, growth(ledger, conversation, &position, turn))),
+    let ancestor = match named {
+        // Nothing came before a warm-up: what follows it is the whole conversation.
+        Some(turn) if !is_bare(turn) => None,
+        _ => grown_from(ledger, conversation, &position),
+    };
+    let covers = ancestor.as_ref().map_or(0, |ancestor| ancestor.covers);
+    let ancestor = ancestor.map(|ancestor| ancestor.turn);
+    let (parent, growth) = match (&conversation.held, ancestor, named) {
         // The request has only the new part, so ids tell more than content.
-        Some(HeldHistory::After(id)) => match ledger.answered_by(id) {
-            // Nothing came before a warm-up: what follows it is the whole conversation.
-            Some(warm) if is_bare(warm) => grown()
-                .map(|turn| (turn, growth(ledger, conversation, &position, turn)))
-                .or_else(|| Some((warm, follows(ledger, conversation, &position, warm)))),
-            Some(turn) => Some((turn, follows(ledger, conversation, &position, turn))),
-            None => grown().map(|turn| (turn, Growth::Held)),
-        },
-        // A named conversation is one thread: without parts in common, its newest turn is the parent.
-        Some(HeldHistory::Named(_)) => {
-            grown().or_else(|| ledger.turns().next_back()).map(|turn| (turn, Growth::Held))
+        (_, None, Some(turn)) => {
+            (Some(turn.clone()), follows(ledger, conversation, &position, turn))
         }
-    };
-    let (parent, growth) = match found {
-        Some((turn, growth)) => (Some(turn.clone()), growth),
-        None => (None, Growth::Begins),
+        (None, Some(turn), _) | (Some(_), Some(turn), Some(_)) => {
+            (Some(turn.clone()), growth(ledger, conversation, &position, turn))
+        }
+        (Some(_), Some(turn), None) => (Some(turn.clone()), Growth::Held),
+        // A named conversation is one thread: without parts in common, its newest turn is the parent.
+        (Some(HeldHistory::Named(_)), None, None) => match ledger.turns().next_back() {
+            Some(turn) => (Some(turn.clone()), Growth::Held),
+            None => (None, Growth::Begins),
+        },
+        (None | Some(HeldHistory::After(_)), None, None) => (None, Growth::Begins),
     };
     if let (Some(HeldHistory::After(id)), Some(turn)) = (&conversation.held, &parent) {
         inherit_head(&mut position, turn);
@@ -99,7 +100,6 @@ pub fn place(
     Placement { position, parent, growth, covers, exchange: exchange.clone() }
 }
 
-/// What a request says about its position by itself, without other turns.
 fn position(conversation: &Conversation, client_thread: Option<&str>) -> Position {
     Position {
         thread: ThreadId::default(),
@@ -123,8 +123,8 @@ fn fold(parts: &[Part]) -> PartKey {
     PartKey(keys.fold(Chain::START, Chain::then).0)
 }
 
-/// Made from the exchange's id alone: a thread's name is shown, and must reveal nothing of its content.
 fn new_thread(exchange: &ExchangeId) -> ThreadId {
+    // A thread's name is shown, and must reveal nothing of its content.
     format!("{:016x}", (xxh3_128(exchange.as_str().as_bytes()) >> 64) as u64).into()
 }
 
@@ -158,13 +158,11 @@ fn grown_from<'l>(
     }
     let chains: Vec<Chain> = conversation.chains().collect();
     let by_chain = longest_prefix(ledger, conversation, &chains, position);
-    let covered = by_chain.as_ref().map_or(0, |found| found.covers);
+    let covered = by_chain.as_ref().map_or(0, |ancestor| ancestor.covers);
     last_boundary(ledger, conversation, position, covered).or(by_chain)
 }
 
-/// Ways 1 and 3: the longest prefix that identifies a turn. Reasoning is in no chain, and a model may say the same in two
-/// branches. So of several replies, the one whose reasoning the request has is the parent; and a turn is no ancestor if it
-/// arrived before the request whose reply has reasoning that the prefix has here.
+/// Ways 1 and 3: the longest prefix that identifies a turn. Reasoning is in no chain.
 fn longest_prefix<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
@@ -174,30 +172,44 @@ fn longest_prefix<'l>(
     let newest = newest_reasoning(ledger, conversation);
     let replies = replies(conversation);
     let others = OtherAgents::new(ledger, position);
-    chains.iter().enumerate().rev().find_map(|(index, chain)| {
+    for (index, chain) in chains.iter().enumerate().rev() {
         let covers = index + 1;
-        let is_later = |turn: &&Arc<Turn>| {
-            !others.contains(turn)
-                && newest.is_none_or(|(before, maker)| covers <= before || turn.at >= maker.at)
+        // A model may say the same in two branches: the reply whose reasoning the request has is the one.
+        if let Some((_, maker)) = newest
+            && maker.is_after(*chain)
+            && maker.position.client_thread == position.client_thread
+        {
+            return Some(AncestorMatch { turn: maker, covers });
+        }
+        // A turn that arrived before the newest reasoning in the prefix was made does not have it.
+        let since = match newest {
+            // Arrivals are compared, not ends: a client may go on before its reply has ended here, and
+            // another replica has another clock.
+            Some((parts, maker)) if covers > parts => maker.at,
+            _ => 0,
         };
-        let made = newest.map(|(_, maker)| maker).filter(|maker| {
-            let client_thread = maker.position.client_thread == position.client_thread;
-            maker.is_after(*chain) && client_thread
+        let replied =
+            ledger.replied_to(*chain).filter(|turn| turn.at >= since && !others.contains(turn));
+        if let Some(turn) = prefer(replied, position, is_complete) {
+            return Some(AncestorMatch { turn, covers });
+        }
+        let ended = ledger.ended_at(*chain).filter(|turn| {
+            let is_edited = turn.position.has_reply && replies.get(covers) == Some(&true);
+            turn.at >= since
+                && !others.contains(turn)
+                && (has_head(turn, position)
+                    || is_edited
+                    || covers < chains.len() && continues_a_reply(ledger, turn, &chains[..index]))
         });
-        let is_complete = |turn: &Turn| turn.outcome == Outcome::Complete;
-        let replied = || prefer(ledger.replied_to(*chain).filter(is_later), position, is_complete);
-        let ended = || {
-            let ended = ledger.ended_at(*chain).filter(is_later);
-            let goes_on = covers < chains.len();
-            let is_proven = |turn: &&Arc<Turn>| {
-                let is_main = || continues_a_reply(ledger, turn, &chains[..index]);
-                let is_edited = turn.position.has_reply && replies.get(covers) == Some(&true);
-                has_head(turn, position) || is_edited || goes_on && is_main()
-            };
-            prefer(ended.filter(is_proven), position, may_be_cached)
-        };
-        made.or_else(replied).or_else(ended).map(|turn| AncestorMatch { turn, covers })
-    })
+        if let Some(turn) = prefer(ended, position, may_be_cached) {
+            return Some(AncestorMatch { turn, covers });
+        }
+    }
+    None
+}
+
+fn is_complete(turn: &Turn) -> bool {
+    turn.outcome == Outcome::Complete
 }
 
 /// The turns of other agents, which the request of an agent that has turns of its own does not continue: their prompts, and
@@ -206,9 +218,10 @@ struct OtherAgents<'p>(Option<&'p str>);
 
 impl<'p> OtherAgents<'p> {
     fn new(ledger: &Ledger, position: &'p Position) -> Self {
-        let own = position.client_thread.as_deref();
-        let is_own = |turn: &Arc<Turn>| turn.position.client_thread.as_deref() == own;
-        Self(own.filter(|_| ledger.turns().any(is_own)))
+        let name = position.client_thread.as_deref();
+        // The first request of an agent may continue another's turn: it is a fork.
+        let has_turns = ledger.turns().any(|turn| turn.position.client_thread.as_deref() == name);
+        Self(if has_turns { name } else { None })
     }
 
     fn contains(&self, turn: &Turn) -> bool {
@@ -217,13 +230,11 @@ impl<'p> OtherAgents<'p> {
     }
 }
 
-/// Which keyed parts of a request are replies of the model.
 fn replies(conversation: &Conversation) -> Vec<bool> {
     conversation.parts().filter(|part| part.key.is_some()).map(is_reply).collect()
 }
 
-/// The turn that made the newest reasoning in a request whose maker is known, after how many keyed parts. Arrivals are
-/// compared, not ends: a client may go on before its reply has ended here, and another replica has another clock.
+/// The turn that made the newest reasoning in a request whose maker is known, after how many keyed parts.
 fn newest_reasoning<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
@@ -231,33 +242,38 @@ fn newest_reasoning<'l>(
     if !ledger.knows_reasoning() {
         return None;
     }
-    let maker = |key| {
-        let made = ledger.reasoning_by_signature(PartKey(key))?;
-        // Where the reply was reasoning alone, the chain after it is the request's.
-        let mut turns = ledger.replied_to(made.after).chain(ledger.ended_at(made.after));
-        turns.find(|turn| turn.ended == made.at && turn.is_after(made.after))
-    };
-    let (mut before, mut newest) = (0, None);
+    let mut keyed_parts = 0;
+    let mut newest = None;
     for part in conversation.parts() {
-        newest = part.reasoning_key.and_then(maker).map(|maker| (before, maker)).or(newest);
-        before += usize::from(part.key.is_some());
+        if let Some(maker) = part.reasoning_key.and_then(|key| maker(ledger, PartKey(key))) {
+            newest = Some((keyed_parts, maker));
+        }
+        keyed_parts += usize::from(part.key.is_some());
     }
     newest
 }
 
-/// Whether a turn continues a reply that ended at one of these chains, with the same system prompt and tools. With others
-/// it may be a call beside the conversation that asked the same first (a router, a count).
-fn continues_a_reply(ledger: &Ledger, turn: &Turn, chains: &[Chain]) -> bool {
-    let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
-    parent.filter(|parent| has_head(parent, &turn.position)).is_some_and(|parent| {
-        let is_there = parent.forms().any(|form| chains.contains(&form.after));
-        let has_reply = !parent.reply.is_empty() && is_there;
-        turn.purpose == Purpose::Turn && has_reply
-    })
+fn maker(ledger: &Ledger, key: PartKey) -> Option<&Arc<Turn>> {
+    let record = ledger.reasoning_by_signature(key)?;
+    // Where the reply was reasoning alone, the chain after it is the request's.
+    let mut turns = ledger.replied_to(record.after).chain(ledger.ended_at(record.after));
+    turns.find(|turn| turn.ended == record.at && turn.is_after(record.after))
 }
 
-/// Whether its provider may have read its request, and so may have it cached.
+/// Whether a turn continues a reply that ended at one of these chains.
+fn continues_a_reply(ledger: &Ledger, turn: &Turn, chains: &[Chain]) -> bool {
+    let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
+    let Some(parent) = parent else { return false };
+    // With another head it may be a call beside the conversation that asked the same first (a router, a
+    // count).
+    turn.purpose == Purpose::Turn
+        && has_head(parent, &turn.position)
+        && !parent.reply.is_empty()
+        && parent.forms().any(|form| chains.contains(&form.after))
+}
+
 fn may_be_cached(turn: &Turn) -> bool {
+    // What was refused, or never sent, is in no cache of a provider.
     !matches!(turn.outcome, Outcome::Refused | Outcome::EndedByProxy)
 }
 
@@ -268,54 +284,68 @@ fn prefer<'l>(
     position: &Position,
     is_likelier: fn(&Turn) -> bool,
 ) -> Option<&'l Arc<Turn>> {
-    let rank = |turn: &Arc<Turn>| {
-        let client_thread = turn.position.client_thread == position.client_thread;
-        let is_turn = turn.purpose == Purpose::Turn;
-        (is_turn, client_thread, has_head(turn, position), is_likelier(turn))
-    };
-    // A fold keeps the newest of equals. `max_by_key` keeps the last one, here the oldest.
-    turns.fold(None, |best: Option<&Arc<Turn>>, turn| match best {
-        Some(best) if rank(best) >= rank(turn) => Some(best),
-        _ => Some(turn),
-    })
+    let mut best = None;
+    for turn in turns {
+        let rank = (
+            turn.purpose == Purpose::Turn,
+            turn.position.client_thread == position.client_thread,
+            has_head(turn, position),
+            is_likelier(turn),
+        );
+        // Of equals the newest stays: `max_by_key` would keep the last one, here the oldest.
+        if best.is_none_or(|(best_rank, _)| rank > best_rank) {
+            best = Some((rank, turn));
+        }
+    }
+    best.map(|(_, turn)| turn)
 }
 
-/// Way 2: the boundary nearest to the end, among those that cover more than `covered` parts. Reasoning
-/// between two parts does not matter, because it has no key.
+/// Way 2: the boundary nearest to the end, among those that cover more than `covered` parts.
 fn last_boundary<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
     position: &Position,
     covered: usize,
 ) -> Option<AncestorMatch<'l>> {
+    // Reasoning between two parts does not matter, because it has no key.
     let parts: Vec<&Part> = conversation.parts().filter(|part| part.key.is_some()).collect();
     let keys: Vec<PartKey> = parts.iter().filter_map(|part| part.key).collect();
     let others = OtherAgents::new(ledger, position);
-    (covered..keys.len()).rev().find_map(|index| {
-        let (part, key) = (parts[index], keys[index]);
+    for index in (covered..keys.len()).rev() {
+        let part = parts[index];
         if !is_reply(part) {
-            return None;
+            continue;
         }
-        let before = index.checked_sub(1).map(|before| BoundaryHash::of(keys[before], key));
-        let met = before
-            .into_iter()
-            .flat_map(|boundary| ledger.turns_at_boundary(boundary).take(CANDIDATES));
+        let mut candidates = Vec::new();
         // Another call may be the same but for its id, which is in no key of Gemini's.
-        let mark = (part.kind != PartKind::ToolCall || part.id.is_some())
-            .then(|| BoundaryHash::of_anchor_key(key));
-        let marked =
-            mark.into_iter().flat_map(|mark| ledger.turns_at_boundary(mark).take(CANDIDATES));
-        let known = marked.map(|turn| (turn, true)).chain(met.map(|turn| (turn, false)));
-        let measured = known.map(|(turn, marked)| (turn, marked, run(ledger, turn, &keys, index)));
-        let proven = measured.filter(|(turn, marked, run)| {
-            !others.contains(turn) && proves(turn, *marked, *run, position)
-        });
-        // The turns are given newest first; of equals, the first is kept.
-        let best = proven.fold(None, |best: Option<(&Arc<Turn>, usize)>, (turn, _, run)| {
-            if best.is_some_and(|(_, longest)| longest >= run) { best } else { Some((turn, run)) }
-        });
-        best.map(|(turn, _)| AncestorMatch { turn, covers: index + 1 })
-    })
+        if part.kind != PartKind::ToolCall || part.id.is_some() {
+            let anchor = BoundaryHash::of_anchor_key(keys[index]);
+            let turns = ledger.turns_at_boundary(anchor).take(CANDIDATES);
+            candidates.extend(turns.map(|turn| (turn, true)));
+        }
+        if index > 0 {
+            let boundary = BoundaryHash::new(keys[index - 1], keys[index]);
+            let turns = ledger.turns_at_boundary(boundary).take(CANDIDATES);
+            candidates.extend(turns.map(|turn| (turn, false)));
+        }
+        let mut best: Option<(&Arc<Turn>, usize)> = None;
+        for (turn, has_anchor) in candidates {
+            if others.contains(turn) {
+                continue;
+            }
+            let run = run(ledger, turn, &keys, index);
+            // The turns are given newest first; of equals, the first is kept.
+            if proves(turn, has_anchor, run, position)
+                && best.is_none_or(|(_, longest)| run > longest)
+            {
+                best = Some((turn, run));
+            }
+        }
+        if let Some((turn, _)) = best {
+            return Some(AncestorMatch { turn, covers: index + 1 });
+        }
+    }
+    None
 }
 
 /// If several turns have the same boundary, at most this many are compared, the newest.
@@ -327,27 +357,33 @@ fn run(ledger: &Ledger, turn: &Turn, keys: &[PartKey], index: usize) -> usize {
     let sketch = ledger.sketch(turn).unwrap_or_default();
     let history =
         sketch.iter().filter(|part| part.place == PromptSection::History).map(|part| part.key);
-    let mut said: Vec<PartKey> = history.collect();
-    if let Some(last) = turn.position.last.filter(|last| said.last() != Some(last)) {
-        said = vec![last];
+    let mut turn_keys: Vec<PartKey> = history.collect();
+    // Without a sketch (its base was dropped), only the end of the request is known.
+    if let Some(end) = turn.position.last.filter(|end| turn_keys.last() != Some(end)) {
+        turn_keys = vec![end];
     }
-    let holds = |parts: &&[SketchPart]| parts.iter().any(|part| part.key == keys[index]);
-    let form = turn.forms().map(|form| form.parts).find(holds).unwrap_or(&turn.reply);
-    let reply = form.iter().map(|part| part.key);
-    let answered = reply.clone().position(|key| key == keys[index]).unwrap_or(0);
-    said.extend(reply.take(answered + 1));
-    let pairs = said.iter().rev().zip(keys[..=index].iter().rev());
-    pairs
-        .take_while(|(said, sent)| {
-            said == sent || **said == sent.cut() || **said == sent.cut().cut()
+    let form = turn
+        .forms()
+        .map(|form| form.parts)
+        .find(|parts| parts.iter().any(|part| part.key == keys[index]))
+        .unwrap_or(&turn.reply);
+    let place = form.iter().position(|part| part.key == keys[index]).unwrap_or(0);
+    turn_keys.extend(form.iter().take(place + 1).map(|part| part.key));
+    // The sketch has the keys of what was sent, which differ for cut results.
+    turn_keys
+        .iter()
+        .rev()
+        .zip(keys[..=index].iter().rev())
+        .take_while(|(turn_key, key)| {
+            turn_key == key || **turn_key == key.cut() || **turn_key == key.cut().cut()
         })
         .count()
 }
 
-/// Whether a boundary proves that the turn is the parent. An anchor key does. Other content may occur twice
-/// (`Go on.`, `Done.`), so five parts must match, or three parts and the head (system prompt and tools).
-fn proves(turn: &Turn, marked: bool, run: usize, position: &Position) -> bool {
-    marked || run >= 5 || (run >= 3 && has_head(turn, position))
+fn proves(turn: &Turn, has_anchor: bool, run: usize, position: &Position) -> bool {
+    // Content other than an anchor may occur twice (`Go on.`, `Done.`), so five parts must match, or
+    // three parts and the head (system prompt and tools).
+    has_anchor || run >= 5 || (run >= 3 && has_head(turn, position))
 }
 
 fn has_head(turn: &Turn, position: &Position) -> bool {
@@ -367,14 +403,15 @@ fn growth(
 ) -> Growth {
     let other_head =
         turn.position.system != position.system && turn.position.tools != position.tools;
-    let no_turn = conversation.purpose != Purpose::Turn || turn.purpose != Purpose::Turn;
-    let lacks_reply = || {
-        let end = conversation.chains().position(|chain| chain == turn.position.chain);
-        end.is_some_and(|end| replies(conversation).get(end + 1) != Some(&true))
-    };
-    let beside = other_head || no_turn || !has_head(turn, position) && lacks_reply();
-    if turn.position.client_thread != position.client_thread || beside {
+    let is_beside = conversation.purpose != Purpose::Turn || turn.purpose != Purpose::Turn;
+    if turn.position.client_thread != position.client_thread || other_head || is_beside {
         return Growth::Forks;
+    }
+    if !has_head(turn, position) {
+        let end = conversation.chains().position(|chain| chain == turn.position.chain);
+        if end.is_some_and(|end| replies(conversation).get(end + 1) != Some(&true)) {
+            return Growth::Forks;
+        }
     }
     let repeats = turn.position.chain == position.chain;
     // A declined request may be sent to another model.
@@ -386,22 +423,24 @@ fn growth(
     if repeats || ledger.has_grown(turn) { Growth::Forks } else { Growth::Grows }
 }
 
-/// How a request relates to the turn whose response it names. It has only the new part, so its content does
-/// not show a retry, and the provider may hold its head.
+/// How a request relates to the turn whose response it names.
 fn follows(
     ledger: &Ledger,
     conversation: &Conversation,
     position: &Position,
     turn: &Turn,
 ) -> Growth {
-    let beside = !matches!(conversation.purpose, Purpose::Turn | Purpose::WarmUp);
-    let elsewhere = turn.position.client_thread != position.client_thread || ledger.has_grown(turn);
-    if beside || elsewhere { Growth::Forks } else { Growth::Grows }
+    // The request has only the new part, so its content does not show a retry, and the provider may hold its
+    // head.
+    let is_beside = !matches!(conversation.purpose, Purpose::Turn | Purpose::WarmUp);
+    let is_elsewhere =
+        turn.position.client_thread != position.client_thread || ledger.has_grown(turn);
+    if is_beside || is_elsewhere { Growth::Forks } else { Growth::Grows }
 }
 
-/// System prompt and tools that a request to held history does not repeat are held, too.
 fn inherit_head(position: &mut Position, parent: &Turn) {
     let nothing = fold(&[]);
+    // What a request to held history does not repeat is held, too.
     if position.system == nothing {
         position.system = parent.position.system;
     }
@@ -410,9 +449,9 @@ fn inherit_head(position: &mut Position, parent: &Turn) {
     }
 }
 
-/// Whether a turn is a warm-up with instructions and tools only.
 fn is_bare(turn: &Turn) -> bool {
     let position = &turn.position;
+    // A warm-up with instructions and tools only has no history to continue.
     turn.purpose == Purpose::WarmUp && position.parent.is_none() && position.chain == Chain::START
 }
 

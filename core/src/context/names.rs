@@ -2,8 +2,6 @@
 //!
 //! Names are only shown: nothing is decided by them. Pure.
 
-use std::sync::Arc;
-
 use serde::{Deserialize, Serialize};
 
 use super::ledger::Ledger;
@@ -33,21 +31,40 @@ pub struct SessionNames {
 }
 
 impl SessionNames {
-    /// The names in a session's turns. What the main thread does not state, another one may.
-    pub fn of(ledger: &Ledger) -> Self {
-        let main = ledger.turns().find(|turn| turn.purpose == Purpose::Turn);
-        let main_thread = main.map(|turn| turn.position.thread.clone());
-        let is_main = |turn: &&Arc<Turn>| Some(&turn.position.thread) == main_thread.as_ref();
-        let newest_first = || ledger.turns().rev();
-        let ordered = || newest_first().filter(is_main).chain(newest_first());
-        let origins = || ordered().filter_map(|turn| turn.origin.as_deref());
-        Self {
-            agent: origins().find_map(|origin| origin.agent.clone()),
-            project: origins().find_map(|origin| origin.project.clone()),
-            title: newest_first().find_map(|turn| turn.origin.as_deref()?.title.clone()),
-            found_by: origins().find_map(|origin| origin.found_by),
-            main_thread,
+    /// The names in a session's turns, the newest of each.
+    pub fn from_ledger(ledger: &Ledger) -> Self {
+        let opening = ledger.turns().find(|turn| turn.purpose == Purpose::Turn);
+        let mut names = Self {
+            main_thread: opening.map(|turn| turn.position.thread.clone()),
+            ..Self::default()
+        };
+        for turn in ledger.turns().rev() {
+            // A title comes from a call beside the conversation.
+            if names.title.is_none()
+                && let Some(origin) = &turn.origin
+            {
+                names.title.clone_from(&origin.title);
+            }
+            if names.main_thread.as_ref() == Some(&turn.position.thread) {
+                names.complete(turn);
+            }
         }
+        // What the main thread does not state, another one may.
+        for turn in ledger.turns().rev() {
+            names.complete(turn);
+        }
+        names
+    }
+
+    fn complete(&mut self, turn: &Turn) {
+        let Some(origin) = &turn.origin else { return };
+        if self.agent.is_none() {
+            self.agent.clone_from(&origin.agent);
+        }
+        if self.project.is_none() {
+            self.project.clone_from(&origin.project);
+        }
+        self.found_by = self.found_by.or(origin.found_by);
     }
 }
 
@@ -84,7 +101,7 @@ mod tests {
         add("2", "main", Purpose::Turn, Some("agent"), None);
         add("3", "main", Purpose::Turn, None, None);
         add("4", "side", Purpose::Side, Some("other"), Some("Second"));
-        let names = SessionNames::of(&ledger);
+        let names = SessionNames::from_ledger(&ledger);
         assert_eq!(names.agent.unwrap().to_string(), "agent");
         assert_eq!((names.title.as_deref(), names.project), (Some("Second"), None));
         assert_eq!(names.main_thread, Some("main".into()));

@@ -45,23 +45,26 @@ pub fn contradicts(
     if stated.is_inferred && !is_near(stated, estimate.tokens, sent.max_output) {
         return true;
     }
-    let unseen = [PartKind::Document, PartKind::Opaque];
-    // The definitions that a reference loads are in the request.
-    let is_unseen = |part: &Part| {
-        unseen.contains(&part.kind) && part.loads.is_empty() && part.audience == Audience::Model
-    };
-    let is_seen = estimate.method != EstimateMethod::Held
-        && sent.held.is_none()
-        && !sent.parts().any(is_unseen);
+    // The size of documents and opaque parts is unknown here, and so is that of history at the provider.
+    if estimate.method == EstimateMethod::Held || sent.held.is_some() || sent.parts().any(is_unseen)
+    {
+        return false;
+    }
     let pictures = sent.parts().filter(|part| part.kind == PartKind::Image).count() as u64;
     let sent_at_most = estimate.tokens.saturating_add(pictures * u64::from(largest_picture(rule)));
-    let most = sent_at_most.saturating_mul(WILD).saturating_add(sent.max_output.unwrap_or(0));
-    let is_wild = match stated.input.or(stated.window) {
-        Some(tokens) => tokens > most,
+    let bound = sent_at_most.saturating_mul(WILD).saturating_add(sent.max_output.unwrap_or(0));
+    match stated.input.or(stated.window) {
+        Some(tokens) => tokens > bound,
         // Whatever output was asked for: it is no reason to cut the prompt.
         None => sent_at_most.saturating_mul(FAR_BELOW_ANY) < ANY_HOLDS,
-    };
-    is_seen && is_wild
+    }
+}
+
+fn is_unseen(part: &Part) -> bool {
+    // The definitions that a reference loads are in the request.
+    matches!(part.kind, PartKind::Document | PartKind::Opaque)
+        && part.loads.is_empty()
+        && part.audience == Audience::Model
 }
 
 /// Whether numbers in a message may be those of a request of so many tokens: the count is near the estimate, and
@@ -71,8 +74,8 @@ pub fn is_near(stated: &Overflow, estimate: u64, max_output: Option<u64>) -> boo
     let is_like = input <= estimate.saturating_mul(NEAR) && input >= estimate / NEAR;
     // "About" so many are no count: ours decides, which may be a little less than theirs.
     let slack = if stated.input.is_none() { input / NEAR } else { 0 };
-    let most = input.saturating_add(slack).saturating_add(max_output.unwrap_or(0));
-    is_like && stated.window.is_some_and(|window| window < most)
+    let bound = input.saturating_add(slack).saturating_add(max_output.unwrap_or(0));
+    is_like && stated.window.is_some_and(|window| window < bound)
 }
 
 /// What is known about a request whose reply may show an overflow.
@@ -94,7 +97,7 @@ pub struct OverflowEvidence<'a> {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PartSums {
     sent: u64,
-    before: Option<PreviousCall>,
+    previous: Option<PreviousCall>,
 }
 
 /// The call of the anchor, which reported its input.
@@ -108,14 +111,17 @@ struct PreviousCall {
 
 impl PartSums {
     /// The sums for a request with these parts.
-    pub fn of(parts: &[SketchPart], anchor: Option<Anchor<'_>>) -> Self {
-        let sum = |parts: &[SketchPart]| parts.iter().map(|part| u64::from(part.tokens)).sum();
-        let before = anchor.and_then(|anchor| {
+    pub fn new(parts: &[SketchPart], anchor: Option<Anchor<'_>>) -> Self {
+        let previous = anchor.and_then(|anchor| {
             let input = measured(&anchor.turn.usage)?;
             Some(PreviousCall { sent: sum(anchor.sketch), input })
         });
-        Self { sent: sum(parts), before }
+        Self { sent: sum(parts), previous }
     }
+}
+
+fn sum(parts: &[SketchPart]) -> u64 {
+    parts.iter().map(|part| u64::from(part.tokens)).sum()
 }
 
 /// The overflow that a reply shows, if any.
@@ -127,49 +133,59 @@ pub fn detected(
     if purpose != Purpose::Turn && purpose != Purpose::Compaction {
         return None;
     }
-    let showing = |sign, stated| Some(OverflowReport { sign, reported: stated, saved: false });
     if let Some(error) = &reply.error {
         let stated = overflow_in_reply(error, evidence.host)?;
-        let is_far = |estimate: &Estimate| {
-            stated.is_inferred && !is_near(&stated, estimate.tokens, evidence.max_output)
-        };
-        let is_wrong = evidence.estimate.is_some_and(is_far);
-        return showing(OverflowSign::InReply, stated).filter(|_| !is_wrong);
+        // If nothing but the numbers says that the request does not fit, they have to be near ours.
+        if let Some(estimate) = evidence.estimate
+            && stated.is_inferred
+            && !is_near(&stated, estimate.tokens, evidence.max_output)
+        {
+            return None;
+        }
+        return Some(OverflowReport::unsaved(OverflowSign::InReply, stated));
     }
     if reply.stop == Some(StopReason::WindowFull) {
-        return showing(OverflowSign::WindowFull, Overflow::default());
+        return Some(OverflowReport::unsaved(OverflowSign::WindowFull, Overflow::default()));
     }
-    let says = |kind| reply.parts.iter().any(|part| part.kind == kind);
-    let nothing = !says(PartKind::Text) && !says(PartKind::ToolCall) && !says(PartKind::Reasoning);
-    if reply.stop == Some(StopReason::MaxTokens) && nothing && reply.usage.output.unwrap_or(0) == 0
+    let has_content = reply
+        .parts
+        .iter()
+        .any(|part| matches!(part.kind, PartKind::Text | PartKind::ToolCall | PartKind::Reasoning));
+    // Output that is counted but not shown may be hidden reasoning, which the limit ended.
+    if reply.stop == Some(StopReason::MaxTokens)
+        && !has_content
+        && reply.usage.output.unwrap_or(0) == 0
     {
-        return showing(OverflowSign::Empty, Overflow::default());
+        return Some(OverflowReport::unsaved(OverflowSign::Empty, Overflow::default()));
     }
     let input = truncated(&reply.usage, evidence)?;
-    showing(OverflowSign::Truncated, Overflow { input: Some(input), ..Overflow::default() })
+    let reported = Overflow { input: Some(input), ..Overflow::default() };
+    Some(OverflowReport::unsaved(OverflowSign::Truncated, reported))
 }
 
 /// The reported input, if it is much lower than what was sent and a limit explains that: the known window is
-/// too small, or the call before reported the same input although the thread has grown since. Otherwise it is
-/// an error of the estimate.
+/// too small, or the call before reported the same input although the thread has grown since.
 fn truncated(usage: &Usage, evidence: &OverflowEvidence<'_>) -> Option<u64> {
     let estimate = evidence.estimate.filter(|estimate| estimate.method != EstimateMethod::Held)?;
     let input = measured(usage)?;
-    let PartSums { sent: parts, before } = evidence.sums;
-    let sent = parts.max(estimate.guess.tokens);
-    let far = sent >= ANY_HOLDS && (input as f64) < FAR_BELOW * sent as f64;
-    let is_small = evidence.window.is_some_and(|window| input <= window && window < sent);
-    let is_capped = before.is_some_and(|before| {
-        let same = before.input.abs_diff(input) <= input / SAME;
-        same && parts > before.sent.saturating_add(input / GREW)
+    let PartSums { sent: parts, previous } = evidence.sums;
+    let tokens = parts.max(estimate.guess.tokens);
+    if tokens < ANY_HOLDS || input as f64 >= FAR_BELOW * tokens as f64 {
+        return None;
+    }
+    // Without a limit that explains it, it is an error of the estimate.
+    let is_small = evidence.window.is_some_and(|window| input <= window && window < tokens);
+    let is_capped = previous.is_some_and(|previous| {
+        let is_same = previous.input.abs_diff(input) <= input / SAME;
+        is_same && parts > previous.sent.saturating_add(input / GREW)
     });
-    (far && (is_small || is_capped)).then_some(input)
+    if is_small || is_capped { Some(input) } else { None }
 }
 
-/// The input of a single call that was reported in full.
 fn measured(usage: &Usage) -> Option<u64> {
-    let whole = !usage.hosted_tools && usage.cleared.is_none() && usage.last_call.is_none();
-    usage.input.filter(|input| whole && *input > 0)
+    // With hosted tools, usage is a sum over calls; what was cleared was not read.
+    let is_single = !usage.hosted_tools && usage.cleared.is_none() && usage.last_call.is_none();
+    usage.input.filter(|input| is_single && *input > 0)
 }
 
 #[cfg(test)]

@@ -16,9 +16,9 @@ mod step;
 
 pub use overlay::Overlay;
 pub use proposal::Proposal;
-pub use recorded::RecordedDecisions;
+pub(crate) use recorded::CutOfPart;
 pub(crate) use recorded::ReturnedReply;
-pub(crate) use recorded::{CutOfPart, ForeignReasoning};
+pub use recorded::{ForeignReasoning, RecordedDecisions};
 pub(in crate::context) use recorded::{HistoryEnd, clearing_key};
 pub use replay::{original_overlay, replay};
 pub(crate) use report::NewTokens;

@@ -19,6 +19,7 @@ use super::plan::{
     ReturnedReply,
 };
 use super::policy::{ReasoningRule, ReinjectPolicy, StripPolicy};
+use super::turn_start::holds;
 use super::{
     Fact, Millis, ReasoningAction, ReasoningBlock, ReasoningDecision, ReasoningRecord, ledger,
 };
@@ -30,17 +31,15 @@ use crate::dialect::{
 /// (`docs/protocols.md` 4.2). Configuration and lessons override it.
 pub fn rule(dialect: Dialect, host: &str, model: &str) -> ReasoningRule {
     let model = model.to_ascii_lowercase();
-    let named = |begins: &[&str]| {
-        let name = model.rsplit('/').next().unwrap_or_default();
-        begins.iter().any(|begin| name.starts_with(begin))
-    };
-    let of = |vendor: &str, begins: &[&str]| host.contains(vendor) || named(begins);
-    let demands = of("deepseek", &["deepseek"]) && !model.contains("deepseek-r1")
-        || of("moonshot", &["kimi"])
-        || host.contains("kimi.com");
+    // Gateways put a vendor before the name.
+    let name = model.rsplit('/').next().unwrap_or_default();
+    let is_deepseek = host.contains("deepseek") || name.starts_with("deepseek");
+    let is_kimi =
+        host.contains("moonshot") || host.contains("kimi.com") || name.starts_with("kimi");
+    let demands = is_deepseek && !model.contains("deepseek-r1") || is_kimi;
     // Clients were recorded that send it there.
     let reads =
-        named(&["gpt-oss"]) && ["cerebras.ai", "ollama.com"].iter().any(|it| is_at(host, it));
+        name.starts_with("gpt-oss") && (is_at(host, "cerebras.ai") || is_at(host, "ollama.com"));
     match dialect {
         Dialect::Anthropic if demands => ReasoningRule::Demanded,
         Dialect::Anthropic | Dialect::OpenaiResponses => ReasoningRule::Wanted,
@@ -51,38 +50,38 @@ pub fn rule(dialect: Dialect, host: &str, model: &str) -> ReasoningRule {
         Dialect::OpenaiChat if reads => ReasoningRule::Wanted,
         Dialect::OpenaiChat if refuses(host) => ReasoningRule::Unwanted,
         Dialect::OpenaiChat if demands => ReasoningRule::Demanded,
-        Dialect::OpenaiChat => {
-            let wants = is_at(host, "z.ai")
-                || named(&["glm"])
-                || host.contains("bigmodel")
-                || of("dashscope", &["qwen", "qwq"])
-                || of("minimax", &["minimax"])
-                || host.contains("openrouter")
-                || host == "ai-gateway.vercel.sh"
-                || host.contains("databricks") && model.contains("claude")
-                || of("mistral", &["magistral", "mistral"])
-                || model.contains("gemini");
-            if wants { ReasoningRule::Wanted } else { ReasoningRule::Unwanted }
-        }
+        Dialect::OpenaiChat if chat_wants(host, &model, name) => ReasoningRule::Wanted,
+        Dialect::OpenaiChat => ReasoningRule::Unwanted,
     }
 }
 
-/// Hosts that refuse or ignore unknown members of a message, whatever the model.
+/// Hosts and models that use reasoning in a message of Chat Completions, and work without it, too.
+fn chat_wants(host: &str, model: &str, name: &str) -> bool {
+    let vendors = ["bigmodel", "dashscope", "minimax", "openrouter", "mistral"];
+    let names = ["glm", "qwen", "qwq", "minimax", "magistral", "mistral"];
+    is_at(host, "z.ai")
+        || host == "ai-gateway.vercel.sh"
+        || host.contains("databricks") && model.contains("claude")
+        || model.contains("gemini")
+        || vendors.iter().any(|vendor| host.contains(vendor))
+        || names.iter().any(|begin| name.starts_with(begin))
+}
+
 fn refuses(host: &str) -> bool {
+    // They refuse or ignore unknown members of a message, whatever the model.
     let strict = ["api.openai.com", "groq.com", "cerebras.ai", "githubcopilot.com", "x.ai"];
     strict.into_iter().any(|name| is_at(host, name))
 }
 
-/// Whether a host is this one or a subdomain of it.
 fn is_at(host: &str, name: &str) -> bool {
     host == name || host.strip_suffix(name).is_some_and(|rest| rest.ends_with('.'))
 }
 
-/// The generation in `gemini-3-pro`; `None` for other names.
 fn generation(model: &str) -> Option<u32> {
-    let rest = model.split_once("gemini-")?.1;
-    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-    rest.get(..digits)?.parse().ok()
+    // `gemini-3-pro` and `gemini-2.5-flash`: the digits before the dot.
+    let version = model.split_once("gemini-")?.1;
+    let digits = version.bytes().take_while(u8::is_ascii_digit).count();
+    version.get(..digits)?.parse().ok()
 }
 
 /// A run of adjacent texts with one key: the length so far, and the signed pieces.
@@ -96,20 +95,27 @@ impl<'r> SignedRun<'r> {
     fn add(&mut self, piece: &'r ReplyPart) {
         let begins = self.bytes;
         self.bytes += piece.text.len();
-        self.signed
-            .extend(piece.signature.as_deref().map(|signature| (begins..self.bytes, signature)));
+        if let Some(signature) = &piece.signature {
+            self.signed.push((begins..self.bytes, signature));
+        }
     }
 
-    /// The signatures of a run, for the keyed part with this index.
     fn end(self, part: u32) -> impl Iterator<Item = Signature> {
         let bytes = self.bytes;
-        let position = |at: usize| u32::try_from(at).unwrap_or(u32::MAX);
-        self.signed.into_iter().map(move |(at, signature)| Signature {
-            part,
-            value: signature.into(),
-            piece: (at.len() < bytes).then(|| (position(at.start), position(at.end))),
+        self.signed.into_iter().map(move |(range, signature)| {
+            // A signature of the whole text fits however the client splits it.
+            let piece = if range.len() < bytes {
+                Some((saturated(range.start), saturated(range.end)))
+            } else {
+                None
+            };
+            Signature { part, value: signature.into(), piece }
         })
     }
+}
+
+fn saturated(at: usize) -> u32 {
+    u32::try_from(at).unwrap_or(u32::MAX)
 }
 
 /// Where and when a reply was made.
@@ -133,10 +139,13 @@ pub struct ReplyOrigin<'a> {
 
 /// The reasoning of a reply in one of its forms, as it would have to be sent back; `None` if there is none.
 pub fn record(form: &[ReplyPart], made: ReplyOrigin<'_>) -> Option<ReasoningRecord> {
-    let (mut blocks, mut signatures, mut parts) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut hosted, mut run) = (0, SignedRun::default());
+    let mut blocks = Vec::new();
+    let mut signatures = Vec::new();
+    let mut parts = Vec::new();
+    let mut hosted = 0;
+    let mut run = SignedRun::default();
     for part in form {
-        let before = parts.len() as u32;
+        let index = parts.len() as u32;
         match (&part.raw, &part.signature) {
             // Gemini's thought summaries need not be sent back; their signatures must (`docs/protocols.md`
             // 5.4).
@@ -145,7 +154,13 @@ pub fn record(form: &[ReplyPart], made: ReplyOrigin<'_>) -> Option<ReasoningReco
                     && (signature.is_some() || made.dialect != Dialect::Gemini) =>
             {
                 let raw = raw.clone();
-                blocks.push(ReasoningBlock { before, hosted, leads: false, raw, partial: false });
+                blocks.push(ReasoningBlock {
+                    before: index,
+                    hosted,
+                    leads: false,
+                    raw,
+                    partial: false,
+                });
             }
             // Incomplete reasoning. This dialect requires all of a reply's reasoning or none
             // (`docs/protocols.md` 1.5).
@@ -155,30 +170,40 @@ pub fn record(form: &[ReplyPart], made: ReplyOrigin<'_>) -> Option<ReasoningReco
                     && !signature.is_empty() =>
             {
                 let raw = serde_json::json!({ "signature": signature }).to_string().into();
-                blocks.push(ReasoningBlock { before, hosted, leads: false, raw, partial: true });
+                blocks.push(ReasoningBlock {
+                    before: index,
+                    hosted,
+                    leads: false,
+                    raw,
+                    partial: true,
+                });
             }
             (_, Some(signature)) if part.key.is_some() && part.kind != PartKind::Text => {
-                signatures.push(Signature { part: before, value: signature.clone(), piece: None });
+                signatures.push(Signature { part: index, value: signature.clone(), piece: None });
             }
             _ if part.kind == PartKind::Text => run.add(part),
             _ => {}
         }
         if part.key.is_some() {
-            signatures.extend(std::mem::take(&mut run).end(before));
+            signatures.extend(std::mem::take(&mut run).end(index));
         }
         hosted = match part.key {
             Some(_) => 0,
             None if part.kind == PartKind::Reasoning || part.kind == PartKind::Text => hosted,
             None => {
-                let same =
-                    |block: &&mut ReasoningBlock| (block.before, block.hosted) == (before, hosted);
-                blocks.iter_mut().filter(same).for_each(|block| block.leads = true);
+                // It ran at the provider: the blocks since the last one led to it.
+                for block in &mut blocks {
+                    block.leads |= block.before == index && block.hosted == hosted;
+                }
                 hosted + 1
             }
         };
         parts.extend(part.key);
     }
-    (!blocks.is_empty() || !signatures.is_empty()).then(|| ReasoningRecord {
+    if blocks.is_empty() && signatures.is_empty() {
+        return None;
+    }
+    Some(ReasoningRecord {
         after: made.after,
         at: made.at,
         prefix: made.prefix,
@@ -213,8 +238,9 @@ pub fn fits(
     {
         return Err(DecisionReason::Unwanted);
     }
-    let stands = || returned.is_whole() && sent.before(returned.index) == reasoning.prefix;
-    if request.is_bound() && !stands() {
+    if request.is_bound()
+        && !(returned.is_whole() && sent.before(returned.index) == reasoning.prefix)
+    {
         return Err(DecisionReason::OtherPrefix);
     }
     Ok(())
@@ -227,13 +253,13 @@ pub(crate) fn is_back(
     sent: &Overlay,
     returned: &ReturnedReply,
 ) -> bool {
-    let decided = known.reasoning_decision(returned.reasoning.after.0);
-    decided.is_some_and(|decision| decision.does == ReasoningAction::PutBack)
+    let decision = known.reasoning_decision(returned.reasoning.after.0);
+    decision.is_some_and(|decision| decision.does == ReasoningAction::PutBack)
         && fits(request, sent, returned).is_ok()
 }
 
-/// Whether policy removes reasoning and the provider does not refuse requests without it: nothing is put back.
 fn is_kept_out(request: &PlanRequest<'_>) -> bool {
+    // The provider refuses requests without it: then policy gives way.
     request.policy.reasoning.strip() != StripPolicy::None
         && request.reasoning_rule != ReasoningRule::Demanded
 }
@@ -241,9 +267,14 @@ fn is_kept_out(request: &PlanRequest<'_>) -> bool {
 /// New decisions about reasoning, and those that were decided against.
 pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Proposal {
     let has_replies = !known.replies.is_empty();
-    let sent = if has_replies { known.sent() } else { Overlay::default() };
-    let mut proposed =
-        ReasoningProposal { request, known, sent, facts: Vec::new(), declined: Vec::new() };
+    let overlay = if has_replies { known.sent() } else { Overlay::default() };
+    let mut proposed = ReasoningProposal {
+        request,
+        known,
+        sent: overlay,
+        facts: Vec::new(),
+        declined: Vec::new(),
+    };
     // A call beside the conversation decides nothing that its thread would depend on.
     let is_beside = request.conversation.purpose != Purpose::Turn;
     if is_beside {
@@ -274,26 +305,28 @@ struct ReasoningProposal<'a> {
 
 impl ReasoningProposal<'_> {
     fn put_back(&mut self) {
-        let (request, known) = (self.request, self.known);
-        let reasons: Vec<Option<Result<DecisionReason, DecisionReason>>> = known
-            .replies
-            .iter()
-            .map(|returned| {
-                // The newest reply is sent with all of its reasoning or with none.
-                let open = known.reasoning_decision(returned.reasoning.after.0).is_none()
-                    && !returned.parts.is_empty()
-                    && !returned.is_partial()
-                    && !returned.missing(request).is_nothing();
-                open.then(|| reason(request, known, &self.sent, returned))
-            })
-            .collect();
-        let may = |returned: &ReturnedReply| {
-            let reason = reasons.get(returned.number).copied().flatten();
-            let is_back = || is_back(request, known, &self.sent, returned);
-            reason.map_or_else(is_back, |reason| reason.is_ok())
-        };
-        let chosen = chosen(request, known, may);
-        for ((returned, reason), chosen) in known.replies.iter().zip(&reasons).zip(chosen) {
+        let request = self.request;
+        let decisions = self.known;
+        let mut reasons: Vec<Option<Result<DecisionReason, DecisionReason>>> = Vec::new();
+        for returned in &decisions.replies {
+            // The newest reply is sent with all of its reasoning or with none.
+            let is_open = decisions.reasoning_decision(returned.reasoning.after.0).is_none()
+                && !returned.parts.is_empty()
+                && !returned.is_partial()
+                && !returned.missing(request).is_nothing();
+            reasons.push(if is_open {
+                Some(reason(request, decisions, &self.sent, returned))
+            } else {
+                None
+            });
+        }
+        let chosen = chosen(request, decisions, |returned| {
+            match reasons.get(returned.number).copied().flatten() {
+                Some(reason) => reason.is_ok(),
+                None => is_back(request, decisions, &self.sent, returned),
+            }
+        });
+        for ((returned, reason), chosen) in decisions.replies.iter().zip(&reasons).zip(chosen) {
             match reason {
                 Some(Ok(why)) if chosen => {
                     self.decide(returned.reasoning.after.0, ReasoningAction::PutBack, *why);
@@ -307,11 +340,9 @@ impl ReasoningProposal<'_> {
         }
     }
 
-    /// Adds stand-ins where the provider requires reasoning and none is recorded: DeepSeek and Kimi in each
-    /// message with calls (`docs/protocols.md` 4.2), Gemini on the first call of each step of the current
-    /// turn (`docs/protocols.md` 5.4).
     fn stand_in(&mut self) {
-        let (request, known) = (self.request, self.known);
+        let request = self.request;
+        let decisions = self.known;
         if request.reasoning_rule != ReasoningRule::Demanded
             || request.conversation.thinks == Some(false)
         {
@@ -319,32 +350,39 @@ impl ReasoningProposal<'_> {
         }
         let begins = request.newest_user_message();
         let messages = request.conversation.messages.iter().enumerate();
-        for (index, message) in messages.skip(known.kept_from()) {
-            let first = message.parts.iter().position(|part| part.kind == PartKind::ToolCall);
-            let Some(part) = first.filter(|_| request.is_models(index)) else { continue };
-            let at = PartIndex::new(index, part);
+        for (index, message) in messages.skip(decisions.kept_from()) {
+            if !request.is_models(index) {
+                continue;
+            }
+            let call = message.parts.iter().position(|part| part.kind == PartKind::ToolCall);
+            let Some(part) = call else { continue };
+            let place = PartIndex::new(index, part);
+            // DeepSeek and Kimi want one in each message with calls (`docs/protocols.md` 4.2), Gemini
+            // on the first call of each step of the current turn (5.4).
             let raw = match request.conversation.dialect {
                 Dialect::Gemini if index < begins || message.parts[part].signature.is_some() => {
                     continue;
                 }
                 Dialect::Gemini => SKIP,
                 Dialect::OpenaiChat => {
-                    if message.parts.iter().any(|part| part.kind == PartKind::Reasoning) {
+                    if holds(message, PartKind::Reasoning) {
                         continue;
                     }
                     blank(request.name)
                 }
                 Dialect::Anthropic | Dialect::OpenaiResponses => return,
             };
-            let about = known.about(at);
-            let known_reply = known.replies.iter().find(|returned| returned.holds(at));
-            let is_covered = known_reply.is_some_and(|returned| {
-                let back = self.facts.iter().any(|fact| is_about(fact, returned.reasoning.after.0));
-                back || known.reasoning_decision(returned.reasoning.after.0).is_some()
-                    && fits(request, &self.sent, returned).is_ok()
+            // Its own reasoning is better than a stand-in.
+            let reply = decisions.replies.iter().find(|returned| returned.holds(place));
+            let is_covered = reply.is_some_and(|returned| {
+                let about = returned.reasoning.after.0;
+                self.facts.iter().any(|fact| is_about(fact, about))
+                    || decisions.reasoning_decision(about).is_some()
+                        && fits(request, &self.sent, returned).is_ok()
             });
-            if let Some(about) =
-                about.filter(|about| !is_covered && known.reasoning_decision(*about).is_none())
+            if let Some(about) = decisions.about(place)
+                && !is_covered
+                && decisions.reasoning_decision(about).is_none()
             {
                 self.decide(about, ReasoningAction::StandIn(raw.into()), DecisionReason::Demanded);
             }
@@ -354,17 +392,20 @@ impl ReasoningProposal<'_> {
     /// Removes reasoning that the client sends again after a summary made it void, as was done when the
     /// summary was first used (`docs/protocols.md` 1.5).
     fn take_out_void(&mut self) {
-        let (request, known) = (self.request, self.known);
-        if known.compact().is_none() || !request.is_bound() {
+        let request = self.request;
+        let decisions = self.known;
+        if decisions.compact().is_none() || !request.is_bound() {
             return;
         }
-        for returned in &known.replies {
-            let before = self.sent.before(returned.index);
+        for returned in &decisions.replies {
+            let prefix = self.sent.before(returned.index);
             for at in returned.places(request.conversation) {
                 let about = request.part(at).and_then(Part::removal_key);
-                let open = about.filter(|about| known.reasoning_decision(*about).is_none());
-                let is_void = |_: &u128| known.maker_at(at, returned).prefix != before;
-                if let Some(about) = open.filter(is_void) {
+                let is_void = decisions.maker_at(at, returned).prefix != prefix;
+                if let Some(about) = about
+                    && is_void
+                    && decisions.reasoning_decision(about).is_none()
+                {
                     self.decide(about, ReasoningAction::Remove, DecisionReason::Bound);
                 }
             }
@@ -372,20 +413,21 @@ impl ReasoningProposal<'_> {
     }
 
     fn take_out(&mut self) {
-        let (request, known) = (self.request, self.known);
+        let request = self.request;
+        let decisions = self.known;
         let conversation = request.conversation;
-        let newest = conversation
-            .messages
-            .iter()
-            .rposition(|it| it.parts.iter().any(|part| part.kind == PartKind::Reasoning));
+        let newest =
+            conversation.messages.iter().rposition(|message| holds(message, PartKind::Reasoning));
         let begins = request.newest_user_message();
-        for (index, message) in conversation.messages.iter().enumerate().skip(known.kept_from()) {
+        for (index, message) in conversation.messages.iter().enumerate().skip(decisions.kept_from())
+        {
             for (part_at, part) in message.parts.iter().enumerate() {
                 let Some(about) = part.removal_key() else { continue };
-                let kept = request.policy.reasoning.strip() == StripPolicy::AllButLast
+                let stays = request.policy.reasoning.strip() == StripPolicy::AllButLast
                     && newest == Some(index);
-                let decided = self.facts.iter().any(|fact| is_about(fact, about));
-                if kept || decided || known.reasoning_decision(about).is_some() {
+                // `take_out_void` may have decided about it already.
+                let is_decided = self.facts.iter().any(|fact| is_about(fact, about));
+                if stays || is_decided || decisions.reasoning_decision(about).is_some() {
                     continue;
                 }
                 match may_leave(request, index, begins) {
@@ -406,7 +448,6 @@ impl ReasoningProposal<'_> {
     }
 }
 
-/// The decision to remove reasoning that a client sends.
 pub(super) fn take_out(request: &PlanRequest<'_>, about: u128, why: DecisionReason) -> Fact {
     decision(request, about, ReasoningAction::Remove, why)
 }
@@ -432,7 +473,7 @@ fn is_about(fact: &Fact, about: u128) -> bool {
     matches!(fact, Fact::ReasoningDecision(decision) if decision.about.0 == about)
 }
 
-/// Why dropped reasoning is put back now; an error if it is not.
+/// Why dropped reasoning is put back now, or why it is not.
 fn reason(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -449,12 +490,8 @@ fn reason(
     if is_kept_out(request) {
         return Err(DecisionReason::Policy);
     }
-    let in_turn = returned
-        .parts
-        .iter()
-        .flatten()
-        .next()
-        .is_some_and(|at| at.message >= request.newest_user_message());
+    let start = returned.parts.iter().flatten().next();
+    let is_in_turn = start.is_some_and(|at| at.message >= request.newest_user_message());
     let is_newest =
         known.parent.as_ref().is_some_and(|parent| parent.after == returned.reasoning.after);
     // If it was sent one turn ago and is dropped now, cache and later reasoning depend on it.
@@ -462,17 +499,17 @@ fn reason(
         Ok(DecisionReason::Birth)
     } else if request.reasoning_rule == ReasoningRule::Demanded {
         Ok(DecisionReason::Demanded)
-    } else if in_turn && request.is_in_loop() {
+    } else if is_in_turn && request.is_in_loop() {
         Ok(DecisionReason::OpenLoop)
     } else if is_cold(request, known) {
         Ok(DecisionReason::ColdCache)
     } else {
+        // The requests since were cached without it.
         Err(DecisionReason::TooLate)
     }
 }
 
-/// Whether a client's reasoning in a message may be removed: not if the provider requires it, not in the open
-/// loop, and not between others that are bound to their order (`docs/protocols.md` 1.5).
+/// Whether a client's reasoning in a message may be removed.
 fn may_leave(
     request: &PlanRequest<'_>,
     message: usize,
@@ -484,11 +521,13 @@ fn may_leave(
     if request.reasoning_rule == ReasoningRule::Demanded {
         return Err(DecisionReason::Demanded);
     }
+    // A provider of Chat Completions that does not want reasoning does not miss it in a loop either.
     let needs_loop = request.conversation.dialect != Dialect::OpenaiChat
         || request.reasoning_rule == ReasoningRule::Wanted;
     if needs_loop && message >= turn_begins {
         return Err(DecisionReason::OpenLoop);
     }
+    // Between others that are bound to their order, none can be missing (`docs/protocols.md` 1.5).
     if request.is_bound() && request.conversation.dialect == Dialect::Anthropic {
         return Err(DecisionReason::Bound);
     }
@@ -515,6 +554,7 @@ pub(super) fn may_go_next(request: &PlanRequest<'_>, next: NextRequest) -> bool 
 
 /// Whether it is put back in the next request if the client drops it.
 pub(super) fn is_put_back_next(request: &PlanRequest<'_>) -> bool {
+    // As `fits` and `propose` will judge it.
     let is_wanted = request.reasoning_rule != ReasoningRule::Unwanted
         && request.conversation.thinks != Some(false);
     let reinjects = request.policy.reasoning.reinject == ReinjectPolicy::Auto;
@@ -524,9 +564,8 @@ pub(super) fn is_put_back_next(request: &PlanRequest<'_>) -> bool {
 /// What Gemini accepts in place of a call's lost signature (`docs/protocols.md` 5.4).
 const SKIP: &str = "skip_thought_signature_validator";
 
-/// The stand-in for lost reasoning: DeepSeek requires the field, Kimi a character in it (`docs/protocols.md`
-/// 4.2).
 fn blank(model: &str) -> &'static str {
+    // DeepSeek requires the field, Kimi a character in it (`docs/protocols.md` 4.2).
     if model.to_ascii_lowercase().contains("kimi") {
         r#"{"reasoning_content":" "}"#
     } else {

@@ -42,15 +42,16 @@ pub fn propose(
     refusal: &Refusal,
 ) -> RepairProposal {
     let conversation = request.conversation;
-    let may = request.policy.heal.causes.contains(&refusal.cause)
-        && conversation.held.is_none()
-        && conversation.purpose != Purpose::Count;
-    if !may {
+    // A count is refused by another endpoint, and history at the provider cannot be edited.
+    if !request.policy.heal.causes.contains(&refusal.cause)
+        || conversation.held.is_some()
+        || conversation.purpose == Purpose::Count
+    {
         return RepairProposal::default();
     }
     let plan = plan::replay(request, known);
-    let sent = splice::applied(request.body, &plan.edits);
-    let refused = RefusedRequest { request, known, refusal, sent: &sent, edits: &plan.edits };
+    let body = splice::applied(request.body, &plan.edits);
+    let refused = RefusedRequest { request, known, refusal, sent: &body, edits: &plan.edits };
     let place = match refused.place() {
         Ok(place) => place,
         Err(()) => return RepairProposal { is_misplaced: true, ..RepairProposal::default() },
@@ -65,24 +66,22 @@ pub fn propose(
 }
 
 impl RefusedRequest<'_> {
-    /// A rule for the whole request, which applies from now on.
     fn rule(&self, place: Option<&PathTarget>) -> Option<Fact> {
         let Self { request, refusal, .. } = self;
-        let text = |text: &str| text.into();
         let repair = match refusal.cause {
-            RepairCause::Empty => Repair::Empty { text: text(NO_CONTENT) },
+            RepairCause::Empty => Repair::Empty { text: NO_CONTENT.into() },
             RepairCause::Unicode => Repair::Unicode,
             RepairCause::ToolPairs if refusal.detail == Some(RefusalDetail::Reference) => {
                 Repair::ToolReferences
             }
-            RepairCause::ToolPairs => Repair::ToolPairs { text: text(NO_RESULT) },
+            RepairCause::ToolPairs => Repair::ToolPairs { text: NO_RESULT.into() },
             RepairCause::ToolIds => {
                 let length = refusal.limit.and_then(|length| u32::try_from(length).ok());
                 Repair::ToolIds { length }
             }
             RepairCause::CacheMarks => {
-                let most = u32::try_from(refusal.limit.unwrap_or(MARKS)).ok()?;
-                Repair::CacheMarks { most }
+                let limit = u32::try_from(refusal.limit.unwrap_or(MARKS)).ok()?;
+                Repair::CacheMarks { most: limit }
             }
             RepairCause::Field => Repair::Field { place: self.field(place?)?.into() },
             RepairCause::Prefill => return self.prefill(),
@@ -91,31 +90,40 @@ impl RefusedRequest<'_> {
         };
         let dialect = request.conversation.dialect;
         // A fault of our own rewrite is not repaired: the rewrite is revoked.
-        let is_clients = !repair.edits(dialect, request.body).is_empty();
-        let helps = is_clients && !repair.edits(dialect, self.sent).is_empty();
-        helps.then(|| decided(request, repair))
+        if repair.edits(dialect, request.body).is_empty()
+            || repair.edits(dialect, self.sent).is_empty()
+        {
+            return None;
+        }
+        Some(decided(request, repair))
     }
 
-    /// The place of the unknown member.
     fn field(&self, place: &PathTarget) -> Option<String> {
-        let named = self.refusal.name.as_deref();
-        let named =
-            named.filter(|name| name.bytes().all(|it| it.is_ascii_alphanumeric() || it == b'_'));
-        let pattern = match named.filter(|name| !place.pattern.ends_with(*name)) {
-            Some(name) => format!("{}.{name}", place.pattern),
-            None if place.is_whole => place.pattern.clone(),
-            None => return None,
-        };
-        fields::may_go(&pattern).then_some(pattern)
+        let mut pattern = place.pattern.clone();
+        match self.refusal.name.as_deref() {
+            // Some providers name the object and its member apart.
+            Some(name) if is_identifier(name) && !pattern.ends_with(name) => {
+                pattern = format!("{pattern}.{name}");
+            }
+            _ if place.is_whole => {}
+            _ => return None,
+        }
+        if fields::may_go(&pattern) { Some(pattern) } else { None }
     }
 
-    /// Adds a user message after the model's last message.
     fn prefill(&self) -> Option<Fact> {
         let conversation = self.request.conversation;
-        let last = conversation.messages.last().filter(|it| it.role == Role::Assistant)?;
-        let part = last.parts.iter().rev().find_map(|part| part.key)?;
+        let message = conversation.messages.last()?;
+        if message.role != Role::Assistant {
+            return None;
+        }
+        let part = message.parts.iter().rev().find_map(|part| part.key)?;
         Some(decided(self.request, Repair::Prefill { part, text: GO_ON.into() }))
     }
+}
+
+fn is_identifier(name: &str) -> bool {
+    name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
 }
 
 /// How many cache markers Anthropic accepts (`docs/protocols.md` 1.2).
@@ -123,21 +131,23 @@ const MARKS: u64 = 4;
 
 /// The keys that these facts are stored under.
 pub fn keys(facts: &[Fact]) -> Vec<PartKey> {
-    let key = |fact: &Fact| match fact {
-        Fact::Repair(repair) => Some(repair.about),
-        Fact::ReasoningDecision(decision) => Some(decision.about),
-        _ => None,
-    };
-    facts.iter().filter_map(key).collect()
+    let mut keys = Vec::new();
+    for fact in facts {
+        match fact {
+            Fact::Repair(repair) => keys.push(repair.about),
+            Fact::ReasoningDecision(decision) => keys.push(decision.about),
+            _ => {}
+        }
+    }
+    keys
 }
 
 /// Whether all of these are changes that the request already had when it was refused.
 pub fn are_known(facts: &[Fact], known: &RecordedDecisions) -> bool {
-    let is_known = |fact: &Fact| match fact {
+    facts.iter().all(|fact| match fact {
         Fact::Repair(repair) => known.repairs.iter().any(|one| one.about == repair.about),
         _ => false,
-    };
-    facts.iter().all(is_known)
+    })
 }
 
 /// Whether a refusal says that the requested output does not fit the window beside the prompt.

@@ -29,6 +29,7 @@ pub fn repeated_calls(conversation: &Conversation, body: &[u8]) -> Option<u32> {
     }
     for mut calls in turns {
         calls.sort_unstable();
+        // Parallel calls that are the same count once: in how many turns it was made is counted.
         calls.dedup();
         for call in calls {
             times.entry(call).and_modify(|times| *times += 1);
@@ -45,10 +46,10 @@ struct ModelTurn<'c> {
     results: Vec<(&'c Part, Vec<PartKey>)>,
 }
 
-/// The model's last turns, the newest first.
 fn turns(conversation: &Conversation) -> Vec<ModelTurn<'_>> {
     let mut turns = Vec::new();
-    let (mut turn, mut is_models) = (ModelTurn::default(), false);
+    let mut turn = ModelTurn::default();
+    let mut is_models = false;
     let mut media = Vec::new();
     // What a program calls, however often, is one step of the model.
     for part in conversation.parts().rev().filter(|part| part.audience == Audience::Model) {
@@ -73,26 +74,29 @@ fn turns(conversation: &Conversation) -> Vec<ModelTurn<'_>> {
 }
 
 impl ModelTurn<'_> {
-    /// Hashes of its calls with their results.
     fn answered(&self, body: &[u8]) -> Vec<PartKey> {
         let mut keyer = Keyer::default();
         let mut results: Vec<_> = self.results.iter().rev().collect();
-        let calls = self.calls.iter().rev();
-        let answered = calls.filter_map(|call| {
-            // Matched by id; results without one answer the calls in order.
-            let is_answer = |result: &Part| match (&call.id, &result.id) {
-                (Some(call), Some(result)) => call == result,
-                _ => result.name.is_none() || result.name == call.name,
-            };
-            let at = results.iter().position(|(result, _)| is_answer(result))?;
-            let (result, media) = results.remove(at);
-            identity(&mut keyer, call, result, media, body)
-        });
-        answered.collect()
+        let mut keys = Vec::new();
+        for call in self.calls.iter().rev() {
+            // A result answers one call only, however many are the same.
+            let place = results.iter().position(|(result, _)| answers(result, call));
+            let Some((result, media)) = place.map(|place| results.remove(place)) else { continue };
+            keys.extend(identity(&mut keyer, call, result, media, body));
+        }
+        keys
     }
 }
 
-/// The hash of a call and its result, without their ids, which differ each time.
+fn answers(result: &Part, call: &Part) -> bool {
+    // Results without an id answer the calls in order.
+    match (&call.id, &result.id) {
+        (Some(call), Some(result)) => call == result,
+        _ => result.name.is_none() || result.name == call.name,
+    }
+}
+
+/// The hash of a call and its result.
 fn identity(
     keyer: &mut Keyer,
     call: &Part,
@@ -100,6 +104,7 @@ fn identity(
     media: &[PartKey],
     body: &[u8],
 ) -> Option<PartKey> {
+    // Without their ids, which differ each time.
     let name = call.name.as_deref().unwrap_or_default();
     let requested = match call.texts.first() {
         Some(arguments) => {
@@ -119,7 +124,6 @@ fn identity(
     Some(PartKey::of_bytes(&bytes))
 }
 
-/// A value of the body, parsed by itself.
 fn value(span: Span, body: &[u8]) -> Option<(&[u8], Document)> {
     let raw = span.of(body);
     Some((raw, Document::read(raw).ok()?))

@@ -98,7 +98,7 @@ impl SessionFixture {
 
     pub(super) fn known(&self) -> RecordedDecisions {
         let decisions = self.mode.decisions();
-        RecordedDecisions::of(&self.ledger, &self.conversation, &self.placed(), decisions)
+        RecordedDecisions::from_ledger(&self.ledger, &self.conversation, &self.placed(), decisions)
     }
 
     /// The request as it is sent.

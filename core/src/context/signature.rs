@@ -21,22 +21,24 @@ pub(crate) fn signature_key(raw: &str) -> Option<PartKey> {
 /// Whether a block of an API compatible with Chat Completions has a signature, at any depth: without it, its text alone is
 /// not enough.
 pub(super) fn is_signed_within(raw: &str) -> bool {
-    let is_signed = |value: Value<'_>| {
-        let signed = value.get_any(&["signature", "data"]).and_then(|signature| signature.text());
-        signed.is_some_and(|signature| !signature.is_empty())
-    };
     let document = Document::read(raw.as_bytes()).unwrap_or_default();
-    let members = document
-        .root(raw.as_bytes())
-        .into_iter()
-        .flat_map(|root| root.entries().map(|(_, value)| value).collect::<Vec<_>>());
-    members.into_iter().any(|member| {
-        let blocks = member.items().flat_map(|block| {
-            let inner = block.get("summary");
-            inner.iter().flat_map(Value::items).chain([block]).collect::<Vec<_>>()
-        });
-        blocks.into_iter().any(is_signed)
-    })
+    let Some(root) = document.root(raw.as_bytes()) else { return false };
+    for (_, member) in root.entries() {
+        for block in member.items() {
+            // The signature may stand in an item of a block's summary.
+            let is_in_summary =
+                block.get("summary").is_some_and(|summary| summary.items().any(is_signed));
+            if is_in_summary || is_signed(block) {
+                return true;
+            }
+        }
+    }
+    false
+}
+
+fn is_signed(block: Value<'_>) -> bool {
+    let signature = block.get_any(&["signature", "data"]).and_then(|signature| signature.text());
+    signature.is_some_and(|signature| !signature.is_empty())
 }
 
 /// What [`Part::reasoning_key`](crate::dialect::Part::reasoning_key) hashes, taken from a block as it was
@@ -44,7 +46,8 @@ pub(super) fn is_signed_within(raw: &str) -> bool {
 pub fn literal(raw: &str) -> Option<String> {
     let document = Document::read(raw.as_bytes()).ok()?;
     let root = document.root(raw.as_bytes())?;
-    let found = root.get_any(&SIGNATURE_MEMBERS).or_else(|| root.get_any(&TEXT_MEMBERS))?;
-    let literal = std::str::from_utf8(found.raw()).ok()?;
+    let identity = root.get_any(&SIGNATURE_MEMBERS).or_else(|| root.get_any(&TEXT_MEMBERS))?;
+    let literal = std::str::from_utf8(identity.raw()).ok()?;
+    // Not decoded, as with the client's block: other escapes are other bytes there, too.
     Some(literal.strip_prefix('"')?.strip_suffix('"')?.to_owned())
 }

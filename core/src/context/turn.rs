@@ -104,7 +104,9 @@ impl Outcome {
     /// replaces a part of it, and anything replaces what is only known so far.
     pub fn is_completed_by(self, later: Self) -> bool {
         match (self, later) {
+            // What is only known so far never replaces what ended.
             (_, Self::Interrupted) | (Self::Complete, _) => false,
+            // The whole reply replaces a part of it.
             (Self::Interrupted, _) | (_, Self::Complete) => true,
             _ => false,
         }
@@ -209,20 +211,18 @@ impl Turn {
     /// The forms in which the client may send the reply back, the first one first.
     pub(super) fn forms(&self) -> impl Iterator<Item = ReplyView<'_>> {
         let Self { after, reply: parts, anchor_keys, .. } = self;
-        let others = self.others.iter().map(|it| ReplyView {
-            after: it.after,
-            parts: &it.parts,
-            anchor_keys: &it.anchor_keys,
+        let others = self.others.iter().map(|form| ReplyView {
+            after: form.after,
+            parts: &form.parts,
+            anchor_keys: &form.anchor_keys,
         });
         std::iter::once(ReplyView { after: *after, parts, anchor_keys }).chain(others)
     }
 
-    /// Whether its reply ended at a chain.
     pub(super) fn is_after(&self, chain: Chain) -> bool {
         self.forms().any(|form| form.after == chain)
     }
 
-    /// Whether its reply has a part.
     pub(super) fn has_in_reply(&self, key: PartKey) -> bool {
         self.forms().any(|form| form.parts.iter().any(|part| part.key == key))
     }
@@ -289,7 +289,6 @@ pub struct CarryOver {
 }
 
 impl CarryOver {
-    /// Tokens, by the rules that decide.
     pub(super) fn displayed(&self) -> u64 {
         if self.ruled { self.by_rules } else { self.tokens }
     }

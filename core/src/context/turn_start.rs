@@ -2,48 +2,49 @@
 //!
 //! Reads messages only.
 
-use crate::dialect::{Conversation, Dialect, Message, Part, PartKind, Role};
+use crate::dialect::{Conversation, Dialect, Message, PartKind, Role};
 
-/// Whether a message is the user's own text, which begins a turn. Text together with tool results continues
-/// one. No signal tells the two apart (`docs/estimates.md` 2), and keeping reasoning is the cautious guess.
+/// Whether a message is the user's own text, which begins a turn (`docs/estimates.md` 2).
 pub(in crate::context) fn is_users(message: &Message) -> bool {
+    // Text together with tool results continues a turn. No signal tells the two apart, and keeping
+    // reasoning is the cautious guess.
     let is_text = holds(message, PartKind::Text) && !holds(message, PartKind::ToolResult);
     message.role == Role::User && is_text
 }
 
-/// Whether a message has a part of this kind.
 pub(super) fn holds(message: &Message, kind: PartKind) -> bool {
     message.parts.iter().any(|part| part.kind == kind)
 }
 
-/// The message that begins the user's last turn. Text right after tool results continues the turn, wherever
-/// the dialect puts it (`docs/estimates.md` 2: models keep reasoning in half of such cases, and keeping is
-/// the cautious guess). With Gemini, a turn begins with the last message that has user text, with results or
-/// without, as its documentation of signatures says.
+/// The message that begins the user's last turn (`docs/estimates.md` 2).
 pub(super) fn turn_start(conversation: &Conversation) -> usize {
+    // Its documentation of signatures counts text beside results, too.
     if conversation.dialect == Dialect::Gemini {
         return last_user_text(conversation);
     }
     let messages = &conversation.messages;
-    let answers =
-        |message: &Message| message.parts.iter().any(|part| part.kind == PartKind::ToolResult);
-    let begins = |at: &usize| {
-        let before = messages[..*at].iter().rev().find(|message| !is_users(message));
-        is_users(&messages[*at]) && !before.is_some_and(answers)
-    };
-    (0..messages.len()).rev().find(begins).unwrap_or(0)
+    for (index, message) in messages.iter().enumerate().rev() {
+        if !is_users(message) {
+            continue;
+        }
+        // Text right after tool results continues the turn, wherever the dialect puts it: models keep
+        // reasoning in half of such cases, and keeping is the cautious guess.
+        let previous = messages[..index].iter().rev().find(|message| !is_users(message));
+        if !previous.is_some_and(|message| holds(message, PartKind::ToolResult)) {
+            return index;
+        }
+    }
+    0
 }
 
 /// The message with the user's last text; with Gemini, also if it came with tool results.
 pub(super) fn last_user_text(conversation: &Conversation) -> usize {
-    let speaks = |message: &Message| match conversation.dialect {
-        Dialect::Gemini => {
-            let is_text = |part: &Part| part.kind == PartKind::Text;
-            message.role == Role::User && message.parts.iter().any(is_text)
-        }
-        _ => is_users(message),
-    };
-    conversation.messages.iter().rposition(speaks).unwrap_or(0)
+    let is_gemini = conversation.dialect == Dialect::Gemini;
+    let index = conversation.messages.iter().rposition(|message| {
+        let is_text = message.role == Role::User && holds(message, PartKind::Text);
+        is_users(message) || is_gemini && is_text
+    });
+    index.unwrap_or(0)
 }
 
 #[cfg(test)]

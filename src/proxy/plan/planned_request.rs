@@ -554,7 +554,7 @@ impl PlannedRequest {
 
     pub(crate) fn part_sums(&self) -> PartSums {
         let parts = self.measured.as_ref().map_or(&[][..], |measured| &measured.parts);
-        PartSums::of(parts, self.anchor())
+        PartSums::new(parts, self.anchor())
     }
 
     fn anchor(&self) -> Option<Anchor<'_>> {

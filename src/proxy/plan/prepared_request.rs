@@ -275,7 +275,7 @@ impl PreparedRequest {
         let mut added = self.added.iter();
         let shows_thinking = added.any(|option| option.kind == AddedOptionKind::Display);
         let held_out = self.held_out;
-        RewriteSummary { held_out, shows_thinking, ..RewriteSummary::of(steps, self.mode) }
+        RewriteSummary { held_out, shows_thinking, ..RewriteSummary::from_steps(steps, self.mode) }
     }
 
     pub(super) fn may_rewrite(&self) -> bool {

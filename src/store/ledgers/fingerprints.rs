@@ -321,7 +321,7 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<ShownFingerprint> {
             let call = BoundaryHash::of_anchor_key(*key);
             found_by.push(ShownFingerprint::new(call.0, SessionWitness::Call));
             if let Some(previous) = index.checked_sub(1) {
-                let boundary = BoundaryHash::of(keyed[previous].0, *key);
+                let boundary = BoundaryHash::new(keyed[previous].0, *key);
                 boundary_hashes.push(ShownFingerprint::new(boundary.0, SessionWitness::Boundary));
             }
         }
@@ -340,7 +340,7 @@ pub(super) fn to_look_up(fingerprints: &[ShownFingerprint]) -> Vec<u128> {
 }
 
 fn of_signature(key: PartKey) -> u128 {
-    BoundaryHash::of(key, PartKey(2)).0
+    BoundaryHash::new(key, PartKey(2)).0
 }
 
 pub(super) fn of_response(id: &str) -> u128 {

@@ -103,7 +103,8 @@ impl OpenedSession {
         let (placed, anchor, decisions) = cache.look(|ledger| {
             let placed = place(ledger, conversation, lookup.exchange, lookup.client_thread);
             let anchor = anchor(ledger, &placed);
-            let decisions = RecordedDecisions::of(ledger, conversation, &placed, lookup.decisions);
+            let decisions =
+                RecordedDecisions::from_ledger(ledger, conversation, &placed, lookup.decisions);
             (placed, anchor, Arc::new(decisions))
         });
         cache.begin(lookup.exchange.clone(), placed.position.chain);
@@ -142,7 +143,8 @@ impl OpenedSession {
         conversation: &Conversation,
         mode: DecisionMode,
     ) -> RecordedDecisions {
-        self.cache.look(|ledger| RecordedDecisions::of(ledger, conversation, &self.placed, mode))
+        self.cache
+            .look(|ledger| RecordedDecisions::from_ledger(ledger, conversation, &self.placed, mode))
     }
 
     /// The handle by which later data of this exchange is written.

@@ -170,7 +170,7 @@ impl RewriteMetrics {
         let mut listed = ChangeCounts::default();
         for step in &done.steps {
             if step.decision == Decision::New {
-                *listed.of(step.change) += 1;
+                *listed.counter(step.change) += 1;
             }
             self.count_edit(done.mode, step.change, Some(step.why), step.decision, 1);
         }
@@ -183,11 +183,11 @@ impl RewriteMetrics {
             Change::Injected,
             Change::Repaired,
         ] {
-            let (made, new) = (*made.of(kind), *new.of(kind));
+            let (made, new) = (*made.counter(kind), *new.counter(kind));
             let replayed = made.saturating_sub(new);
             self.count_edit(done.mode, kind, None, Decision::Replayed, replayed);
             // The new changes beyond those that are listed individually.
-            let unlisted = new.saturating_sub(*listed.of(kind));
+            let unlisted = new.saturating_sub(*listed.counter(kind));
             self.count_edit(done.mode, kind, None, Decision::New, unlisted);
         }
     }

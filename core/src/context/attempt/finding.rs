@@ -104,35 +104,44 @@ impl AttemptFinding {
                 Consequence::default()
             }
             AttemptFinding::ChangeRefused(cause) => {
-                let revokes = (context.is_rewritten && !cause.is_beside())
-                    .then_some(RevocationScope::InBranch);
-                // If nothing else was changed, what we requested caused the refusal.
-                let named = context.added.iter().find(|added| added.cause == cause);
-                let added =
-                    named.or_else(|| context.added.first().filter(|_| !context.is_rewritten));
-                let added = added.map(|added| added.lesson);
-                let of_rewrite = || of_what_is_sent(cause).or(of_the_model(cause));
-                let lesson = added.or_else(|| of_rewrite().filter(|_| context.is_rewritten));
-                Consequence { revokes, lesson }
+                let mut consequence = Consequence::default();
+                if context.is_rewritten && !cause.is_beside() {
+                    consequence.revokes = Some(RevocationScope::InBranch);
+                }
+                let mut added = context.added.iter().find(|added| added.cause == cause);
+                if added.is_none() && !context.is_rewritten {
+                    // Nothing else was changed, so what we requested caused the refusal.
+                    added = context.added.first();
+                }
+                consequence.lesson = match added {
+                    Some(added) => Some(added.lesson),
+                    None if context.is_rewritten => of_what_is_sent(cause).or(of_the_model(cause)),
+                    None => None,
+                };
+                consequence
             }
             AttemptFinding::AllRefused { .. } if !context.is_rewritten => Consequence::default(),
             AttemptFinding::AllRefused { cause, of_original } => {
                 let is_own_fault = of_original == Some(cause) && cause.is_own_fault();
                 let is_innocent = is_own_fault || cause.is_beside();
                 // Never again, so that not every request of the session is refused.
-                let revokes =
-                    (!is_innocent).then_some(RevocationScope::All(RevocationRetry::Never));
+                let revokes = if is_innocent {
+                    None
+                } else {
+                    Some(RevocationScope::All(RevocationRetry::Never))
+                };
                 // This is true of the model, whoever changed what the reasoning is bound to.
-                let lesson = of_the_model(cause).filter(|it| *it == Lesson::ReasoningBound);
+                let lesson = of_the_model(cause).filter(|lesson| *lesson == Lesson::ReasoningBound);
                 Consequence { revokes, lesson }
             }
             AttemptFinding::OwnDecisionsRefused { cause, accepted } => {
                 let again = if accepted { retry(cause) } else { RevocationRetry::Next };
                 // The accepted form still had reasoning put back.
-                let is_disproved = |lesson: &Lesson| {
-                    *lesson == Lesson::ReasoningRefused && context.has_reasoning_back
-                };
-                let lesson = of_what_is_sent(cause).filter(|it| accepted && !is_disproved(it));
+                let lesson = of_what_is_sent(cause).filter(|lesson| {
+                    let is_disproved =
+                        *lesson == Lesson::ReasoningRefused && context.has_reasoning_back;
+                    accepted && !is_disproved
+                });
                 let lesson = lesson.or(of_the_model(cause));
                 Consequence { revokes: Some(RevocationScope::Own(again)), lesson }
             }
@@ -140,8 +149,9 @@ impl AttemptFinding {
     }
 }
 
-/// When decisions refused for this cause may be made again, if the request was accepted without them.
 fn retry(cause: RefusalCause) -> RevocationRetry {
+    // What was learned prevents the next refusal; without a lesson, only a cold cache is a fresh
+    // start.
     if cause.teaches() { RevocationRetry::Next } else { RevocationRetry::Cold }
 }
 
@@ -154,7 +164,7 @@ fn of_the_model(cause: RefusalCause) -> Option<Lesson> {
     }
 }
 
-/// What it shows about our changes, if they caused it.
+/// What a refusal with this cause shows about our changes, if they caused it.
 fn of_what_is_sent(cause: RefusalCause) -> Option<Lesson> {
     match cause {
         RefusalCause::ReasoningRefused => Some(Lesson::ReasoningRefused),

@@ -317,7 +317,8 @@ fn only_a_response_that_the_client_may_still_get_is_kept() {
     assert_eq!(held(repaired(FIRST, 1)), PLANNED_ONLY);
     assert_eq!(held(repaired_last(1)), ORIGINAL_ONLY);
     let unfit_again = repaired_again(FIRST, TOO_MUCH);
-    assert!(unfit_again.may_answer(RequestForm::Repaired(1)) && unfit_again.may_answer(Planned));
+    assert!(unfit_again.may_answer(RequestForm::Repaired(1)));
+    assert!(unfit_again.may_answer(Planned));
     assert!(!repaired_again(FIRST, FIRST).may_answer(RequestForm::Repaired(1)));
 }
 

@@ -89,7 +89,7 @@ impl Scene {
     fn known(&self) -> RecordedDecisions {
         let ledger = Ledger::default();
         let placed = lineage::place(&ledger, &self.conversation, &self.exchange, None);
-        RecordedDecisions::of(&ledger, &self.conversation, &placed, DecisionMode::Active)
+        RecordedDecisions::from_ledger(&ledger, &self.conversation, &placed, DecisionMode::Active)
     }
 
     fn parts(&self) -> Vec<SketchPart> {

@@ -10,18 +10,16 @@ use crate::context::ledger::Ledger;
 use crate::context::lineage::Placement;
 use crate::dialect::Purpose;
 
-/// The waiting messages, if the request is on the session's main line; else none.
 pub(in crate::context) fn waiting(ledger: &Ledger, placed: &Placement) -> Vec<Arc<QueuedMessage>> {
     let waiting = ledger.waiting();
+    // Sub-agents and side calls take no message of the operator.
     if waiting.is_empty() || !is_main(ledger, placed) {
         return Vec::new();
     }
     waiting.into_iter().cloned().collect()
 }
 
-/// Whether a request is on the session's main line: the thread of its first turn, and its forks. If the line
-/// breaks (the client compacted its history), requests with the same system prompt and tools continue it.
-/// Sub-agents are named by their client, or have other system prompts.
+/// Whether a request is on the session's main line: the thread of its first turn, and its forks.
 fn is_main(ledger: &Ledger, placed: &Placement) -> bool {
     first_turn(ledger).is_some_and(|first| is_line_of(ledger, placed, first))
 }
@@ -39,12 +37,15 @@ fn first_turn(ledger: &Ledger) -> Option<&Arc<Turn>> {
 }
 
 fn is_line_of(ledger: &Ledger, placed: &Placement, first: &Turn) -> bool {
-    let (main, here) = (&first.position, &placed.position);
-    if main.client_thread != here.client_thread {
+    let main = &first.position;
+    let position = &placed.position;
+    // Sub-agents are named by their client, or have other system prompts.
+    if main.client_thread != position.client_thread {
         return false;
     }
     if ledger.line(placed.parent.as_deref()).any(|turn| turn.position.thread == main.thread) {
         return true;
     }
-    main.system == here.system && main.tools == here.tools
+    // The line breaks if the client compacts its history; the same system prompt and tools continue it.
+    main.system == position.system && main.tools == position.tools
 }

@@ -34,7 +34,6 @@ pub struct InjectedMessage {
 }
 
 impl InjectedMessage {
-    /// Its key among the parts of a request.
     pub(crate) fn key(&self) -> PartKey {
         PartKey::of_bytes(self.id.as_bytes())
     }

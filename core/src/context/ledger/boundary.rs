@@ -13,7 +13,7 @@ pub struct BoundaryHash(pub u128);
 
 impl BoundaryHash {
     /// Hashes the last keyed part of a request and the first keyed part of its reply.
-    pub fn of(request_end: PartKey, reply_start: PartKey) -> Self {
+    pub fn new(request_end: PartKey, reply_start: PartKey) -> Self {
         Self(Chain(request_end.0).then(reply_start).0)
     }
 
@@ -32,11 +32,13 @@ impl BoundaryHash {
 pub fn boundary_hashes(turn: &Turn) -> impl Iterator<Item = BoundaryHash> {
     let mut hashes = Vec::new();
     for form in turn.forms() {
-        let met = turn.position.last.zip(form.parts.first());
-        hashes.extend(met.map(|(end, start)| BoundaryHash::of(end, start.key)));
+        if let (Some(end), Some(start)) = (turn.position.last, form.parts.first()) {
+            hashes.push(BoundaryHash::new(end, start.key));
+        }
         hashes.extend(form.anchor_keys.iter().copied().map(BoundaryHash::of_anchor_key));
     }
     if !turn.others.is_empty() {
+        // Forms of one reply share parts; a turn is listed once for each hash.
         hashes.sort_unstable();
         hashes.dedup();
     }
@@ -61,30 +63,32 @@ pub fn anchor_keys(reply: &Reply) -> Vec<PartKey> {
     anchor_keys_of(&reply.parts)
 }
 
-/// The same of one form of a reply.
 pub(in crate::context) fn anchor_keys_of(parts: &[ReplyPart]) -> Vec<PartKey> {
-    let marking = |(_, run): &(PartKey, Vec<&ReplyPart>)| {
-        let Some(part) = run.last() else { return false };
-        match part.kind {
-            PartKind::ToolCall => part
-                .id
-                .as_deref()
-                .is_some_and(|id| is_own(id, part.name.as_deref().unwrap_or_default())),
-            PartKind::Text => run.iter().map(|part| part.text.len()).sum::<usize>() >= ANCHOR_BYTES,
-            _ => false,
+    runs(parts).filter(|(_, run)| is_anchor(run)).map(|(key, _)| key).collect()
+}
+
+fn is_anchor(run: &[&ReplyPart]) -> bool {
+    let Some(part) = run.last() else { return false };
+    match (part.kind, part.id.as_deref()) {
+        (PartKind::ToolCall, Some(id)) => is_own(id, part.name.as_deref().unwrap_or_default()),
+        (PartKind::Text, _) => {
+            run.iter().map(|part| part.text.len()).sum::<usize>() >= ANCHOR_BYTES
         }
-    };
-    runs(parts).filter(marking).map(|(key, _)| key).collect()
+        _ => false,
+    }
 }
 
 /// Whether a call's id is unique: random, not counted (`call_0`, `functions.Read:12`).
 pub(in crate::context) fn is_own(id: &str, tool: &str) -> bool {
-    let (before, after) = match memchr::memmem::find(id.as_bytes(), tool.as_bytes()) {
+    // The name of the tool in an id is not random.
+    let (prefix, suffix) = match memchr::memmem::find(id.as_bytes(), tool.as_bytes()) {
         Some(at) if !tool.is_empty() => (&id[..at], &id[at + tool.len()..]),
         _ => (id, ""),
     };
-    let (mut upper, mut lower, mut digits) = (0, 0, 0);
-    for byte in before.bytes().chain(after.bytes()) {
+    let mut upper = 0;
+    let mut lower = 0;
+    let mut digits = 0;
+    for byte in prefix.bytes().chain(suffix.bytes()) {
         upper += u32::from(byte.is_ascii_uppercase());
         lower += u32::from(byte.is_ascii_lowercase());
         digits += u32::from(byte.is_ascii_digit());

@@ -13,7 +13,7 @@ use crate::context::policy::DecisionMode;
 use crate::context::repair::RepairDecision;
 use crate::context::{
     CompactionRecord, Cut, DecisionEpoch, ExchangeId, Fact, Millis, ReasoningAction,
-    ReasoningDecision, Revocation, RevocationRetry, Suspension, ThreadId, Turn,
+    ReasoningDecision, Revocation, RevocationRetry, ThreadId, Turn,
 };
 use crate::dialect::PartKey;
 
@@ -26,7 +26,6 @@ struct LastDecision<'l, T> {
 }
 
 impl Ledger {
-    /// Whether any decision of this mode is stored.
     pub(crate) fn has_decided(&self, mode: DecisionMode) -> bool {
         self.cuts.any(mode) || self.reasoning_decisions.any(mode) || self.repairs.any(mode)
     }
@@ -50,17 +49,17 @@ impl Ledger {
         self.summaries.all().filter(move |one| one.decision_key().mode == mode)
     }
 
-    /// The written summaries that a branch of this epoch can use.
     pub(crate) fn summaries_holding(
         &self,
         mode: DecisionMode,
         epoch: Option<DecisionEpoch>,
     ) -> impl Iterator<Item = &Arc<CompactionRecord>> {
-        let may_be_used = move |one: &CompactionRecord| {
-            let used = self.last(&self.compacts, one.decision_key().about, mode, epoch).decision;
+        // One that was used and refused is not used again.
+        self.summaries.holding(mode, epoch).filter(move |summary| {
+            let about = summary.decision_key().about;
+            let used = self.last(&self.compacts, about, mode, epoch).decision;
             used.is_none_or(|used| !self.is_void(&**used))
-        };
-        self.summaries.holding(mode, epoch).filter(move |one| may_be_used(one))
+        })
     }
 
     /// The cut of a result that applies in a branch of this epoch.
@@ -78,7 +77,6 @@ impl Ledger {
         self.all_that_hold(&self.cuts, DecisionMode::Active, epoch)
     }
 
-    /// The decision about reasoning that applies in a branch of this epoch.
     pub(crate) fn reasoning_decision(
         &self,
         about: u128,
@@ -88,7 +86,6 @@ impl Ledger {
         self.holding(&self.reasoning_decisions, about, mode, epoch)
     }
 
-    /// Decisions to remove the client's reasoning that apply in a branch of this epoch.
     pub(crate) fn reasoning_removals(
         &self,
         mode: DecisionMode,
@@ -98,36 +95,34 @@ impl Ledger {
         holding.filter(|decision| decision.does == ReasoningAction::Remove)
     }
 
-    /// The changes that answer refusals and apply, in no order.
-    ///
-    /// Suspensions do not affect them: they answer refusals of the client's own content.
     pub(crate) fn repairs(&self) -> impl Iterator<Item = &Arc<RepairDecision>> {
+        // Suspensions do not affect them: they answer refusals of the client's own content.
         self.all_that_hold(&self.repairs, DecisionMode::Active, None)
     }
 
-    /// When a rewrite was last refused that affects a request of `thread` with this parent: a rewrite of one
-    /// of its ancestors, or of another request with the same thread and parent.
+    /// When a rewrite was last refused that affects a request of `thread` with this parent.
     pub(crate) fn suspended_since(
         &self,
         thread: &ThreadId,
         parent: Option<&Turn>,
     ) -> Option<Millis> {
         let from = parent.map(|turn| &turn.exchange);
-        let beside = |suspended: &&Suspension| {
-            suspended.thread == *thread && suspended.parent.as_ref() == from
-        };
-        let beside = self.suspensions.iter().filter(beside).map(|suspended| suspended.at).max();
-        beside.max(parent.and_then(|turn| turn.position.suspended))
+        // A repeated request has the same thread and parent, but the refused one is no ancestor of it.
+        let refusals = self
+            .suspensions
+            .iter()
+            .filter(|one| one.thread == *thread && one.parent.as_ref() == from)
+            .map(|one| one.at);
+        let inherited = parent.and_then(|turn| turn.position.suspended);
+        refusals.max().max(inherited)
     }
 
-    /// What revoked a decision, if anything did.
     fn revocation_of(&self, one: &impl Decidable) -> Option<&Revocation> {
         let about = PartKey(one.decision_key().about);
-        let revoked = self.revocations.get(one.exchange())?;
-        revoked.iter().find(|revoked| revoked.about.contains(&about))
+        let revocations = self.revocations.get(one.exchange())?;
+        revocations.iter().find(|revocation| revocation.about.contains(&about))
     }
 
-    /// All revocations, in no order.
     pub(crate) fn revocations(&self) -> impl Iterator<Item = &Revocation> {
         self.revocations.values().flatten()
     }
@@ -136,7 +131,7 @@ impl Ledger {
         self.revocation_of(one).is_some()
     }
 
-    /// The last decision with a key, void or not. A revoked decision is made again once, and no more.
+    /// The last decision with a key, void or not.
     fn last<'l, T: Decidable>(
         &'l self,
         all: &'l Decisions<T>,
@@ -144,17 +139,18 @@ impl Ledger {
         mode: DecisionMode,
         epoch: Option<DecisionEpoch>,
     ) -> LastDecision<'l, T> {
-        let first = all.get(about, mode, epoch);
-        match first.and_then(|first| self.revocation_of(&**first)).and_then(Revocation::epoch) {
+        let decision = all.get(about, mode, epoch);
+        let revocation = decision.and_then(|decision| self.revocation_of(&**decision));
+        match revocation.and_then(Revocation::epoch) {
+            // Looked up once more only: what is refused twice is not tried a third time.
             Some(epoch) => {
                 let decision = all.get(about, mode, Some(epoch));
                 LastDecision { epoch: Some(epoch), decision }
             }
-            None => LastDecision { epoch, decision: first },
+            None => LastDecision { epoch, decision },
         }
     }
 
-    /// The decision with a key that applies.
     fn holding<'l, T: Decidable>(
         &'l self,
         all: &'l Decisions<T>,
@@ -162,8 +158,8 @@ impl Ledger {
         mode: DecisionMode,
         epoch: Option<DecisionEpoch>,
     ) -> Option<&'l Arc<T>> {
-        let last = self.last(all, about, mode, epoch).decision;
-        last.filter(|last| !self.is_void(&***last))
+        let decision = self.last(all, about, mode, epoch).decision?;
+        if self.is_void(&**decision) { None } else { Some(decision) }
     }
 
     fn all_that_hold<'l, T: Decidable>(
@@ -172,8 +168,9 @@ impl Ledger {
         mode: DecisionMode,
         epoch: Option<DecisionEpoch>,
     ) -> impl Iterator<Item = &'l Arc<T>> {
-        let first = all.holding(mode, epoch);
-        first.filter_map(move |first| self.holding(all, first.decision_key().about, mode, epoch))
+        all.holding(mode, epoch).filter_map(move |decision| {
+            self.holding(all, decision.decision_key().about, mode, epoch)
+        })
     }
 
     /// Marks a new decision for a request of a branch of this epoch: it comes after the
@@ -191,7 +188,6 @@ impl Ledger {
         fact.in_epoch(epoch)
     }
 
-    /// The refusal that a new decision comes after.
     fn follows<T: Decidable>(
         &self,
         all: &Decisions<T>,
@@ -235,16 +231,17 @@ impl Ledger {
     ) -> impl Iterator<Item = u128> + 'l {
         let abouts = all.holding(mode, epoch).map(|first| first.decision_key().about);
         abouts.filter(move |about| {
-            let last = self.last(all, *about, mode, epoch).decision;
-            last.is_some_and(|last| self.is_void(&**last))
+            let decision = self.last(all, *about, mode, epoch).decision;
+            decision.is_some_and(|decision| self.is_void(&**decision))
         })
     }
 
-    /// Whether a request of `thread` with this parent gets no new decisions until its cache is cold. That is
-    /// so if decisions were refused for one of its ancestors, or for another request with the same thread and
-    /// parent, and nothing was learned that would prevent the next refusal.
+    /// Whether a request of `thread` with this parent gets no new decisions until its cache is cold:
+    /// decisions were refused for one of its ancestors, or for another request with the same thread and
+    /// parent.
     pub(crate) fn is_suspended(&self, thread: &ThreadId, parent: Option<&Turn>) -> bool {
         let from = parent.map(|turn| &turn.exchange);
+        // Where something was learned, it prevents the next refusal.
         let mut resting =
             self.revocations().filter(|revoked| revoked.retry == RevocationRetry::Cold).peekable();
         if resting.peek().is_none() {
@@ -252,8 +249,8 @@ impl Ledger {
         }
         let line: HashSet<&ExchangeId> = self.line(parent).map(|turn| &turn.exchange).collect();
         resting.any(|revoked| {
-            let beside = revoked.thread == *thread && revoked.parent.as_ref() == from;
-            beside || line.contains(&revoked.exchange)
+            let is_repeated = revoked.thread == *thread && revoked.parent.as_ref() == from;
+            is_repeated || line.contains(&revoked.exchange)
         })
     }
 }
@@ -262,6 +259,7 @@ impl Ledger {
 mod tests {
     use super::*;
     use crate::context::Replacement;
+    use crate::context::Suspension;
     use crate::context::plan::DecisionReason;
 
     /// The epoch after a suspension at this time.

@@ -26,9 +26,9 @@ pub struct Totals {
 }
 
 impl Totals {
-    /// Adds what is billed of a turn. Of a reply that broke off, what the context view counts of it is added.
     pub(super) fn add_turn(&mut self, turn: &Turn) {
         self.add(&turn.usage);
+        // What broke off was billed, too: of its reply, the context view counts what arrived.
         if turn.outcome == Outcome::Complete || turn.reply.is_empty() || turn.usage.unbilled {
             return;
         }
@@ -44,21 +44,22 @@ impl Totals {
         self.estimated = self.estimated.saturating_add(input).saturating_add(output);
     }
 
-    /// Adds what is billed of one exchange. The sums saturate.
     pub(super) fn add(&mut self, usage: &Usage) {
-        let add = |sum: &mut u64, reported: Option<u64>| {
-            *sum = sum.saturating_add(reported.unwrap_or(0));
-        };
+        // The sums saturate.
         for (_, usage) in usage.billed() {
-            add(&mut self.input, usage.input);
-            add(&mut self.output, usage.output);
-            add(&mut self.reasoning, usage.reasoning);
-            add(&mut self.cache_read, usage.cache_read);
-            add(&mut self.cache_write, usage.cache_write);
-            add(&mut self.total, usage.input);
-            add(&mut self.total, usage.output);
+            add_reported(&mut self.input, usage.input);
+            add_reported(&mut self.output, usage.output);
+            add_reported(&mut self.reasoning, usage.reasoning);
+            add_reported(&mut self.cache_read, usage.cache_read);
+            add_reported(&mut self.cache_write, usage.cache_write);
+            add_reported(&mut self.total, usage.input);
+            add_reported(&mut self.total, usage.output);
         }
     }
+}
+
+fn add_reported(sum: &mut u64, tokens: Option<u64>) {
+    *sum = sum.saturating_add(tokens.unwrap_or(0));
 }
 
 #[cfg(test)]

@@ -39,8 +39,13 @@ pub struct OverflowReport {
     pub saved: bool,
 }
 
+impl OverflowReport {
+    pub(super) fn unsaved(sign: OverflowSign, reported: Overflow) -> Self {
+        Self { sign, reported, saved: false }
+    }
+}
+
 impl OverflowSign {
-    /// The sign as text.
     pub(super) fn description(self) -> &'static str {
         match self {
             OverflowSign::Refused => "the provider refused the request: it does not fit the window",
@@ -67,6 +72,7 @@ impl fmt::Display for OverflowReport {
             (None, Some(window)) => write!(f, " (window {})", grouped(window))?,
             (None, None) => {}
         }
+        // What shows later than a refusal can only be reported.
         let is_mendable = self.sign == OverflowSign::Refused;
         match self.saved {
             true => f.write_str("; room was made, and it was answered"),

@@ -87,7 +87,7 @@ fn capped((sent, input): (u32, u64), (sent_before, before): (u32, u64)) -> bool 
     let parts = parts(sent);
     let evidence = OverflowEvidence {
         estimate: Some(&estimate),
-        sums: PartSums::of(&parts, Some(Anchor { turn: &turn, sketch: &sketch })),
+        sums: PartSums::new(&parts, Some(Anchor { turn: &turn, sketch: &sketch })),
         ..OverflowEvidence::default()
     };
     let shown = detected(&read(input), Purpose::Turn, &evidence);
@@ -117,7 +117,7 @@ fn a_low_input_means_a_cut_history_only_if_a_limit_explains_it() {
     let (turn, before, now) = (turn(4_096), parts(12_000), parts(20_000));
     let estimate = estimate(12_096, EstimateMethod::Anchored);
     let anchor = Some(Anchor { turn: &turn, sketch: &before });
-    let sums = PartSums::of(&now, anchor);
+    let sums = PartSums::new(&now, anchor);
     let known = OverflowEvidence { estimate: Some(&estimate), sums, ..<_>::default() };
     assert!(detected(&read(4_096), Purpose::Turn, &known).is_some());
     assert_eq!(
@@ -130,15 +130,18 @@ fn a_low_input_means_a_cut_history_only_if_a_limit_explains_it() {
 /// Ollama reads as much as its window holds.
 #[test]
 fn a_known_window_that_was_too_small_explains_a_cut_history() {
-    let sums = PartSums::of(&parts(20_000), None);
+    let sums = PartSums::new(&parts(20_000), None);
     let sent = estimate(20_000, EstimateMethod::Estimated);
     let within = |window| {
         let evidence =
             OverflowEvidence { estimate: Some(&sent), sums, window, ..OverflowEvidence::default() };
         detected(&read(4_096), Purpose::Turn, &evidence).is_some()
     };
-    assert!(within(Some(4_096)) && within(Some(8_192)));
-    assert!(!within(None) && !within(Some(32_768)) && !within(Some(2_048)));
+    assert!(within(Some(4_096)));
+    assert!(within(Some(8_192)));
+    assert!(!within(None));
+    assert!(!within(Some(32_768)));
+    assert!(!within(Some(2_048)));
     let held = OverflowEvidence {
         estimate: Some(&estimate(20_000, EstimateMethod::Held)),
         sums,
@@ -185,13 +188,16 @@ fn an_overflow_message_far_above_the_estimate_is_not_believed() {
             &PictureRule::default(),
         )
     };
-    assert!(!is_wild(of(Some(200), Some(850))) && is_wild(of(Some(200), Some(851))));
-    assert!(!is_wild(of(Some(850), None)) && is_wild(of(Some(851), None)));
+    assert!(!is_wild(of(Some(200), Some(850))));
+    assert!(is_wild(of(Some(200), Some(851))));
+    assert!(!is_wild(of(Some(850), None)));
+    assert!(is_wild(of(Some(851), None)));
     let reported = of(None, Some(9_999));
     let unseen = |method, sent| {
         contradicts(&reported, &estimate(100, method), sent, &PictureRule::default())
     };
-    assert!(unseen(EstimateMethod::Anchored, &plain) && !unseen(EstimateMethod::Held, &plain));
+    assert!(unseen(EstimateMethod::Anchored, &plain));
+    assert!(!unseen(EstimateMethod::Held, &plain));
     let held = Some(crate::dialect::HeldHistory::After("r".into()));
     let held = Conversation { held, ..plain.clone() };
     assert!(!unseen(EstimateMethod::Anchored, &held));
@@ -241,7 +247,8 @@ fn an_overflow_without_numbers_is_not_believed_of_a_small_request() {
     let is_wild = |tokens, method| {
         contradicts(&Overflow::default(), &estimate(tokens, method), &sent, &PictureRule::default())
     };
-    assert!(is_wild(749, EstimateMethod::Anchored) && !is_wild(750, EstimateMethod::Anchored));
+    assert!(is_wild(749, EstimateMethod::Anchored));
+    assert!(!is_wild(750, EstimateMethod::Anchored));
     assert!(!is_wild(749, EstimateMethod::Held), "nobody here knows what it holds");
 }
 
@@ -275,7 +282,8 @@ fn inferred_numbers_have_to_be_near_the_request() {
         is_near(&stated, 60_000, max_output)
     };
     assert!(near(Some(54_450), Some(60_500), None));
-    assert!(near(Some(200_000), Some(240_000), None) && near(Some(9_000), Some(15_000), None));
+    assert!(near(Some(200_000), Some(240_000), None));
+    assert!(near(Some(9_000), Some(15_000), None));
     assert!(!near(Some(200_000), Some(240_001), None), "far more than was sent");
     assert!(!near(Some(9_000), Some(14_999), None), "far less");
     assert!(near(Some(70_000), Some(60_500), Some(9_501)), "with the output");
@@ -283,5 +291,6 @@ fn inferred_numbers_have_to_be_near_the_request() {
         !near(Some(70_000), Some(60_500), Some(9_500)) && !near(Some(70_000), Some(60_500), None)
     );
     assert!(near(Some(74_999), None, None), "ours may be a little less");
-    assert!(!near(Some(75_000), None, None) && !near(None, Some(60_500), None));
+    assert!(!near(Some(75_000), None, None));
+    assert!(!near(None, Some(60_500), None));
 }

@@ -30,22 +30,18 @@ pub struct Overlay {
 }
 
 impl Overlay {
-    /// No changes, with these chains.
-    pub(super) fn of(chains: Vec<Chain>) -> Self {
+    pub(super) fn new(chains: Vec<Chain>) -> Self {
         Self { chains, ..Self::default() }
     }
 
-    /// The same, with old tool results cleared by the provider past so many input tokens.
     pub(super) fn cleared_past(self, clears_past: Option<u64>) -> Self {
         Self { clears_past, ..self }
     }
 
-    /// Input tokens past which the provider was asked to clear old tool results.
     pub(crate) fn clears_past(&self) -> Option<u64> {
         self.clears_past
     }
 
-    /// The chain of what is forwarded before the keyed part with this number.
     pub(crate) fn before(&self, index: usize) -> Chain {
         self.chains.get(index).copied().unwrap_or(Chain::START)
     }
@@ -56,29 +52,26 @@ impl Overlay {
         self.replaced.is_empty() && self.gone.is_empty() && adds_nothing
     }
 
-    /// The summary that replaces the beginning of the history: key and tokens.
     pub(crate) fn summary(&self) -> Option<(PartKey, u32)> {
         self.summary
     }
 
-    /// Puts a summary in place of these messages.
-    pub(super) fn summarize(&mut self, summary: &CompactionRecord, gone: &[Message]) {
+    pub(super) fn summarize(&mut self, summary: &CompactionRecord, messages: &[Message]) {
         self.summary = Some((summary.key(), summary.tokens));
-        self.gone.extend(gone.iter().flat_map(|it| &it.parts).map(|part| part.span.start));
+        let parts = messages.iter().flat_map(|message| &message.parts);
+        self.gone.extend(parts.map(|part| part.span.start));
     }
 
-    /// The new key and tokens of a part whose content was replaced.
     pub(crate) fn replaced(&self, span: Span) -> Option<(PartKey, u32)> {
         self.replaced.get(&span.start).copied()
     }
 
-    /// Whether a part is not sent.
     pub(crate) fn is_gone(&self, span: Span) -> bool {
         self.gone.contains(&span.start)
     }
 
-    /// Reasoning put back at a place: before a part, or at the end of a message.
     pub(crate) fn back(&self, at: usize) -> &[PartKey] {
+        // At the end of a message, it stands after its last part.
         self.back.get(&at).map(Vec::as_slice).unwrap_or_default()
     }
 
@@ -87,12 +80,10 @@ impl Overlay {
         !self.back.is_empty()
     }
 
-    /// All reasoning that was put back.
     pub(crate) fn all_back(&self) -> impl Iterator<Item = PartKey> + '_ {
         self.back.values().flatten().copied()
     }
 
-    /// Messages injected after a part: keys and tokens.
     pub(crate) fn injected_after(&self, span: Span) -> &[(PartKey, u32)] {
         self.injected.get(&span.start).map(Vec::as_slice).unwrap_or_default()
     }
@@ -126,7 +117,8 @@ impl Overlay {
         key: PartKey,
     ) {
         let Some(message) = conversation.messages.get(before.message) else { return };
-        let at = message.parts.get(before.part).map_or(message.span.end, |part| part.span.start);
-        self.back.entry(at).or_default().push(key);
+        // Past the last part, it stands at the end of the message.
+        let start = message.parts.get(before.part).map_or(message.span.end, |part| part.span.start);
+        self.back.entry(start).or_default().push(key);
     }
 }

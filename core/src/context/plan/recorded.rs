@@ -5,6 +5,7 @@
 //! (`docs/architecture.md` "Facts").
 
 mod branch;
+mod injected;
 mod keyed;
 mod repairs;
 mod replies;
@@ -17,7 +18,7 @@ use std::sync::Arc;
 use foldhash::{HashMap, HashSet};
 
 use super::{Decision, DecisionReason, Overlay, PlanRequest};
-use crate::context::ledger::{BoundaryHash, Ledger, RepeatedPrefix};
+use crate::context::ledger::{Ledger, RepeatedPrefix};
 use crate::context::lineage::Placement;
 use crate::context::policy::{DecisionMode, ReasoningRule};
 use crate::context::repair::RepairDecision;
@@ -29,7 +30,8 @@ use crate::dialect::{Chain, Conversation, Part, PartIndex, PartKey, PartKind, Ro
 use branch::{Branch, CutCount, OwnReasoning};
 use keyed::{KeyedPart, head, keyed_parts};
 
-pub(crate) use reply::ForeignReasoning;
+pub(in crate::context) use injected::HistoryEnd;
+pub use reply::ForeignReasoning;
 pub(crate) use reply::ReturnedReply;
 
 /// The range of the history in which a cut makes reasoning void.
@@ -91,15 +93,6 @@ pub struct RecordedDecisions {
     pub(in crate::context) thread: ThreadId,
 }
 
-/// The end of a request's history, as far as the model has not replied to it.
-pub(in crate::context) struct HistoryEnd {
-    /// The newest part.
-    pub(in crate::context) at: PartIndex,
-    /// The key of decisions about that part.
-    pub(in crate::context) about: u128,
-    pub(in crate::context) boundary: Option<PartKey>,
-}
-
 /// The cut of one result.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct CutOfPart<'k> {
@@ -111,14 +104,14 @@ pub(crate) struct CutOfPart<'k> {
 
 impl RecordedDecisions {
     /// Gathers what `ledger` knows, with the decisions of this mode.
-    pub fn of(
+    pub fn from_ledger(
         ledger: &Ledger,
         conversation: &Conversation,
         placed: &Placement,
         mode: DecisionMode,
     ) -> Self {
         let missed = placed.parent.as_ref().filter(|parent| parent.usage.cache_read == Some(0));
-        let mut known = Self {
+        let mut recorded = Self {
             parent: placed.parent.clone(),
             repeated_prefix: missed.and_then(|parent| ledger.repeated_prefix(parent)),
             epoch: placed.position.suspended.map(DecisionEpoch::of_suspension),
@@ -130,118 +123,42 @@ impl RecordedDecisions {
             exchange: placed.exchange.clone(),
             ..Self::bare(conversation)
         };
-        let branch = Branch::of(ledger, placed, &known.keyed_parts, mode);
-        known.find_summaries(ledger, conversation, mode, &branch);
+        let branch = Branch::new(ledger, placed, &recorded.keyed_parts, mode);
+        recorded.find_summaries(ledger, conversation, mode, &branch);
         if ledger.knows_reasoning() {
-            known.find_replies(ledger, conversation, &branch);
+            recorded.find_replies(ledger, conversation, &branch);
         }
         if ledger.knows_reasoning() || ledger.has_decided(mode) {
-            known.thoughts = Arc::new(branch.thoughts());
+            recorded.thoughts = Arc::new(branch.thoughts());
         }
         if ledger.has_decided(mode) {
-            let own = branch.own_reasoning(conversation);
-            let forms =
-                known.find_decisions(ledger, mode, &branch, &own, conversation.model.as_deref());
-            known.left_out = own.left_out;
-            known.given_up = ledger.given_up(mode, known.epoch);
-            known.given_up.extend(branch.given_up());
-            known.find_reaches(ledger, conversation, &branch, &forms);
+            let own_reasoning = branch.own_reasoning(conversation);
+            let forms = recorded.find_decisions(
+                ledger,
+                mode,
+                &branch,
+                &own_reasoning,
+                conversation.model.as_deref(),
+            );
+            recorded.left_out = own_reasoning.left_out;
+            recorded.given_up = ledger.given_up(mode, recorded.epoch);
+            recorded.given_up.extend(branch.given_up());
+            recorded.find_reaches(ledger, conversation, &branch, &forms);
         }
         if mode == DecisionMode::Active {
-            known.find_repairs(ledger, &branch);
-            ledger.injections().into_iter().for_each(|(injected, _)| known.find_injected(injected));
-            let Self { injected, keyed_parts, .. } = &mut known;
+            recorded.find_repairs(ledger, &branch);
+            for (message, _) in ledger.injections() {
+                recorded.find_injected(message);
+            }
+            let Self { injected, keyed_parts, .. } = &mut recorded;
             injected
-                .retain(|(place, injected)| branch.has_injected(injected, keyed_parts[*place].key));
+                .retain(|(place, message)| branch.has_injected(message, keyed_parts[*place].key));
         }
-        known
+        recorded
     }
 
-    /// Nothing is known, except the conversation itself.
     pub(super) fn bare(conversation: &Conversation) -> Self {
         Self { head: head(conversation), keyed_parts: keyed_parts(conversation), ..Self::default() }
-    }
-
-    /// Finds the place of an injected message in this request, if it has one.
-    fn find_injected(&mut self, injected: &Arc<InjectedMessage>) {
-        let Some(injection) = injected.place() else { return };
-        if injection.epoch != self.epoch {
-            return;
-        }
-        let place = self.keyed_parts.iter().rposition(|keyed| keyed.about == injection.after.0);
-        let Some(place) = place.or_else(|| self.joined(injection.boundary?)) else { return };
-        self.injected.push((place, injected.clone()));
-        // Ordered by the part that they follow, then by when they were queued.
-        let order = |of: &InjectedMessage| of.place().map(|injection| injection.number);
-        self.injected.sort_by_key(|(place, injected)| (*place, order(injected)));
-    }
-
-    /// The keyed part with this boundary hash; `None` unless there is exactly one.
-    fn joined(&self, boundary: PartKey) -> Option<usize> {
-        let mut found =
-            (1..self.keyed_parts.len()).filter(|place| self.boundary(*place) == Some(boundary));
-        found.next().filter(|_| found.next().is_none())
-    }
-
-    /// The boundary hash of a keyed part and the one before it.
-    fn boundary(&self, place: usize) -> Option<PartKey> {
-        let before = self.keyed_parts.get(place.checked_sub(1)?)?.key;
-        Some(PartKey(BoundaryHash::of(before, self.keyed_parts.get(place)?.key).0))
-    }
-
-    /// Where a message can be injected now: after the newest part, if the model has not replied to it.
-    pub(in crate::context) fn end(&self) -> Option<HistoryEnd> {
-        let is_message = |keyed: &KeyedPart| keyed.role != Role::System;
-        let place = self.keyed_parts.iter().rposition(is_message)?;
-        let keyed = self.keyed_parts[place];
-        let open = matches!(keyed.role, Role::User | Role::Tool);
-        open.then(|| HistoryEnd {
-            at: keyed.at,
-            about: keyed.about,
-            boundary: self.boundary(place),
-        })
-    }
-
-    /// Whether an injected message is in this request.
-    pub(in crate::context) fn is_injected(&self, id: &str) -> bool {
-        self.injected.iter().any(|(_, injected)| *injected.id == *id)
-    }
-
-    /// Messages injected after the part at a place.
-    pub(in crate::context) fn injected_at(
-        &self,
-        at: PartIndex,
-    ) -> impl Iterator<Item = &InjectedMessage> {
-        let here = self.injected.iter().filter(move |(place, _)| self.keyed_parts[*place].at == at);
-        here.map(|(_, injected)| &**injected)
-    }
-
-    /// Messages injected after any part of a message, in order.
-    pub(in crate::context) fn injected_in(
-        &self,
-        message: usize,
-    ) -> impl Iterator<Item = &InjectedMessage> {
-        let here = self
-            .injected
-            .iter()
-            .filter(move |(place, _)| self.keyed_parts[*place].at.message == message);
-        here.map(|(_, injected)| &**injected)
-    }
-
-    /// Messages injected in this request: the place that they follow, and all that follow it, in order.
-    pub(in crate::context) fn injections(
-        &self,
-    ) -> impl Iterator<Item = (PartIndex, Vec<&InjectedMessage>)> {
-        let from = self.kept_from();
-        let groups = self.injected.chunk_by(|one, two| one.0 == two.0);
-        let groups = groups.map(|group| {
-            (
-                self.keyed_parts[group[0].0].at,
-                group.iter().map(|(_, injected)| &**injected).collect(),
-            )
-        });
-        // Messages that a summary covers are not repeated.
-        groups.filter(move |(at, _): &(_, Vec<&InjectedMessage>)| at.message >= from)
     }
 
     /// Finds the decisions that apply here. Returns in which form the parent turn sent the parts that were cut,
@@ -262,11 +179,13 @@ impl RecordedDecisions {
                 let Some(cut) = ledger.cut(about, mode, epoch) else { break };
                 cuts.push((index, nth, cut));
             }
-            let decision = ledger.reasoning_decision(keyed.about, mode, epoch);
+            let Some(decision) = ledger.reasoning_decision(keyed.about, mode, epoch) else {
+                continue;
+            };
             // A reply that ends with this part has the same key: what is put back is looked up below.
-            let is_stand_in =
-                |it: &&Arc<ReasoningDecision>| matches!(it.does, ReasoningAction::StandIn(_));
-            let Some(decision) = decision.filter(is_stand_in) else { continue };
+            if !matches!(decision.does, ReasoningAction::StandIn(_)) {
+                continue;
+            }
             if branch.is_of_model(decision, model) {
                 self.of_its_model.insert(decision.about);
             }
@@ -275,25 +194,29 @@ impl RecordedDecisions {
         let keys = cuts.iter().map(|(index, ..)| self.keyed_parts[*index].key).collect();
         let forms = branch.forms(&self.keyed_parts, &keys);
         let replied = self.keyed_parts.iter().rposition(|keyed| keyed.role == Role::Assistant);
-        let held = cuts.into_iter().filter(|(index, nth, cut)| {
-            let is_new = replied.is_none_or(|replied| *index > replied);
-            branch.has_cut(cut, *nth, forms.get(index).copied(), is_new)
-        });
-        self.cuts.extend(held.map(|(_, _, cut)| (cut.about.0, cut.clone())));
+        for (index, nth, cut) in cuts {
+            // No model has read what follows the last reply.
+            let is_new = replied.is_none_or(|replied| index > replied);
+            if branch.has_cut(cut, nth, forms.get(&index).copied(), is_new) {
+                self.cuts.insert(cut.about.0, cut.clone());
+            }
+        }
         for returned in &self.replies {
             let about = returned.reasoning.after.0;
-            let decision = ledger.reasoning_decision(about, mode, epoch);
-            let decision =
-                decision.filter(|decision| branch.has_back(decision, &returned.reasoning));
-            self.reasoning_decisions.extend(decision.map(|decision| (about, decision.clone())));
+            if let Some(decision) = ledger.reasoning_decision(about, mode, epoch)
+                && branch.has_back(decision, &returned.reasoning)
+            {
+                self.reasoning_decisions.insert(about, decision.clone());
+            }
         }
         // The bytes of what the client sends are not at hand here, so all decisions to remove are taken.
         let replies = self.replies.iter().map(|returned| &*returned.reasoning);
-        let elsewhere = branch.not_out(ledger.reasoning_removals(mode, epoch), replies, own);
-        let out = ledger
-            .reasoning_removals(mode, epoch)
-            .filter(|decision| !elsewhere.contains(&decision.about));
-        for decision in out {
+        let elsewhere =
+            branch.removals_elsewhere(ledger.reasoning_removals(mode, epoch), replies, own);
+        for decision in ledger.reasoning_removals(mode, epoch) {
+            if elsewhere.contains(&decision.about) {
+                continue;
+            }
             if branch.is_of_model(decision, model) {
                 self.of_its_model.insert(decision.about);
             }
@@ -302,26 +225,29 @@ impl RecordedDecisions {
         forms
     }
 
-    /// Records that a decision for this request was made first by another branch and adopted as it is.
     fn adopt(&mut self, about: u128, by: &ExchangeId) {
+        // Another branch made it first: it is new here all the same.
         if *by != self.exchange {
             self.adopted.insert(about);
         }
     }
 
-    /// Keeps the decisions that this request adopted from other branches. `before`: what was known about the
-    /// request earlier.
-    pub fn keep_adopted(&mut self, before: &Self) {
-        for about in &before.adopted {
-            let cut = before.cuts.get(about).map(|cut| (*about, cut.clone()));
-            self.cuts.extend(cut);
-            if let Some(decision) = before.reasoning_decisions.get(about) {
+    /// Keeps the decisions that this request adopted from other branches. `earlier`: what was known about the
+    /// request before.
+    pub fn keep_adopted(&mut self, earlier: &Self) {
+        for about in &earlier.adopted {
+            if let Some(cut) = earlier.cuts.get(about) {
+                self.cuts.insert(*about, cut.clone());
+            }
+            if let Some(decision) = earlier.reasoning_decisions.get(about) {
                 self.of_its_model.insert(decision.about);
                 self.reasoning_decisions.insert(*about, decision.clone());
             }
-            let compact = before.compact.as_ref().filter(|(_, one)| one.address().0 == *about);
-            if let Some((cut, one)) = compact.filter(|(cut, _)| *cut > self.kept_from()) {
-                self.compact = Some((*cut, one.clone()));
+            if let Some((cut, summary)) = &earlier.compact
+                && summary.address().0 == *about
+                && *cut > self.kept_from()
+            {
+                self.compact = Some((*cut, summary.clone()));
                 self.summaries.retain(|(other, _)| other > cut);
                 self.only_kept();
             }
@@ -372,22 +298,26 @@ impl RecordedDecisions {
             self.reasoning_decisions.values().map(|decision| (&decision.exchange, decision.about));
         let compact = self.compact().map(|(_, one)| (&one.exchange, PartKey(one.address().0)));
         let repairs = self.repairs.iter().map(|one| (&one.exchange, one.about));
-        let all = cuts.chain(decisions).chain(compact).chain(repairs);
-        let is_its =
-            |by: &ExchangeId, about: PartKey| self.decision(about.0, by, exchange) == Decision::New;
-        all.filter(|(by, about)| is_its(by, *about)).map(|(_, about)| about).collect()
+        cuts.chain(decisions)
+            .chain(compact)
+            .chain(repairs)
+            .filter(|(by, about)| self.decision(about.0, by, exchange) == Decision::New)
+            .map(|(_, about)| about)
+            .collect()
     }
 
     /// The same without the cuts that this exchange newly made in parts that were sent before: the form that
     /// the provider has cached. `None` if there are no such cuts.
     pub fn as_cached(&self, exchange: &ExchangeId) -> Option<Self> {
-        let is_new = |about: u128, cut: &Cut| {
-            let is_birth = matches!(cut.why, DecisionReason::Birth | DecisionReason::TooLarge);
-            !is_birth && self.decision(about, &cut.exchange, exchange) == Decision::New
-        };
         let mut cuts = self.cuts.clone();
-        cuts.retain(|about, cut| !is_new(*about, cut));
-        (cuts.len() < self.cuts.len()).then(|| Self { cuts, ..self.clone() })
+        // What was cut at birth was never sent whole.
+        cuts.retain(|about, cut| {
+            is_birth(cut.why) || self.decision(*about, &cut.exchange, exchange) != Decision::New
+        });
+        if cuts.len() == self.cuts.len() {
+            return None;
+        }
+        Some(Self { cuts, ..self.clone() })
     }
 
     /// Whether a decision may be made, that is, was not refused for good.
@@ -400,7 +330,6 @@ impl RecordedDecisions {
         }
     }
 
-    /// Whether a decision about the same reasoning is recorded.
     pub(in crate::context) fn has_decided(&self, fact: &Fact) -> bool {
         let Fact::ReasoningDecision(decision) = fact else { return false };
         self.reasoning_decisions.contains_key(&decision.about.0)
@@ -408,32 +337,38 @@ impl RecordedDecisions {
 
     /// The message of the first cut or summary that this request decided itself; `None` if there is none.
     pub(in crate::context) fn first_own_change(&self) -> Option<usize> {
-        let is_own = |about: u128, by: &ExchangeId| {
-            self.decision(about, by, &self.exchange) == Decision::New
-        };
         // Reasoning stays valid behind a summary that carries what the provider read.
-        let summary = self.compact().filter(|(_, one)| one.carries.is_none());
-        let summary = summary.filter(|(_, one)| is_own(one.address().0, &one.exchange));
+        if let Some((from, summary)) = self.compact()
+            && summary.carries.is_none()
+            && self.is_own(summary.address().0, &summary.exchange)
+        {
+            // A summary stands before every cut.
+            return Some(from);
+        }
         let mut cuts = self.cuts_here();
-        let cut = cuts.find(|(_, _, cut)| is_own(cut.about.0, &cut.exchange));
-        // A summary stands before every cut.
-        summary.map(|(from, _)| from).or(cut.map(|(at, ..)| at.message))
+        let cut = cuts.find(|(_, _, cut)| self.is_own(cut.about.0, &cut.exchange));
+        cut.map(|(at, ..)| at.message)
+    }
+
+    fn is_own(&self, about: u128, by: &ExchangeId) -> bool {
+        self.decision(about, by, &self.exchange) == Decision::New
     }
 
     /// Takes over what an exchange decided about parts that it sent for the first time: nothing depends on
     /// their unchanged form, and no reasoning comes after them.
-    pub fn take_births(&mut self, of: &Self, exchange: &ExchangeId) {
-        let is_birth = |about: u128, by: &ExchangeId, why| {
-            let is_new = of.decision(about, by, exchange) == Decision::New;
-            is_new && matches!(why, DecisionReason::Birth | DecisionReason::TooLarge)
-        };
-        let cuts = of.cuts.iter().filter(|(about, cut)| is_birth(**about, &cut.exchange, cut.why));
-        self.cuts.extend(cuts.map(|(about, cut)| (*about, cut.clone())));
-        let decisions = of.reasoning_decisions.iter();
-        let decisions = decisions
-            .filter(|(about, decision)| is_birth(**about, &decision.exchange, decision.why));
-        self.reasoning_decisions
-            .extend(decisions.map(|(about, decision)| (*about, decision.clone())));
+    pub fn take_births(&mut self, other: &Self, exchange: &ExchangeId) {
+        for (about, cut) in &other.cuts {
+            let decision = other.decision(*about, &cut.exchange, exchange);
+            if is_birth(cut.why) && decision == Decision::New {
+                self.cuts.insert(*about, cut.clone());
+            }
+        }
+        for (about, decision) in &other.reasoning_decisions {
+            let is_new = other.decision(*about, &decision.exchange, exchange) == Decision::New;
+            if is_birth(decision.why) && is_new {
+                self.reasoning_decisions.insert(*about, decision.clone());
+            }
+        }
     }
 
     /// Whether no decision could change the request.
@@ -443,65 +378,61 @@ impl RecordedDecisions {
         is_empty && self.compact.is_none() && self.repairs.is_empty()
     }
 
-    /// Whether reasoning that the client sends is to be removed.
     pub(super) fn removes_reasoning(&self) -> bool {
         self.reasoning_decisions.values().any(|decision| decision.does == ReasoningAction::Remove)
     }
 
     /// Whether any reasoning is removed for another reason than that the provider refused it.
     pub fn takes_out_unrefused(&self) -> bool {
-        let mut out = self
-            .reasoning_decisions
-            .values()
-            .filter(|decision| decision.does == ReasoningAction::Remove);
-        out.any(|decision| decision.why != DecisionReason::Refusal)
+        self.reasoning_decisions.values().any(|decision| {
+            decision.does == ReasoningAction::Remove && decision.why != DecisionReason::Refusal
+        })
     }
 
-    /// Whether the parent turn sent the reasoning of a reply, or a part of it.
     pub(crate) fn was_sent(&self, returned: &ReturnedReply) -> bool {
         !self.thoughts.is_empty()
             && branch::names(&returned.reasoning).any(|key| self.thoughts.contains(&key))
     }
 
-    /// The decision about reasoning with this key.
     pub(crate) fn reasoning_decision(&self, about: u128) -> Option<&ReasoningDecision> {
         self.reasoning_decisions.get(&about).map(|decision| &**decision)
     }
 
-    /// The decision that takes out reasoning with this key, if it applies to this request.
     pub(crate) fn takes_out_reasoning(
         &self,
         request: &PlanRequest<'_>,
         about: u128,
     ) -> Option<&ReasoningDecision> {
         let decision = self.reasoning_decision(about)?;
-        (decision.does == ReasoningAction::Remove && self.removes(request, decision))
-            .then_some(decision)
+        let applies = decision.does == ReasoningAction::Remove && self.removes(request, decision);
+        if applies { Some(decision) } else { None }
     }
 
     /// The cut with this key; if that only trimmed the result, the later cut that cleared it.
     pub(crate) fn cut(&self, about: u128) -> Option<&Cut> {
-        let cleared = || self.cuts.get(&clearing_key(about));
-        let first = self.cuts.get(&about)?;
-        Some(if first.why == DecisionReason::TooLarge { cleared().unwrap_or(first) } else { first })
+        let cut = self.cuts.get(&about)?;
+        if cut.is_trim()
+            && let Some(clearing) = self.cuts.get(&clearing_key(about))
+        {
+            return Some(clearing);
+        }
+        Some(cut)
     }
 
-    /// The cut of the result at a place.
     pub(crate) fn cut_at(&self, part: &Part, at: PartIndex) -> CutOfPart<'_> {
-        let kinds = [PartKind::ToolResult, PartKind::Image, PartKind::Text];
-        let is_kind = kinds.contains(&part.kind);
-        let may_be = is_kind && !self.cuts.is_empty();
-        let about = if may_be { self.about(at) } else { None };
+        let may_be_cut =
+            matches!(part.kind, PartKind::ToolResult | PartKind::Image | PartKind::Text);
+        // The place is only looked up where there is something to find.
+        let about = if may_be_cut && !self.cuts.is_empty() { self.about(at) } else { None };
         let cut = about.and_then(|about| self.cut(about));
-        let is_trim =
-            |cut: &&Cut| cut.why == DecisionReason::TooLarge && about == Some(cut.about.0);
-        CutOfPart { cut, trim: cut.filter(is_trim) }
+        let trim = cut.filter(|cut| cut.is_trim() && about == Some(cut.about.0));
+        CutOfPart { cut, trim }
     }
 
-    /// Tokens of the part at a place before its first cut.
     pub(super) fn tokens_before(&self, at: PartIndex, cut: &Cut) -> u64 {
-        let first = self.about(at).and_then(|about| self.cuts.get(&about));
-        u64::from(first.map_or(cut.was, |first| first.was))
+        // What was trimmed and then cleared was whole before the first of the two.
+        let earliest = self.about(at).and_then(|about| self.cuts.get(&about));
+        u64::from(earliest.map_or(cut.was, |earliest| earliest.was))
     }
 
     /// The part's key in the form in which it is sent, with its cuts.
@@ -515,50 +446,54 @@ impl RecordedDecisions {
 
     /// The key of decisions about the part at a place; `None` for parts without a key.
     pub(crate) fn about(&self, at: PartIndex) -> Option<u128> {
-        let found = self.keyed_parts.binary_search_by_key(&at, |keyed| keyed.at).ok()?;
-        Some(self.keyed_parts[found].about)
+        let index = self.keyed_parts.binary_search_by_key(&at, |keyed| keyed.at).ok()?;
+        Some(self.keyed_parts[index].about)
     }
 
-    /// Whether a decision to remove reasoning applies. If this model demands reasoning, what policy removed for
-    /// another model is sent, unless the parent turn left it out for this model as well.
     fn removes(&self, request: &PlanRequest<'_>, decision: &ReasoningDecision) -> bool {
-        let was_left_out = || {
-            let is_its = |parent: &&Arc<Turn>| *parent.model == *request.name;
-            self.parent.as_ref().filter(is_its).is_some()
-                && self.left_out.contains(&decision.about.0)
-        };
-        request.reasoning_rule != ReasoningRule::Demanded
+        if request.reasoning_rule != ReasoningRule::Demanded
             || decision.why == DecisionReason::Refusal
             || self.is_of_its_model(decision)
-            || was_left_out()
+        {
+            return true;
+        }
+        // This model demands reasoning, so what policy removed for another model is sent, unless the
+        // parent turn left it out for this model as well.
+        let is_same_model =
+            self.parent.as_ref().is_some_and(|parent| *parent.model == *request.name);
+        is_same_model && self.left_out.contains(&decision.about.0)
     }
 
-    /// Whether a decision about a part, or to remove reasoning, was made for the model that this request asks
-    /// for.
     pub(super) fn is_of_its_model(&self, decision: &ReasoningDecision) -> bool {
         self.of_its_model.contains(&decision.about)
     }
 
     /// The cuts in this request: place, key of the cut part, cut.
     pub(crate) fn cuts_here(&self) -> impl Iterator<Item = (PartIndex, PartKey, &Cut)> {
-        let (none, from) = (self.cuts.is_empty(), self.kept_from());
-        let keyed_parts =
-            self.keyed_parts.iter().filter(move |keyed| !none && keyed.at.message >= from);
+        // Long histories mostly have no cuts, and are not walked then.
+        let keyed_parts: &[KeyedPart] = if self.cuts.is_empty() { &[] } else { self.kept_parts() };
         keyed_parts
+            .iter()
             .filter_map(|keyed| Some((keyed.at, self.cut_key(keyed), self.cut(keyed.about)?)))
     }
 
     pub(super) fn stand_ins(&self) -> impl Iterator<Item = (PartIndex, &ReasoningDecision)> {
-        let (none, from) = (self.reasoning_decisions.is_empty(), self.kept_from());
-        let keyed_parts =
-            self.keyed_parts.iter().filter(move |keyed| !none && keyed.at.message >= from);
+        let keyed_parts: &[KeyedPart] =
+            if self.reasoning_decisions.is_empty() { &[] } else { self.kept_parts() };
         keyed_parts
+            .iter()
             .filter_map(|keyed| Some((keyed.at, &**self.reasoning_decisions.get(&keyed.about)?)))
     }
 
-    /// Whether a decision with key `about`, made by the exchange `of`, is new to the exchange `here`.
-    pub(super) fn decision(&self, about: u128, of: &ExchangeId, here: &ExchangeId) -> Decision {
-        let is_new = of == here || *here == self.exchange && self.adopted.contains(&about);
+    fn kept_parts(&self) -> &[KeyedPart] {
+        let from = self.kept_from();
+        &self.keyed_parts[self.keyed_parts.partition_point(|keyed| keyed.at.message < from)..]
+    }
+
+    /// Whether a decision with key `about`, made by the exchange `by`, is new to another exchange.
+    pub(super) fn decision(&self, about: u128, by: &ExchangeId, exchange: &ExchangeId) -> Decision {
+        // What another branch decided first is adopted, and new here all the same.
+        let is_new = by == exchange || *exchange == self.exchange && self.adopted.contains(&about);
         if is_new { Decision::New } else { Decision::Replayed }
     }
 
@@ -567,26 +502,36 @@ impl RecordedDecisions {
         let mut chains = Vec::with_capacity(self.keyed_parts.len() + 1);
         let mut chain = self.head;
         chains.push(chain);
-        let gone = self.keyed_parts.partition_point(|keyed| keyed.at.message < self.kept_from());
-        if let Some((_, compact)) = self.compact().filter(|_| gone > 0) {
-            chains.resize(gone, chain);
-            let carried = compact.carries.filter(|it| it.head == self.head);
-            chain = carried.map_or_else(|| chain.then(compact.key()), |it| it.sent);
+        let covered = self.keyed_parts.len() - self.kept_parts().len();
+        if covered > 0
+            && let Some((_, compact)) = self.compact()
+        {
+            chains.resize(covered, chain);
+            chain = match compact.carries {
+                // Reasoning stays valid behind a summary that carries what the provider read.
+                Some(history) if history.head == self.head => history.sent,
+                _ => chain.then(compact.key()),
+            };
             chains.push(chain);
         }
-        let mut injected = self.injected.iter().skip_while(|(after, _)| *after < gone).peekable();
-        for (place, keyed) in self.keyed_parts.iter().enumerate().skip(gone) {
+        let mut injected =
+            self.injected.iter().skip_while(|(after, _)| *after < covered).peekable();
+        for (place, keyed) in self.keyed_parts.iter().enumerate().skip(covered) {
             chain = chain.then(if self.cuts.is_empty() { keyed.key } else { self.cut_key(keyed) });
             while let Some((_, injected)) = injected.next_if(|(after, _)| *after == place) {
                 chain = chain.then(injected.key());
             }
             chains.push(chain);
         }
-        Overlay::of(chains)
+        Overlay::new(chains)
     }
 }
 
-/// The decision key for clearing a part that was trimmed before.
+fn is_birth(why: DecisionReason) -> bool {
+    matches!(why, DecisionReason::Birth | DecisionReason::TooLarge)
+}
+
 pub(in crate::context) fn clearing_key(about: u128) -> u128 {
+    // Clearing a part that was trimmed before is another decision than trimming it.
     PartKey(about).cut().0
 }

@@ -13,36 +13,34 @@ pub(super) fn of_parts(request: &PlanRequest<'_>, known: &RecordedDecisions, pla
     for one in known.repairs_of(request) {
         match &one.repair {
             Repair::Media { part, text } => {
-                let places = places(request, *part, known.kept_from());
-                for (at, found) in places {
-                    let edit = media::edits(request.conversation, request.body, found, text);
+                for (at, media_part) in places(request, *part, known.kept_from()) {
+                    let edit = media::edits(request.conversation, request.body, media_part, text);
                     let Some(edit) = edit.filter(|edit| is_free(plan, edit)) else { continue };
                     let key = PartKey::of_bytes(text.as_bytes());
+                    // It is our own short text: a vocabulary would not change the number by much.
                     let tokens = (text.len() / 4) as u32;
-                    plan.sent.replace(found.span, key, tokens);
+                    plan.sent.replace(media_part.span, key, tokens);
                     add_step(request, known, plan, one, at, std::slice::from_ref(&edit));
                     plan.edits.push(edit);
                 }
             }
             Repair::Picture { part, data } => {
-                let places = places(request, *part, known.kept_from());
-                for (at, found) in places {
-                    let edit = media::replaced(request.body, found, data);
+                for (at, media_part) in places(request, *part, known.kept_from()) {
+                    let edit = media::replaced(request.body, media_part, data);
                     let Some(edit) = edit.filter(|edit| is_free(plan, edit)) else { continue };
                     let key = PartKey::of_bytes(data.as_bytes());
-                    let detail = found.media.as_ref().and_then(|media| media.detail);
+                    let detail = media_part.media.as_ref().and_then(|media| media.detail);
                     let tokens = base64_tokens(data, &request.model.pictures, detail);
-                    plan.sent.replace(found.span, key, tokens);
+                    plan.sent.replace(media_part.span, key, tokens);
                     add_step(request, known, plan, one, at, std::slice::from_ref(&edit));
                     plan.edits.push(edit);
                 }
             }
             Repair::Prefill { part, text } => {
-                let ends = |message: &crate::dialect::Message| {
+                let message = request.conversation.messages.iter().rposition(|message| {
                     message.parts.iter().rev().find_map(|part| part.key) == Some(*part)
-                };
-                let messages = &request.conversation.messages;
-                let Some(message) = messages.iter().rposition(ends) else { continue };
+                });
+                let Some(message) = message else { continue };
                 let edit = prefill::edits(request.conversation, message, text);
                 let Some(edit) = edit.filter(|edit| is_free(plan, edit)) else { continue };
                 add_step(
@@ -60,9 +58,8 @@ pub(super) fn of_parts(request: &PlanRequest<'_>, known: &RecordedDecisions, pla
     }
 }
 
-/// Rules for the whole body, applied to the result of the other edits.
 pub(super) fn of_text(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
-    let mut sent: Option<Vec<u8>> = None;
+    let mut rewritten: Option<Vec<u8>> = None;
     for one in known.repairs_of(request) {
         let is_of_part = matches!(
             one.repair,
@@ -71,31 +68,35 @@ pub(super) fn of_text(request: &PlanRequest<'_>, known: &RecordedDecisions, plan
         if is_of_part {
             continue;
         }
-        let body = sent.get_or_insert_with(|| splice::applied(request.body, &plan.edits));
+        let body = rewritten.get_or_insert_with(|| splice::applied(request.body, &plan.edits));
         let edits = one.repair.edits(request.conversation.dialect, body);
         if edits.is_empty() {
             continue;
         }
-        let next = splice::applied(body, &edits);
+        // The rules are applied one after the other, each to what the ones before made.
+        let body_after = splice::applied(body, &edits);
         let Some(composed) = splice::compose(&plan.edits, body, edits.clone()) else { continue };
         add_step(request, known, plan, one, PartIndex::default(), &edits);
         plan.edits = composed;
-        sent = Some(next);
+        rewritten = Some(body_after);
     }
 }
 
-/// The parts with this key, from the message `from` on.
 fn places<'r>(request: &PlanRequest<'r>, key: PartKey, from: usize) -> Vec<(PartIndex, &'r Part)> {
-    let messages = request.conversation.messages.iter().enumerate().skip(from);
-    let parts = messages.flat_map(|(at, message)| {
-        message.parts.iter().enumerate().map(move |(part, found)| (PartIndex::new(at, part), found))
-    });
-    parts.filter(|(_, part)| part.key == Some(key)).collect()
+    let mut places = Vec::new();
+    for (index, message) in request.conversation.messages.iter().enumerate().skip(from) {
+        for (number, part) in message.parts.iter().enumerate() {
+            if part.key == Some(key) {
+                places.push((PartIndex::new(index, number), part));
+            }
+        }
+    }
+    places
 }
 
-/// Whether no other edit touches these bytes.
 fn is_free(plan: &Plan, edit: &Edit) -> bool {
     let Span { start, end } = edit.at;
+    // Adjacent ranges count as touched: their order would not be certain.
     plan.edits.iter().all(|other| other.at.end < start || end < other.at.start)
 }
 

@@ -12,14 +12,14 @@ use super::{
 use crate::context::policy::ReasoningRule;
 use crate::context::{ReasoningAction, ReasoningDecision, reasoning};
 use crate::dialect::rewrite::{self, ReasoningInsert};
-use crate::dialect::{Dialect, Part, PartIndex, PartKey, PartKind, Span};
+use crate::dialect::{Dialect, PartIndex, PartKey, PartKind, Span};
 use crate::wire::splice::{self, Edit};
 
 /// What is forwarded if nothing is changed.
 pub fn original_overlay(request: &PlanRequest<'_>) -> Overlay {
-    let mut sent = RecordedDecisions::bare(request.conversation).sent();
-    sent.thought = reasoning::newest(request, &sent);
-    sent
+    let mut overlay = RecordedDecisions::bare(request.conversation).sent();
+    overlay.thought = reasoning::newest(request, &overlay);
+    overlay
 }
 
 /// Replays every recorded decision that applies, and nothing else.
@@ -27,8 +27,8 @@ pub fn replay(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Plan {
     if request.conversation.held.is_some() {
         return Plan { sent: original_overlay(request), ..Plan::default() };
     }
-    let sent = known.sent().cleared_past(request.clears_past);
-    let mut plan = Plan { sent, ..Plan::default() };
+    let overlay = known.sent().cleared_past(request.clears_past);
+    let mut plan = Plan { sent: overlay, ..Plan::default() };
     compact(request, known, &mut plan);
     cuts(request, known, &mut plan);
     inject(request, known, &mut plan);
@@ -40,9 +40,10 @@ pub fn replay(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Plan {
             plan.sent.thought = reasoning::newest(request, &plan.sent);
             plan
         }
+        // Half of the edits would be a request that nobody decided on.
         Ok(()) | Err(_) => {
-            let sent = original_overlay(request).cleared_past(request.clears_past);
-            Plan { sent, conflict: true, ..Plan::default() }
+            let overlay = original_overlay(request).cleared_past(request.clears_past);
+            Plan { sent: overlay, conflict: true, ..Plan::default() }
         }
     }
 }
@@ -58,11 +59,10 @@ fn compact(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan
     };
     plan.sent.summarize(compact, &conversation.messages[..cut]);
     let decision = known.decision(compact.address().0, &compact.exchange, request.exchange);
-    let (why, at) = (compact.why, PartIndex::default());
     plan.steps.push(PlanStep {
         tokens_before: compact.was,
         tokens_after: u64::from(compact.tokens),
-        ..PlanStep::made(Change::Compacted, decision, why, at, &edits)
+        ..PlanStep::made(Change::Compacted, decision, compact.why, PartIndex::default(), &edits)
     });
     plan.summary = Some(compact.by);
     plan.edits.extend(edits);
@@ -70,7 +70,6 @@ fn compact(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan
 
 fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
     for (at, key, cut) in known.cuts_here() {
-        let was = known.tokens_before(at, cut);
         let Some(part) = request.part(at) else { continue };
         let replacement = cut.content.text(part, request.body);
         let edits = replacement.map_or_else(Vec::new, |replacement| {
@@ -98,13 +97,17 @@ fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
         plan.sent.replace(part.span, key, cut.tokens);
         if !cut.keep_media {
             let message = &request.conversation.messages[at.message];
-            let inner = message.parts[at.part + 1..].iter();
-            let inner = inner.take_while(|inner| inner.span.end <= part.span.end);
-            inner.for_each(|inner| plan.sent.remove(inner.span));
+            // Images in a result are parts of their own, and go with it.
+            for inner in &message.parts[at.part + 1..] {
+                if inner.span.end > part.span.end {
+                    break;
+                }
+                plan.sent.remove(inner.span);
+            }
         }
         let decision = known.decision(cut.about.0, &cut.exchange, request.exchange);
         plan.steps.push(PlanStep {
-            tokens_before: was,
+            tokens_before: known.tokens_before(at, cut),
             tokens_after: u64::from(cut.tokens),
             ..PlanStep::made(Change::Cut, decision, cut.why, at, &edits)
         });
@@ -112,7 +115,6 @@ fn cuts(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
     }
 }
 
-/// Injected messages, at their places.
 fn inject(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
     for (at, injected) in known.injections() {
         let Some(part) = request.part(at) else { continue };
@@ -152,29 +154,35 @@ fn inject(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan)
 }
 
 fn reasoning_of(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
-    let sent = &plan.sent;
-    let is_back = |returned: &ReturnedReply| reasoning::is_back(request, known, sent, returned);
-    let chosen = reasoning::chosen(request, known, is_back);
-    for (returned, chosen) in known.replies.iter().zip(chosen) {
-        if let Some(decision) =
-            known.reasoning_decision(returned.reasoning.after.0).filter(|_| chosen)
-        {
+    let chosen = reasoning::chosen(request, known, |returned| {
+        reasoning::is_back(request, known, &plan.sent, returned)
+    });
+    for (returned, is_chosen) in known.replies.iter().zip(chosen) {
+        let decision = known.reasoning_decision(returned.reasoning.after.0);
+        if is_chosen && let Some(decision) = decision {
             put_back(request, known, returned, decision, plan);
         }
     }
+    put_stand_ins(request, known, plan);
+    take_out(request, known, plan);
+}
+
+fn put_stand_ins(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan) {
     // Another model than the one that required a stand-in may refuse it. The same model gets it again, even
     // if it is no longer known to require it.
     let is_demanded = request.reasoning_rule == ReasoningRule::Demanded;
     let one_field = request.conversation.dialect == Dialect::OpenaiChat;
-    let place = |at: PartIndex| (at.message, if one_field { 0 } else { at.part });
-    let put_back = plan.steps.iter().filter(|step| step.change == Change::PutBack);
-    let put_back: HashSet<_> = put_back.map(|step| place(step.at)).collect();
-    // What stands in for another model is not needed where this model's own reasoning is back.
-    let stands_in = |at: PartIndex, decision: &ReasoningDecision| {
-        (is_demanded || known.is_of_its_model(decision)) && !put_back.contains(&place(at))
-    };
-    for (at, decision) in known.stand_ins().filter(|(at, decision)| stands_in(*at, decision)) {
+    let mut places: HashSet<(usize, usize)> = HashSet::default();
+    for step in plan.steps.iter().filter(|step| step.change == Change::PutBack) {
+        places.insert((step.at.message, if one_field { 0 } else { step.at.part }));
+    }
+    for (at, decision) in known.stand_ins() {
         let ReasoningAction::StandIn(raw) = &decision.does else { continue };
+        // What stands in for another model is not needed where this model's own reasoning is back.
+        let has_own = places.contains(&(at.message, if one_field { 0 } else { at.part }));
+        if has_own || !(is_demanded || known.is_of_its_model(decision)) {
+            continue;
+        }
         let edits = stand_in(request, at, raw);
         let step = step_of(request, known, Change::StandIn, at, decision, &edits);
         if !edits.is_empty() {
@@ -182,12 +190,11 @@ fn reasoning_of(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut
             plan.edits.extend(edits);
         }
     }
-    take_out(request, known, plan);
 }
 
-/// Inserts a stand-in: a signature on the part itself (Gemini), or a field of its message.
 fn stand_in(request: &PlanRequest<'_>, at: PartIndex, raw: &str) -> Vec<Edit> {
     let conversation = request.conversation;
+    // A signature on the part itself (Gemini), or a field of its message.
     match conversation.dialect {
         Dialect::Gemini => {
             rewrite::restore_signature(conversation, request.body, at, raw).into_iter().collect()
@@ -199,7 +206,6 @@ fn stand_in(request: &PlanRequest<'_>, at: PartIndex, raw: &str) -> Vec<Edit> {
     }
 }
 
-/// Inserts missing reasoning, message by message, and missing signatures, part by part.
 fn put_back(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -214,13 +220,15 @@ fn put_back(
         let Some(at) = returned.place(conversation, thought) else { continue };
         blocks.push((at.message, ReasoningInsert { before: at.part, raw: &thought.raw }));
     }
-    let mut rest = &blocks[..];
-    while let Some((message, _)) = rest.first() {
-        let run = rest.iter().take_while(|(other, _)| other == message).count();
-        let group: Vec<ReasoningInsert<'_>> = rest[..run].iter().map(|(_, block)| *block).collect();
+    let mut remaining = &blocks[..];
+    while let Some((message, _)) = remaining.first() {
+        // Blocks of one message are inserted at once, so that their edits do not meet.
+        let run = remaining.iter().take_while(|(other, _)| other == message).count();
+        let group: Vec<ReasoningInsert<'_>> =
+            remaining[..run].iter().map(|(_, block)| *block).collect();
         let edits = rewrite::put_back(conversation, request.body, *message, &group);
-        let at = PartIndex::new(*message, group[0].before);
-        plan.steps.push(step_of(request, known, Change::PutBack, at, decision, &edits));
+        let place = PartIndex::new(*message, group[0].before);
+        plan.steps.push(step_of(request, known, Change::PutBack, place, decision, &edits));
         if !edits.is_empty() {
             for block in &group {
                 let signature = reasoning::signature_key(block.raw);
@@ -229,7 +237,7 @@ fn put_back(
             }
         }
         plan.edits.extend(edits);
-        rest = &rest[run..];
+        remaining = &remaining[run..];
     }
     for &(at, signature) in &missing.signatures {
         let Some(edit) = rewrite::restore_signature(conversation, request.body, at, signature)
@@ -249,33 +257,38 @@ fn take_out(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Pla
     }
     let messages = request.conversation.messages.iter().enumerate();
     for (index, message) in messages.skip(known.kept_from()) {
-        let is_out = |part: &Part| known.takes_out_reasoning(request, part.removal_key()?);
-        let out: Vec<(usize, &ReasoningDecision)> = message
-            .parts
-            .iter()
-            .enumerate()
-            .filter(|(_, part)| part.kind == PartKind::Reasoning)
-            .filter_map(|(at, part)| Some((at, is_out(part)?)))
-            .collect();
-        let Some((first, decision)) = out.first().copied() else { continue };
-        let parts: Vec<usize> = out.iter().map(|(at, _)| *at).collect();
+        let mut parts: Vec<usize> = Vec::new();
+        let mut decisions: Vec<&ReasoningDecision> = Vec::new();
+        for (at, part) in message.parts.iter().enumerate() {
+            let Some(about) = part.removal_key() else { continue };
+            if part.kind == PartKind::Reasoning
+                && let Some(decision) = known.takes_out_reasoning(request, about)
+            {
+                parts.push(at);
+                decisions.push(decision);
+            }
+        }
+        let Some(decision) = decisions.first() else { continue };
         let removal = rewrite::take_out(request.conversation, request.body, index, &parts);
+        let Some(edits) = removal else { continue };
         // A message that is removed whole cannot have other edits.
-        let within =
-            |other: &Edit| message.span.start < other.at.end && other.at.start < message.span.end;
-        let is_changed = || plan.edits.iter().any(within);
-        let goes_whole = |edits: &[Edit]| edits.iter().any(|it| it.at.len() >= message.span.len());
-        let Some(edits) = removal.filter(|edits| !(goes_whole(edits) && is_changed())) else {
+        let goes_whole = edits.iter().any(|edit| edit.at.len() >= message.span.len());
+        if goes_whole && plan.edits.iter().any(|edit| overlaps(edit, message.span)) {
             continue;
-        };
-        parts.iter().for_each(|part| plan.sent.remove(message.parts[*part].span));
-        let at = PartIndex::new(index, first);
-        plan.steps.push(step_of(request, known, Change::Removed, at, decision, &edits));
+        }
+        for part in &parts {
+            plan.sent.remove(message.parts[*part].span);
+        }
+        let place = PartIndex::new(index, parts[0]);
+        plan.steps.push(step_of(request, known, Change::Removed, place, decision, &edits));
         plan.edits.extend(edits);
     }
 }
 
-/// The step for a change with these edits; without edits, the structure of the body did not allow it.
+fn overlaps(edit: &Edit, span: Span) -> bool {
+    span.start < edit.at.end && edit.at.start < span.end
+}
+
 fn step_of(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -285,6 +298,7 @@ fn step_of(
     edits: &[Edit],
 ) -> PlanStep {
     if edits.is_empty() {
+        // The structure of the body did not allow the edit.
         let span = request.part(at).map_or(Span::new(0, 0), |part| part.span);
         return PlanStep::declined(change, DecisionReason::Structure, at, span, 0);
     }

@@ -98,15 +98,16 @@ pub struct NewTokens {
 }
 
 impl NewTokens {
-    fn of(steps: &[PlanStep]) -> Self {
+    fn from_steps(steps: &[PlanStep]) -> Self {
         let mut sums = Self::default();
-        let add = |to: &mut u64, tokens| *to = to.saturating_add(tokens);
+
         for step in steps.iter().filter(|step| step.decision == Decision::New) {
             if step.why == DecisionReason::TooLarge {
-                add(&mut sums.at_birth, step.removed());
+                sums.at_birth = sums.at_birth.saturating_add(step.removed());
             } else if matches!(step.change, Change::Cut | Change::Compacted) {
-                add(&mut sums.late, step.removed());
-                add(&mut sums.stand_ins, step.tokens_after);
+                // They change what was sent before.
+                sums.late = sums.late.saturating_add(step.removed());
+                sums.stand_ins = sums.stand_ins.saturating_add(step.tokens_after);
                 sums.in_warm_cache |= step.why != DecisionReason::ColdCache;
             }
         }
@@ -159,17 +160,17 @@ impl ChangeCounts {
             (self.injected, new.injected, "queued message", "sent"),
             (self.repaired, new.repaired, "refused part", "repaired"),
         ];
-        let listed = kinds.into_iter().filter(|(made, ..)| *made > 0);
-        let listed = listed.map(|(made, new, what, done)| {
-            let many = if made == 1 { "" } else { "s" };
-            let new = if new > 0 { format!(" ({new} new)") } else { String::new() };
-            format!("{made} {what}{many} {done}{new}")
-        });
-        listed.collect::<Vec<_>>().join(", ")
+        let mut phrases = Vec::new();
+        for (count, new_count, noun, verb) in kinds.into_iter().filter(|(count, ..)| *count > 0) {
+            let plural = if count == 1 { "" } else { "s" };
+            let suffix = if new_count > 0 { format!(" ({new_count} new)") } else { String::new() };
+            phrases.push(format!("{count} {noun}{plural} {verb}{suffix}"));
+        }
+        phrases.join(", ")
     }
 
     /// The counter of a kind; stand-ins count as put back.
-    pub fn of(&mut self, change: Change) -> &mut u32 {
+    pub fn counter(&mut self, change: Change) -> &mut u32 {
         match change {
             Change::Cut => &mut self.cut,
             Change::PutBack | Change::StandIn => &mut self.put_back,
@@ -204,29 +205,35 @@ impl RewriteSummary {
         })
     }
 
-    /// Claimed tokens, corrected by the share that the provider's counts confirm.
     pub(crate) fn measured(&self, claimed: u64) -> u64 {
+        // The provider's counts may confirm only a share of what is claimed.
         (claimed as f64 * self.measured.unwrap_or(1.0)).round() as u64
     }
 
-    /// The sums over all new steps. Turns of earlier versions have none: then over those that were stored.
     pub(crate) fn tokens_of_new(&self) -> NewTokens {
-        if is_default(&self.new_tokens) { NewTokens::of(&self.steps) } else { self.new_tokens }
+        // Turns of earlier versions have no sums: then those of the stored steps.
+        if is_default(&self.new_tokens) {
+            NewTokens::from_steps(&self.steps)
+        } else {
+            self.new_tokens
+        }
     }
 
     /// Summarises these steps.
-    pub fn of(steps: &[PlanStep], mode: Mode) -> Self {
-        let mut done = Self { mode, new_tokens: NewTokens::of(steps), ..Self::default() };
+    pub fn from_steps(steps: &[PlanStep], mode: Mode) -> Self {
+        let mut done = Self { mode, new_tokens: NewTokens::from_steps(steps), ..Self::default() };
         for step in steps {
             if step.decision != Decision::Replayed && done.steps.len() < MOST_STORED_STEPS {
                 done.steps.push(step.clone());
             }
+            // Stored as well, so that it is shown why, but it changes nothing.
             if step.decision == Decision::Declined {
                 continue;
             }
-            *done.made.of(step.change) += 1;
-            *done.new.of(step.change) += u32::from(step.decision == Decision::New);
+            *done.made.counter(step.change) += 1;
+            *done.new.counter(step.change) += u32::from(step.decision == Decision::New);
             let removed = step.removed();
+            // A summary is no cut: its tokens are reported by themselves.
             if step.change == Change::Compacted {
                 done.tokens_compacted += removed;
                 continue;
@@ -364,12 +371,13 @@ mod tests {
             step(Change::StandIn, Decision::New, 0, 0),
             step(Change::Removed, Decision::Declined, 70, 70),
         ];
-        let done = RewriteSummary::of(&steps, Mode::Active);
+        let done = RewriteSummary::from_steps(&steps, Mode::Active);
         assert_eq!(done.steps, steps[1..]);
         assert_eq!(done.made, ChangeCounts { cut: 2, put_back: 1, ..ChangeCounts::default() });
         assert_eq!(done.new, ChangeCounts { cut: 1, put_back: 1, ..ChangeCounts::default() });
         assert_eq!((done.tokens_removed, done.tokens_added), (890 + 490, 0));
-        assert!(done.is_sent() && !done.is_nothing());
+        assert!(done.is_sent());
+        assert!(!done.is_nothing());
         assert!(!RewriteSummary { mode: Mode::Shadow, ..done.clone() }.is_sent());
         assert!(!RewriteSummary { resent: Some(RefusalCause::Structure), ..done }.is_sent());
     }
@@ -377,7 +385,7 @@ mod tests {
     #[test]
     fn a_limited_number_of_steps_is_listed_and_all_are_counted() {
         let steps = vec![step(Change::Cut, Decision::New, 10, 1); MOST_STORED_STEPS + 5];
-        let done = RewriteSummary::of(&steps, Mode::Active);
+        let done = RewriteSummary::from_steps(&steps, Mode::Active);
         assert_eq!(
             (done.steps.len(), done.new.cut as usize),
             (MOST_STORED_STEPS, MOST_STORED_STEPS + 5)
@@ -390,7 +398,8 @@ mod tests {
         let of = |why, change, decision| PlanStep { why, ..step(change, decision, 1_010, 10) };
         let cold = of(DecisionReason::ColdCache, Change::Cut, Decision::New);
         let mut steps = vec![cold; MOST_STORED_STEPS + 6];
-        let sums = |steps: &[PlanStep]| RewriteSummary::of(steps, Mode::Active).tokens_of_new();
+        let sums =
+            |steps: &[PlanStep]| RewriteSummary::from_steps(steps, Mode::Active).tokens_of_new();
         let all = NewTokens { late: 70_000, stand_ins: 700, ..NewTokens::default() };
         assert_eq!(sums(&steps), all);
         steps.push(of(DecisionReason::TooLarge, Change::Cut, Decision::New));
@@ -406,7 +415,8 @@ mod tests {
     #[test]
     fn a_rewrite_summary_can_be_read_back_from_the_store() {
         let steps = [step(Change::Cut, Decision::New, 500, 10)];
-        let done = RewriteSummary { held_out: true, ..RewriteSummary::of(&steps, Mode::Shadow) };
+        let done =
+            RewriteSummary { held_out: true, ..RewriteSummary::from_steps(&steps, Mode::Shadow) };
         let text = serde_json::to_string(&done).unwrap();
         assert_eq!(serde_json::from_str::<RewriteSummary>(&text).unwrap(), done);
         let before: RewriteSummary =
@@ -442,7 +452,7 @@ mod tests {
             (Change::Repaired, 6, "changed what the provider refused"),
         ];
         for (change, times, expected) in changes {
-            *counted.of(change) += times;
+            *counted.counter(change) += times;
             assert_eq!(change.description(), expected);
         }
         assert_eq!(counted, made);
@@ -460,7 +470,7 @@ mod tests {
             step(Change::Injected, Decision::New, 0, 12),
             step(Change::Injected, Decision::Replayed, 0, 30),
         ];
-        let done = RewriteSummary::of(&steps, Mode::Active);
+        let done = RewriteSummary::from_steps(&steps, Mode::Active);
         let new: Vec<PlanStep> =
             steps.iter().filter(|step| step.decision == Decision::New).cloned().collect();
         let expected = RewriteSummary {
@@ -480,7 +490,8 @@ mod tests {
             ..RewriteSummary::default()
         };
         assert_eq!(done, expected);
-        assert!(RewriteSummary::default().is_nothing() && !done.is_nothing());
+        assert!(RewriteSummary::default().is_nothing());
+        assert!(!done.is_nothing());
         let written = serde_json::to_value(RewriteSummary::default()).unwrap();
         assert_eq!(written, serde_json::json!({}), "empty values are not written");
     }
@@ -495,7 +506,8 @@ mod tests {
             let is_heading = heading.starts_with("docs/")
                 && heading.ends_with('"')
                 && heading.split_once(".md \"").is_some_and(|(_, title)| title.len() > 3);
-            assert!(rule.len() > 10 && is_heading, "{why:?}: {rule}, {heading}");
+            assert!(rule.len() > 10, "{why:?}: {rule}, {heading}");
+            assert!(is_heading, "{why:?}: {rule}, {heading}");
             rules.push(rule);
         }
         rules.sort_unstable();

@@ -54,13 +54,13 @@ impl PlanRequest<'_> {
         signs && self.model.binding == ReasoningBinding::Prefix
     }
 
-    /// Tokens of the window that the request may fill: the window less the reserve. If the reserve is half of the
-    /// window or more, it is not meant literally, and a quarter is reserved instead. By this number results are cut
-    /// and histories compacted.
+    /// Tokens of the window that the request may fill: the window less the reserve, or less a quarter if the
+    /// reserve is half of the window or more. By this number results are cut and histories compacted.
     pub fn fillable(&self) -> u64 {
-        let (window, reserve) = (self.model.window, self.reserve);
-        let is_sensible = reserve.saturating_mul(2) < window;
-        window.saturating_sub(if is_sensible { reserve } else { window / 4 })
+        let window = self.model.window;
+        // A reserve of half of the window or more is not meant literally.
+        let is_sensible = self.reserve.saturating_mul(2) < window;
+        window.saturating_sub(if is_sensible { self.reserve } else { window / 4 })
     }
 
     /// Whether decisions are made for shadow mode only.
@@ -68,29 +68,34 @@ impl PlanRequest<'_> {
         self.mode == Mode::Shadow
     }
 
-    /// Whether a message is from the model.
     pub(crate) fn is_models(&self, message: usize) -> bool {
-        self.conversation.messages.get(message).is_some_and(|it| it.role == Role::Assistant)
+        self.conversation
+            .messages
+            .get(message)
+            .is_some_and(|message| message.role == Role::Assistant)
     }
 
-    /// The part at a place in the history.
     pub(crate) fn part(&self, at: PartIndex) -> Option<&Part> {
         self.conversation.part(at)
     }
 
-    /// The newest message that is the user's own text. Reasoning after it belongs to the open tool loop, and is
-    /// kept. By [`turn_start::turn_start`] tokens are counted: it differs for text right after tool results,
-    /// which begins no turn there, and with Gemini for text beside results, which does.
+    /// The newest message that is the user's own text. Reasoning after it belongs to the open tool loop, and
+    /// is kept.
     pub(crate) fn newest_user_message(&self) -> usize {
+        // Tokens are counted by `turn_start`, which differs for text right after tool results, and
+        // with Gemini for text beside results.
         self.conversation.messages.iter().rposition(turn_start::is_users).unwrap_or(0)
     }
 
-    /// Whether the model is in the middle of a tool loop: the newest of the texts, calls and results is a call or a
-    /// result. Other parts (images, references to tools) come with results as well as with text.
+    /// Whether the model is in the middle of a tool loop: the newest of the texts, calls and results is a
+    /// call or a result.
     pub(crate) fn is_in_loop(&self) -> bool {
-        let decides = [PartKind::Text, PartKind::ToolCall, PartKind::ToolResult];
-        let counts = |part: &&Part| decides.contains(&part.kind) && part.key.is_some();
-        let last = self.conversation.parts().rev().find(counts);
-        last.is_some_and(|part| part.kind != PartKind::Text)
+        // Other parts (images, references to tools) come with results as well as with text.
+        let newest = self.conversation.parts().rev().find(|part| {
+            let decides =
+                matches!(part.kind, PartKind::Text | PartKind::ToolCall | PartKind::ToolResult);
+            decides && part.key.is_some()
+        });
+        newest.is_some_and(|part| part.kind != PartKind::Text)
     }
 }

@@ -150,7 +150,6 @@ pub struct PlanStep {
 }
 
 impl PlanStep {
-    /// A change that these edits make. Its tokens are not counted.
     pub(super) fn made(
         change: Change,
         decision: Decision,
@@ -186,13 +185,13 @@ impl PlanStep {
             at,
             byte: span.start as u64,
             bytes_before: span.len() as u64,
+            // Nothing changes, so the range is as long as before.
             bytes_after: span.len() as u64,
             tokens_before: tokens,
             tokens_after: tokens,
         }
     }
 
-    /// Tokens that it takes away.
     pub(super) fn removed(&self) -> u64 {
         self.tokens_before.saturating_sub(self.tokens_after)
     }

@@ -97,9 +97,11 @@ fn a_cut_is_replayed_in_all_later_requests_of_its_branch() {
     let [step] = &plan.steps[..] else { panic!("{:?}", plan.steps) };
     assert_eq!((step.change, step.decision, step.why), (Change::Cut, Decision::Replayed, PRESSURE));
     assert_eq!((step.at, step.tokens_before, step.tokens_after), (PartIndex::new(2, 0), 900, 20));
-    assert!(step.bytes_before > 900 && step.bytes_after < 50, "{step:?}");
+    assert!(step.bytes_before > 900, "{step:?}");
+    assert!(step.bytes_after < 50, "{step:?}");
     assert!(plan.sent.replaced(scene.request().part(PartIndex::new(2, 0)).unwrap().span).is_some());
-    assert!(!plan.sent.is_original() && original_overlay(&scene.request()).is_original());
+    assert!(!plan.sent.is_original());
+    assert!(original_overlay(&scene.request()).is_original());
     // For the request that decides it, the cut is new.
     let mut scene = plain("ucrau");
     scene.ledger.add(cut(&scene, 2, PRESSURE));
@@ -165,7 +167,8 @@ fn a_refused_decision_is_void() {
     assert_eq!(cut_in(&scene), [2]);
     scene.ledger.add(revoked(&scene, RevocationRetry::Next));
     assert_eq!(cut_in(&scene), NONE);
-    assert!(scene.known().may_decide(&decided) && !scene.known().is_suspended);
+    assert!(scene.known().may_decide(&decided));
+    assert!(!scene.known().is_suspended);
     scene.send(&messages("ucrau"));
     let repeated = scene.ledger.after_suspension(cut(&scene, 2, PRESSURE), None);
     scene.ledger.add(repeated);
@@ -177,7 +180,8 @@ fn a_refused_decision_is_void() {
     let mut cold = plain("ucrau");
     cold.ledger.add(cut(&cold, 2, PRESSURE));
     cold.ledger.add(revoked(&cold, RevocationRetry::Cold));
-    assert!(cold.known().is_suspended && cold.known().may_decide(&decided));
+    assert!(cold.known().is_suspended);
+    assert!(cold.known().may_decide(&decided));
     let mut suspended = plain("ucrau");
     suspended.ledger.add(cut(&suspended, 2, PRESSURE));
     let position = suspended.placed().position;
@@ -404,13 +408,15 @@ fn only_a_random_call_id_or_a_long_model_text_identifies_a_cut() {
         );
         scene.known().has_own_near(&scene.conversation, cut)
     };
-    assert!(!own(&"w".repeat(45), 2) && own(&"w".repeat(46), 2), "quotes count");
+    assert!(!own(&"w".repeat(45), 2), "quotes count");
+    assert!(own(&"w".repeat(46), 2), "quotes count");
     assert!(!own("Aye.", 2), "the user's text does not count");
     let called = plain("ucra");
     assert!(called.known().has_own_near(&called.conversation, 3));
     // Four parts are compared.
     let long = "w".repeat(99);
-    assert!(own(&long, 4) && own(&long, 5));
+    assert!(own(&long, 4));
+    assert!(own(&long, 5));
 }
 
 /// Reasoning that was put back is put back again where the model thinks after it. It stays out where the request was
@@ -513,7 +519,8 @@ fn queued_messages_are_sent_once_and_stay() {
     };
     assert_eq!(times_sent(&scene), [1, 1]);
     let known = scene.known();
-    assert!(known.is_injected("q1") && !known.is_injected("q3"));
+    assert!(known.is_injected("q1"));
+    assert!(!known.is_injected("q3"));
     assert_eq!(known.injected_at(PartIndex::new(2, 0)).count(), 2);
     assert_eq!(
         (known.injected_at(PartIndex::new(0, 0)).count(), known.injected_in(2).count()),
@@ -570,7 +577,9 @@ fn a_request_with_a_held_history_is_sent_unchanged() {
     scene.ledger.add(cut(&scene, 2, PRESSURE));
     scene.conversation.held = Some(crate::dialect::HeldHistory::After("r".into()));
     let plan = scene.plan();
-    assert!(plan.edits.is_empty() && plan.sent.is_original() && !plan.conflict);
+    assert!(plan.edits.is_empty());
+    assert!(plan.sent.is_original());
+    assert!(!plan.conflict);
 }
 
 /// Where the user's turn begins, and whether the model waits for results.
@@ -597,7 +606,8 @@ fn a_loop_is_open_while_calls_wait_for_the_model() {
     assert_eq!([0, 1, 2, 3].map(|at| request.is_models(at)), [false, true, false, false]);
     assert_eq!(PlanRequest { reserve: 1_000, ..request }.fillable(), scene.model.window - 1_000);
     let bound = |name| SessionFixture::of(name, &messages("u")).request().is_bound();
-    assert!(bound(BOUND) && !bound(FREE));
+    assert!(bound(BOUND));
+    assert!(!bound(FREE));
 }
 
 /// A stand-in that was decided for one model is used for another only if that demands one, too.
@@ -710,7 +720,8 @@ fn injected_messages_are_reported_and_end_the_sent_chain() {
         chain = chain.then(*key);
     }
     assert_eq!(plan.sent.chain(), chain.then(injected.key()));
-    assert!(!plan.sent.is_original() && plain("uau").plan().sent.is_original());
+    assert!(!plan.sent.is_original());
+    assert!(plain("uau").plan().sent.is_original());
 }
 
 /// In the chain, a summary replaces the messages before its cut; messages injected before the cut are not sent.
@@ -769,7 +780,8 @@ fn a_decision_revoked_for_good_is_not_made_again() {
     let cut = cut(&scene, 2, PRESSURE);
     let out = decide(DecisionReason::Refusal, ReasoningAction::Remove);
     let known = scene.known();
-    assert!(known.may_decide(&cut) && known.may_decide(&out));
+    assert!(known.may_decide(&cut));
+    assert!(known.may_decide(&out));
     scene.ledger.add(cut.clone());
     scene.ledger.add(Fact::Revocation(Box::new(Revocation {
         exchange: scene.request().exchange.clone(),
@@ -780,7 +792,8 @@ fn a_decision_revoked_for_good_is_not_made_again() {
         retry: RevocationRetry::Never,
     })));
     let known = scene.known();
-    assert!(!known.may_decide(&cut) && !known.may_decide(&out));
+    assert!(!known.may_decide(&cut));
+    assert!(!known.may_decide(&out));
     let mut known = scene.known();
     assert!(!known.takes_out_unrefused());
     known.add([out]);
@@ -852,5 +865,6 @@ fn the_boundary_of_a_summary_is_dropped_before_a_model_message() {
     };
     use SummaryAuthor::{Provider, Summary};
     assert!(!of("uau", Summary));
-    assert!(of("uuau", Summary) && of("uau", Provider));
+    assert!(of("uuau", Summary));
+    assert!(of("uau", Provider));
 }

@@ -3,9 +3,7 @@
 //!
 //! Works backwards from the newest reply: each piece that is put back must lead to the one after it.
 
-use crate::context::plan::{
-    ForeignReasoning, Overlay, PlanRequest, RecordedDecisions, ReturnedReply,
-};
+use crate::context::plan::{Overlay, PlanRequest, RecordedDecisions, ReturnedReply};
 use crate::context::signature::signature_key;
 use crate::dialect::PartKey;
 
@@ -33,15 +31,18 @@ pub fn chosen(
     let mut foreign = &known.foreign[..];
     let mut need = OrderConstraint::Free;
     // The replies since the client's own reasoning that get theirs back.
-    let mut back: Vec<usize> = Vec::new();
+    let mut reinserted: Vec<usize> = Vec::new();
     for (index, returned) in known.replies.iter().enumerate().rev() {
-        let begins = returned.start();
-        let is_before = |other: &ForeignReasoning| other.at > begins || returned.spans(other.at);
-        while let Some((last, rest)) = foreign.split_last().filter(|(last, _)| is_before(last)) {
-            foreign = rest;
-            let made = last.made.as_ref().map(|made| made.order);
-            need = made.map_or(OrderConstraint::Unknown, OrderConstraint::Exactly);
-            back.clear();
+        let start = returned.start();
+        while let Some((newest, older)) = foreign.split_last()
+            && (newest.at > start || returned.spans(newest.at))
+        {
+            foreign = older;
+            need = match &newest.made {
+                Some(record) => OrderConstraint::Exactly(record.order),
+                None => OrderConstraint::Unknown,
+            };
+            reinserted.clear();
         }
         // What goes out without its reasoning asks for nothing before it.
         if returned.is_replaced || is_taken_out(request, known, returned) {
@@ -50,18 +51,21 @@ pub fn chosen(
         }
         let missing = returned.missing(request);
         let order = OrderConstraint::Exactly(returned.reasoning.order);
-        let last = returned.reasoning.blocks.last().and_then(|block| signature_key(&block.raw));
+        let newest = returned.reasoning.blocks.last().and_then(|block| signature_key(&block.raw));
         let leads_on = match need {
             OrderConstraint::Free => true,
-            OrderConstraint::Exactly(before) => before.is_some() && before == last,
+            OrderConstraint::Exactly(before) => before.is_some() && before == newest,
             OrderConstraint::Unknown => false,
         };
         let keeps_some = missing.blocks.len() < returned.reasoning.blocks.len();
         if missing.is_nothing() || keeps_some && missing.is_partial() {
             // What the client sends stays, so what does not follow on it cannot come back.
-            let stays = !returned.reasoning.blocks.is_empty();
-            let void = back.drain(..).filter(|_| stays && !leads_on);
-            void.for_each(|later| chosen[later] = false);
+            if !returned.reasoning.blocks.is_empty() && !leads_on {
+                for later in &reinserted {
+                    chosen[*later] = false;
+                }
+            }
+            reinserted.clear();
             need = order;
         } else if !keeps_some && returned.parts.is_empty() && is_elsewhere(known, returned) {
             // No part of it came back: the reasoning there belongs to a reply that was made in its place.
@@ -69,11 +73,14 @@ pub fn chosen(
         } else if keeps_some || returned.parts.is_empty() {
             // The client kept some of it, or sends reasoning of another reply; the provider decides what that
             // is worth.
-            (chosen[index], need) = (false, OrderConstraint::Unknown);
-            back.clear();
-        } else if chosen[index] {
-            (chosen[index], need) = if leads_on { (true, order) } else { (false, need) };
-            back.extend(leads_on.then_some(index));
+            chosen[index] = false;
+            need = OrderConstraint::Unknown;
+            reinserted.clear();
+        } else if chosen[index] && leads_on {
+            need = order;
+            reinserted.push(index);
+        } else {
+            chosen[index] = false;
         }
     }
     chosen
@@ -91,29 +98,29 @@ fn is_taken_out(
     keys.peek().is_some() && keys.all(|about| known.takes_out_reasoning(request, about).is_some())
 }
 
-/// Whether the reasoning at the place of a reply without text or calls belongs to another known reply.
 fn is_elsewhere(known: &RecordedDecisions, returned: &ReturnedReply) -> bool {
-    let at = returned.start();
-    known.replies.iter().any(|other| other.number != returned.number && other.spans(at))
+    // A reply of reasoning alone has no part by which it could be told apart.
+    let start = returned.start();
+    known.replies.iter().any(|other| other.number != returned.number && other.spans(start))
 }
 
 /// The newest reasoning that is sent: the model's next reasoning is bound to come after it.
 pub fn newest(request: &PlanRequest<'_>, sent: &Overlay) -> Option<PartKey> {
     let messages = request.conversation.messages.iter().rev();
     for message in messages {
-        let at_end = sent.back(message.span.end).last();
-        let mut found = at_end.copied();
+        // What is put back stands before a part, or at the end of the message.
+        let mut newest = sent.back(message.span.end).last().copied();
         for part in message.parts.iter().rev() {
-            if found.is_some() {
-                return found;
+            if newest.is_some() {
+                return newest;
             }
-            found = match part.reasoning_key {
-                Some(own) if !sent.is_gone(part.span) => Some(PartKey(own)),
+            newest = match part.reasoning_key {
+                Some(key) if !sent.is_gone(part.span) => Some(PartKey(key)),
                 _ => sent.back(part.span.start).last().copied(),
             };
         }
-        if found.is_some() {
-            return found;
+        if newest.is_some() {
+            return newest;
         }
     }
     None

@@ -488,7 +488,8 @@ fn an_incomplete_reasoning_block_is_kept_if_it_has_a_signature() {
     let cut = |signature| vec![piece(PartKind::Reasoning, "Hm", Some(signature), None)];
     let kept = recorded(Dialect::Anthropic, cut("c2ln")).unwrap();
     let [block] = &kept.blocks[..] else { panic!("{kept:?}") };
-    assert!(block.partial && block.raw.contains(r#""signature":"c2ln""#), "{block:?}");
+    assert!(block.partial, "{block:?}");
+    assert!(block.raw.contains(r#""signature":"c2ln""#), "{block:?}");
     assert!(recorded(Dialect::Anthropic, cut("")).is_none(), "none came of it");
     assert!(recorded(Dialect::OpenaiResponses, cut("c2ln")).is_none());
     let words = vec![piece(PartKind::Opaque, "", Some("c2ln"), None)];
@@ -612,6 +613,8 @@ fn chat_reasoning_may_be_removed_in_an_open_loop_if_not_wanted() {
         scene.model.binding = crate::dialect::models::ReasoningBinding::Prefix;
         may_go_next(&scene.request(), next)
     };
-    assert!(of(ReasoningRule::Wanted, NewTurn) && !of(ReasoningRule::Wanted, InLoop));
-    assert!(of(ReasoningRule::Unwanted, NewTurn) && of(ReasoningRule::Unwanted, InLoop));
+    assert!(of(ReasoningRule::Wanted, NewTurn));
+    assert!(!of(ReasoningRule::Wanted, InLoop));
+    assert!(of(ReasoningRule::Unwanted, NewTurn));
+    assert!(of(ReasoningRule::Unwanted, InLoop));
 }

@@ -46,14 +46,13 @@ impl RepairDecision {
         }
     }
 
-    /// Whether it was decided for this request's model and upstream.
     pub(crate) fn is_for(&self, request: &PlanRequest<'_>) -> bool {
         *self.model == *request.name && *self.upstream == *request.upstream
     }
 }
 
-/// What identifies a change. The inserted text is left out, because it may differ in another version.
 fn identity(repair: &Repair) -> String {
+    // The inserted text is left out, because it may differ in another version.
     let cause = repair.cause();
     let word: &str = cause.as_ref();
     match repair {

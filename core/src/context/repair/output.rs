@@ -17,7 +17,6 @@ const BELIEVED: std::ops::RangeInclusive<u64> = 128..=10_000_000;
 /// The margin beside an estimate: 1/50 of it, and at least 64 tokens.
 const MARGIN: (u64, u64) = (50, 64);
 
-/// The change that answers a refusal of the output limit.
 pub(super) fn propose(request: &PlanRequest<'_>, refusal: &Refusal) -> Option<Fact> {
     let limit = refusal.limit.filter(|limit| BELIEVED.contains(limit))?;
     let document = Document::read(request.body).ok()?;
@@ -29,28 +28,35 @@ pub(super) fn propose(request: &PlanRequest<'_>, refusal: &Refusal) -> Option<Fa
         RefusalDetail::Window => Repair::OutputFits { window: limit },
         _ => return None,
     };
-    let lowers = match repair {
-        Repair::MaxTokens { most } => requested > most,
-        _ => requested > request.policy.heal.min_output,
+    let bound = match repair {
+        Repair::MaxTokens { most } => most,
+        // The room depends on the prompt: the limit can be lowered as far as policy allows.
+        _ => request.policy.heal.min_output,
     };
-    lowers.then(|| decided(request, repair))
+    if requested > bound { Some(decided(request, repair)) } else { None }
 }
 
-/// An overflow as a refusal of the output limit, if the prompt fits with less of it. If the message does not say so,
-/// the estimate and the known window do.
+/// An overflow as a refusal of the output limit, if the prompt fits with less of it.
 pub fn refused_output(
     request: &PlanRequest<'_>,
     stated: &Overflow,
     estimate: u64,
 ) -> Option<Refusal> {
-    let known = Some(request.model.window).filter(|_| request.model.known);
-    let window = stated.window.or(known)?;
+    // If the message does not name the window, the known one decides.
+    let window = match stated.window {
+        Some(window) => window,
+        None if request.model.known => request.model.window,
+        None => return None,
+    };
     let input = stated.input.unwrap_or_else(|| with_margin(estimate));
     let requested = request.conversation.max_output?;
     let is_of_output = input < window
         && input.saturating_add(requested) >= window
         && requested > request.policy.heal.min_output;
-    is_of_output.then_some(Refusal {
+    if !is_of_output {
+        return None;
+    }
+    Some(Refusal {
         cause: RepairCause::MaxTokens,
         detail: Some(RefusalDetail::Window),
         place: None,
@@ -60,8 +66,8 @@ pub fn refused_output(
     })
 }
 
-/// The most tokens that a prompt with this estimate may have.
 fn with_margin(estimate: u64) -> u64 {
+    // An estimate that is a little low would be refused again.
     estimate.saturating_add((estimate / MARGIN.0).max(MARGIN.1))
 }
 
@@ -69,21 +75,23 @@ fn with_margin(estimate: u64) -> u64 {
 pub fn spare(request: &PlanRequest<'_>, known: &RecordedDecisions, most: u64) -> Option<Fact> {
     let heal = &request.policy.heal;
     let conversation = request.conversation;
-    let may = heal.causes.contains(&RepairCause::MaxTokens)
-        && conversation.held.is_none()
-        && conversation.purpose != Purpose::Count
-        && BELIEVED.contains(&most)
-        && conversation.max_output.is_none_or(|requested| requested > most);
-    let is_lowered =
-        |repair: &Repair| matches!(repair, Repair::MaxTokens { most: other } if *other <= most);
-    if !may || known.repairs_of(request).any(|one| is_lowered(&one.repair)) {
+    if !heal.causes.contains(&RepairCause::MaxTokens)
+        || conversation.held.is_some()
+        || conversation.purpose == Purpose::Count
+        || !BELIEVED.contains(&most)
+        || conversation.max_output.is_some_and(|requested| requested <= most)
+    {
+        return None;
+    }
+    let mut repairs = known.repairs_of(request);
+    if repairs.any(|one| matches!(one.repair, Repair::MaxTokens { most: other } if other <= most)) {
         return None;
     }
     let document = Document::read(request.body).ok()?;
     let OutputLimit(requested) =
         OutputLimit::of(conversation.dialect, document.root(request.body)?)?;
     let fact = decided(request, Repair::MaxTokens { most });
-    (requested > most && known.may_decide(&fact)).then_some(fact)
+    if requested > most && known.may_decide(&fact) { Some(fact) } else { None }
 }
 
 /// Lowers the output limit in a plan to the room that the window has beside `input` tokens, if a request was
@@ -99,10 +107,10 @@ pub fn fit_output(
     // SGLang refuses a request that fills the window to the last token.
     let input = if is_counted { input.saturating_add(1) } else { with_margin(input) };
     let room = window.saturating_sub(input);
-    let most = room.max(request.policy.heal.min_output);
-    let sent = splice::applied(request.body, &plan.edits);
-    let edits = Repair::MaxTokens { most }.edits(request.conversation.dialect, &sent);
-    if let Some(edits) = splice::compose(&plan.edits, &sent, edits) {
+    let limit = room.max(request.policy.heal.min_output);
+    let body = splice::applied(request.body, &plan.edits);
+    let edits = Repair::MaxTokens { most: limit }.edits(request.conversation.dialect, &body);
+    if let Some(edits) = splice::compose(&plan.edits, &body, edits) {
         plan.edits = edits;
     }
 }
@@ -114,13 +122,13 @@ pub(crate) fn lowered_output(request: &PlanRequest<'_>, known: &RecordedDecision
     window(request, known).map(|_| requested.map_or(least, |requested| requested.min(least)))
 }
 
-/// The window that a refusal of prompt and output together named.
 fn window(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Option<u64> {
-    let of = |repair: &Repair| match repair {
-        Repair::OutputFits { window } => Some(*window),
+    let windows = known.repairs_of(request).filter_map(|one| match one.repair {
+        Repair::OutputFits { window } => Some(window),
         _ => None,
-    };
-    known.repairs_of(request).filter_map(|one| of(&one.repair)).min()
+    });
+    // Of several upstream limits, the smallest holds for all.
+    windows.min()
 }
 
 #[cfg(test)]

@@ -18,15 +18,17 @@ const SPARE: u64 = 10;
 /// If a request has too many bytes, this fraction (1/n) of its media is replaced at once.
 const SHARE: usize = 4;
 
-/// Decisions that replace media by text.
 pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) -> Vec<Fact> {
     let request = refused.request;
-    let known = refused.known;
-    let is_left = |part: &&Part| part.key.is_some_and(|key| !known.has_text_for(request, key));
-    let is_media = |part: &&Part| {
-        matches!(part.kind, PartKind::Image | PartKind::Document) && part.media.is_some()
-    };
-    let all: Vec<&Part> = request.conversation.parts().filter(is_media).filter(is_left).collect();
+
+    let all: Vec<&Part> = request
+        .conversation
+        .parts()
+        .filter(|part| matches!(part.kind, PartKind::Image | PartKind::Document))
+        .filter(|part| part.media.is_some())
+        // What text replaces already is not what was refused.
+        .filter(|part| part.key.is_some_and(|key| !refused.known.has_text_for(request, key)))
+        .collect();
     let named = place.map(|place| named(refused, place, &all)).unwrap_or_default();
     if place.is_some() && named.is_empty() {
         return Vec::new();
@@ -34,6 +36,7 @@ pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) 
     let mut chosen: Vec<&Part> = named.clone();
     chosen.extend(breaking(refused, &all, named.first().copied()));
     if chosen.is_empty() {
+        // Earlier ones were accepted before, so the newest is to blame.
         chosen.extend(all.last());
     }
     let mut keys: Vec<PartKey> = Vec::new();
@@ -47,23 +50,27 @@ pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) 
     facts
 }
 
-/// The client's media at the named place.
 fn named<'p>(refused: &RefusedRequest<'_>, place: &PathTarget, all: &[&'p Part]) -> Vec<&'p Part> {
-    let sent = crate::dialect::read(refused.request.conversation.dialect, "/", refused.sent);
-    let there = sent.parts().filter(|part| part.media.is_some() && meets(part.span, place.span));
-    let there: Vec<PartKey> = there.filter_map(|part| part.key).collect();
-    let is_there = |part: &&&Part| part.key.is_some_and(|key| there.contains(&key));
-    let named: Vec<&Part> = all.iter().filter(is_there).copied().collect();
-    if !named.is_empty() {
-        return named;
+    let conversation =
+        crate::dialect::read(refused.request.conversation.dialect, "/", refused.sent);
+    let keys: Vec<PartKey> = conversation
+        .parts()
+        .filter(|part| part.media.is_some() && meets(part.span, place.span))
+        .filter_map(|part| part.key)
+        .collect();
+    let mut parts = all.to_vec();
+    parts.retain(|part| part.key.is_some_and(|key| keys.contains(&key)));
+    if !parts.is_empty() {
+        return parts;
     }
     // An image that was made smaller has another key in the sent body.
-    let at = splice::origin(refused.edits, place.span);
-    let is_smaller = |part: &&&Part| {
+    let span = splice::origin(refused.edits, place.span);
+    let mut parts = all.to_vec();
+    parts.retain(|part| {
         let smaller = part.key.and_then(|key| refused.known.smaller_picture(refused.request, key));
-        smaller.is_some() && meets(part.span, at)
-    };
-    all.iter().filter(is_smaller).copied().collect()
+        smaller.is_some() && meets(part.span, span)
+    });
+    parts
 }
 
 /// The base64 data of media as sent: if an image was made smaller, that of the smaller one.
@@ -76,58 +83,73 @@ pub(super) fn sent_base64<'a>(
     smaller.map_or_else(|| base64_of(part, request.body), str::as_bytes)
 }
 
-/// Media that break the limit in the refusal.
 fn breaking<'p>(
     refused: &RefusedRequest<'_>,
     all: &[&'p Part],
     named: Option<&Part>,
 ) -> Vec<&'p Part> {
-    let (body, refusal) = (refused.request.body, refused.refusal);
-    let sent = |part: &Part| sent_base64(refused.request, refused.known, part);
-    let bytes = |part: &Part| sent(part).len() as u64;
-    let all_that = |breaks: &dyn Fn(&Part) -> bool| {
-        all.iter().filter(|part| breaks(part)).copied().collect::<Vec<_>>()
-    };
+    let body = refused.request.body;
+    let refusal = refused.refusal;
+    let mut parts = all.to_vec();
     match (refusal.detail, refusal.limit) {
         (Some(RefusalDetail::Bytes), Some(limit)) => {
             // Some providers count the base64 data, some the decoded bytes.
             let is_plain = named.zip(refusal.count).is_some_and(|(part, count)| {
-                bytes(part).abs_diff(count) > (bytes(part) / 4 * 3).abs_diff(count)
+                let bytes = refused.sent_bytes(part);
+                bytes.abs_diff(count) > (bytes / 4 * 3).abs_diff(count)
             });
-            all_that(&|part| {
-                if is_plain { bytes(part) / 4 * 3 > limit } else { bytes(part) > limit }
-            })
+            parts.retain(|part| {
+                let bytes = refused.sent_bytes(part);
+                if is_plain { bytes / 4 * 3 > limit } else { bytes > limit }
+            });
+            parts
         }
-        (Some(RefusalDetail::Pixels), Some(limit)) => all_that(&|part| {
-            base64_size(sent(part)).is_some_and(|size| size.width.max(size.height) as u64 > limit)
-        }),
+        (Some(RefusalDetail::Pixels), Some(limit)) => {
+            parts.retain(|part| {
+                let data = sent_base64(refused.request, refused.known, part);
+                base64_size(data).is_some_and(|size| size.width.max(size.height) as u64 > limit)
+            });
+            parts
+        }
         (Some(RefusalDetail::Count), limit) => {
             let limit = limit.unwrap_or(all.len() as u64).min(all.len() as u64);
             let stay = limit.saturating_sub((limit / SPARE).max(1));
             all[..all.len().saturating_sub(stay as usize)].to_vec()
         }
         (Some(RefusalDetail::Request), _) => {
-            let whole: u64 = all.iter().map(|part| bytes(part)).sum();
-            let (mut gone, goal) = (0, whole / SHARE as u64);
-            let goes = |part: &&&Part| {
-                let goes = gone <= goal;
-                gone += bytes(part);
+            let goal =
+                parts.iter().map(|part| refused.sent_bytes(part)).sum::<u64>() / SHARE as u64;
+            let mut removed = 0;
+            parts.retain(|part| {
+                let goes = removed <= goal;
+                removed += refused.sent_bytes(part);
                 goes
-            };
-            all.iter().take_while(goes).copied().collect()
+            });
+            parts
         }
-        (Some(RefusalDetail::Format), _) => all_that(&|part| !has_declared_type(part, body)),
+        (Some(RefusalDetail::Format), _) => {
+            parts.retain(|part| !has_declared_type(part, body));
+            parts
+        }
         // The refusal is of a document, so no picture is replaced. If none is named: the invalid ones, or else
         // the newest.
         (Some(RefusalDetail::Document), _) => {
-            let documents = all.iter().filter(|part| part.kind == PartKind::Document);
-            let invalid = documents.clone().filter(|part| !has_declared_type(part, body));
-            let invalid: Vec<&Part> = invalid.copied().collect();
-            let newest = || documents.copied().last().into_iter().collect();
-            if invalid.is_empty() && named.is_none() { newest() } else { invalid }
+            parts.retain(|part| part.kind == PartKind::Document);
+            let newest = parts.last().copied();
+            parts.retain(|part| !has_declared_type(part, body));
+            if parts.is_empty() && named.is_none() {
+                parts.extend(newest);
+            }
+            parts
         }
-        (Some(RefusalDetail::Unsupported), _) => all.to_vec(),
+        (Some(RefusalDetail::Unsupported), _) => parts,
         _ => Vec::new(),
+    }
+}
+
+impl RefusedRequest<'_> {
+    fn sent_bytes(&self, part: &Part) -> u64 {
+        sent_base64(self.request, self.known, part).len() as u64
     }
 }
 
@@ -162,14 +184,16 @@ pub(super) fn base64_of<'b>(part: &Part, body: &'b [u8]) -> &'b [u8] {
     media::base64_span(part, body).map_or(&[], |at| at.of(body))
 }
 
-/// A description of the replaced media.
 fn description(request: &PlanRequest<'_>, part: &Part, detail: Option<RefusalDetail>) -> String {
     let what = if part.kind == PartKind::Image { "An image" } else { "A document" };
     let mut about = Vec::new();
     let media = part.media.as_ref();
     about.extend(media.and_then(|media| media.mime.as_deref()).map(str::to_owned));
     let pixels = media.and_then(|media| size(media.data?.of(request.body)));
-    about.extend(pixels.map(|it| format!("{} by {} pixels", it.width, it.height)));
+    if let Some(size) = pixels {
+        about.push(format!("{} by {} pixels", size.width, size.height));
+    }
+    // Three bytes in four characters.
     let bytes = base64_of(part, request.body).len() / 4 * 3;
     if bytes > 0 {
         about.push(format!("{} KB", bytes.div_ceil(1000)));

@@ -26,12 +26,11 @@ impl RefusedRequest<'_> {
     pub(super) fn place(&self) -> Result<Option<PathTarget>, ()> {
         let Some(path) = &self.refusal.place else { return Ok(None) };
         let document = Document::read(self.sent).unwrap_or_default();
-        let found = document.root(self.sent).and_then(|root| path.find(root));
-        found.map(Some).ok_or(())
+        let target = document.root(self.sent).and_then(|root| path.find(root));
+        target.map(Some).ok_or(())
     }
 }
 
-/// A repair as the fact that is stored.
 pub(super) fn decided(request: &PlanRequest<'_>, repair: Repair) -> Fact {
     Fact::Repair(Box::new(RepairDecision::new(request, repair)))
 }

@@ -38,25 +38,22 @@ pub fn smaller(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     refusal: &Refusal,
-    facts: Vec<Fact>,
+    mut facts: Vec<Fact>,
     mut room: usize,
 ) -> Vec<Fact> {
-    let (now, later) = facts.split_at(facts.len().min(AT_ONCE));
-    let made = now.iter().map(|fact| {
-        let unchanged = || fact.clone();
-        let Some((key, data)) = picture(request, known, refusal, fact) else { return unchanged() };
-        let Some(left) = room.checked_sub(data.len()) else { return unchanged() };
+    for fact in facts.iter_mut().take(AT_ONCE) {
+        let Some((key, data)) = picture(request, known, refusal, fact) else { continue };
+        let Some(remaining) = room.checked_sub(data.len()) else { continue };
         let smaller = decided(request, Repair::Picture { part: key, data: data.into() });
-        if !known.may_decide(&smaller) {
-            return unchanged();
+        // If the smaller one was refused as well, text remains.
+        if known.may_decide(&smaller) {
+            room = remaining;
+            *fact = smaller;
         }
-        room = left;
-        smaller
-    });
-    made.chain(later.iter().cloned()).collect()
+    }
+    facts
 }
 
-/// The image that a decision replaces by text, reduced as the refusal requires.
 fn picture(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -66,39 +63,44 @@ fn picture(
     let Fact::Repair(one) = fact else { return None };
     let Repair::Media { part: key, .. } = one.repair else { return None };
     let part = request.conversation.parts().find(|part| part.key == Some(key))?;
-    let goal = goal(request, known, refusal, part).filter(|_| part.kind == PartKind::Image)?;
+    if part.kind != PartKind::Image {
+        return None;
+    }
+    let goal = goal(request, known, refusal, part)?;
     let file = media::file(base64_of(part, request.body))?;
     let mime = part.media.as_ref().and_then(|media| media.mime.as_deref());
     Some((key, media::base64(&shrink(&file, mime, goal)?)))
 }
 
-/// The required size; `None` if the image was already reduced to it and refused all the same.
+/// The required size; `None` if the image was already reduced to it.
 fn goal(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     refusal: &Refusal,
     part: &Part,
 ) -> Option<Goal> {
-    let sent = sent_base64(request, known, part);
-    let is_smaller = sent.len() != base64_of(part, request.body).len();
+    let data = sent_base64(request, known, part);
+    // One that was already reduced to the goal and refused all the same is not reduced again.
+    let is_smaller = data.len() != base64_of(part, request.body).len();
     let limit = refusal.limit.unwrap_or(u64::MAX);
-    let (mut side, mut bytes) = (SIDE, KEPT);
+    let mut side = SIDE;
+    let mut bytes = KEPT;
     match refusal.detail? {
         RefusalDetail::Pixels => {
             side = refusal.limit.map_or(SIDE, |limit| u32::try_from(limit).unwrap_or(SIDE));
-            let now = base64_size(sent).map_or(0, |size| size.width.max(size.height));
-            if is_smaller && now <= side as usize {
+            let pixels = base64_size(data).map_or(0, |size| size.width.max(size.height));
+            if is_smaller && pixels <= side as usize {
                 return None;
             }
         }
         RefusalDetail::Bytes => {
             bytes = bytes.min(usize::try_from(limit).unwrap_or(KEPT));
-            if is_smaller && sent.len() <= bytes {
+            if is_smaller && data.len() <= bytes {
                 return None;
             }
         }
         RefusalDetail::Request => {
-            bytes = bytes.min(sent.len() / SHARE);
+            bytes = bytes.min(data.len() / SHARE);
             if is_smaller {
                 return None;
             }

@@ -155,7 +155,8 @@ fn ids_of_calls_get_the_same_form_everywhere() {
     let is_plain =
         |id: &str| id.bytes().all(|it| it.is_ascii_alphanumeric() || b"_-".contains(&it));
     assert!(is_plain(&ids(None)));
-    assert!(ids(Some(9)).len() == 9 && is_plain(&ids(Some(9))));
+    assert!(ids(Some(9)).len() == 9);
+    assert!(is_plain(&ids(Some(9))));
 }
 
 /// Half of a surrogate pair, which no JSON parser accepts.
@@ -305,7 +306,8 @@ fn the_keys_of_repairs_are_those_they_are_stored_under() {
         []
     );
     let window = Refusal { detail: Some(RefusalDetail::Window), ..refusal(RepairCause::MaxTokens) };
-    assert!(is_of_window(&window) && !is_of_window(&refusal(RepairCause::MaxTokens)));
+    assert!(is_of_window(&window));
+    assert!(!is_of_window(&refusal(RepairCause::MaxTokens)));
 }
 
 // ---- reasoning

@@ -102,7 +102,7 @@ impl Miscounted {
                 .after(seen, guess, input);
         }
         (sent.estimate, sent.sketch) = (Some(measured.estimate), measured.sketch);
-        sent.done = RewriteSummary::of(&self.scene.plan().steps, Mode::Active);
+        sent.done = RewriteSummary::from_steps(&self.scene.plan().steps, Mode::Active);
         sent.measure_removed(parent.as_deref());
         self.scene.ledger.add(Fact::Turn(Box::new(sent.clone())));
         sent

@@ -50,8 +50,10 @@ fn near(is: f64, wanted: f64) {
 #[test]
 fn a_cut_in_a_warm_cache_costs_first_and_saves_later() {
     let before = usage(100_000, 90_000, 10_000);
-    let done =
-        RewriteSummary::of(&[cut(DecisionReason::PaysBack, Decision::New, 30_000)], Mode::Active);
+    let done = RewriteSummary::from_steps(
+        &[cut(DecisionReason::PaysBack, Decision::New, 30_000)],
+        Mode::Active,
+    );
     let first = saved(&done, &usage(72_000, 20_000, 52_000), Some(&before));
     assert_eq!((first.removed, first.reprocessed), (30_000, 50_000));
     let money = first.money.unwrap();
@@ -60,7 +62,7 @@ fn a_cut_in_a_warm_cache_costs_first_and_saves_later() {
     near(money.spent, 0.02 + 52_000.0 * 12.5 / 1e6 + 0.05);
     assert!(money.net() < 0.0);
 
-    let done = RewriteSummary::of(
+    let done = RewriteSummary::from_steps(
         &[cut(DecisionReason::PaysBack, Decision::Replayed, 30_000)],
         Mode::Active,
     );
@@ -73,16 +75,20 @@ fn a_cut_in_a_warm_cache_costs_first_and_saves_later() {
 #[test]
 fn a_cut_in_a_cold_cache_breaks_nothing_and_saves_the_write() {
     let before = usage(100_000, 90_000, 10_000);
-    let done =
-        RewriteSummary::of(&[cut(DecisionReason::ColdCache, Decision::New, 30_000)], Mode::Active);
+    let done = RewriteSummary::from_steps(
+        &[cut(DecisionReason::ColdCache, Decision::New, 30_000)],
+        Mode::Active,
+    );
     let cold = saved(&done, &usage(72_000, 0, 72_000), Some(&before));
     assert_eq!(cold.reprocessed, 0);
     near(cold.money.unwrap().net(), 30_000.0 * 12.5 / 1e6);
     let warm = saved(&done, &usage(72_000, 20_000, 52_000), Some(&before));
     assert_eq!(warm.reprocessed, 50_000);
     // A cut under pressure does not depend on a cold cache, so what was not read counts as our loss.
-    let done =
-        RewriteSummary::of(&[cut(DecisionReason::Pressure, Decision::New, 30_000)], Mode::Active);
+    let done = RewriteSummary::from_steps(
+        &[cut(DecisionReason::Pressure, Decision::New, 30_000)],
+        Mode::Active,
+    );
     assert_eq!(saved(&done, &usage(72_000, 0, 72_000), Some(&before)).reprocessed, 70_000);
 }
 
@@ -97,8 +103,10 @@ fn cached_heads_of_other_sessions_do_not_count_as_history() {
         Some(Estimate { breakdown, ..estimate(72_000, 1_000, 0).unwrap() })
     };
     let money = |decision, estimate: Option<Estimate>| {
-        let done =
-            RewriteSummary::of(&[cut(DecisionReason::ColdCache, decision, 30_000)], Mode::Active);
+        let done = RewriteSummary::from_steps(
+            &[cut(DecisionReason::ColdCache, decision, 30_000)],
+            Mode::Active,
+        );
         let usage = usage(72_000, 20_000, 52_000);
         let judged =
             SavingsInput { estimate: estimate.as_ref(), ..exchanged(&done, &usage, Some(&before)) };
@@ -120,8 +128,10 @@ fn cached_heads_of_other_sessions_do_not_count_as_history() {
 #[test]
 fn a_cut_that_breaks_the_whole_cache_saves_a_read_and_no_write() {
     let before = usage(100_000, 90_000, 10_000);
-    let done =
-        RewriteSummary::of(&[cut(DecisionReason::Pressure, Decision::New, 60_000)], Mode::Active);
+    let done = RewriteSummary::from_steps(
+        &[cut(DecisionReason::Pressure, Decision::New, 60_000)],
+        Mode::Active,
+    );
     let money = saved(&done, &usage(42_000, 0, 42_000), Some(&before)).money.unwrap();
     near(money.saved, 0.06);
     near(money.broken, 40_000.0 * 11.5 / 1e6);
@@ -135,8 +145,10 @@ fn a_cut_that_breaks_the_whole_cache_saves_a_read_and_no_write() {
 #[test]
 fn a_cut_at_birth_breaks_no_cache() {
     let before = usage(50_000, 50_000, 0);
-    let done =
-        RewriteSummary::of(&[cut(DecisionReason::TooLarge, Decision::New, 30_000)], Mode::Active);
+    let done = RewriteSummary::from_steps(
+        &[cut(DecisionReason::TooLarge, Decision::New, 30_000)],
+        Mode::Active,
+    );
     let born = saved(&done, &usage(52_000, 50_000, 2_000), Some(&before));
     assert_eq!((born.removed, born.reprocessed), (30_000, 0));
     near(born.money.unwrap().saved, 30_000.0 * 12.5 / 1e6);
@@ -145,8 +157,10 @@ fn a_cut_at_birth_breaks_no_cache() {
 #[test]
 fn changes_that_were_not_sent_save_nothing() {
     let before = usage(100_000, 90_000, 10_000);
-    let done =
-        RewriteSummary::of(&[cut(DecisionReason::Always, Decision::New, 30_000)], Mode::Shadow);
+    let done = RewriteSummary::from_steps(
+        &[cut(DecisionReason::Always, Decision::New, 30_000)],
+        Mode::Shadow,
+    );
     let shadow = saved(&done, &usage(102_000, 100_000, 2_000), Some(&before));
     assert_eq!((shadow.removed, shadow.in_shadow, shadow.reprocessed), (0, 30_000, 0));
     near(shadow.money.unwrap().net(), 0.0);
@@ -160,8 +174,10 @@ fn changes_that_were_not_sent_save_nothing() {
 fn automatic_caches_hold_the_whole_prompt() {
     let before = Usage { cache_write: None, ..usage(100_000, 90_000, 0) };
     let now = Usage { cache_write: None, ..usage(72_000, 20_480, 0) };
-    let done =
-        RewriteSummary::of(&[cut(DecisionReason::Always, Decision::New, 30_000)], Mode::Active);
+    let done = RewriteSummary::from_steps(
+        &[cut(DecisionReason::Always, Decision::New, 30_000)],
+        Mode::Active,
+    );
     let price = Some(Price { cache_write: 0.0, ..PRICE });
     let dialect = Dialect::OpenaiChat;
     let saved = SavingsInput { price, dialect, ..exchanged(&done, &now, Some(&before)) }.saved();
@@ -214,7 +230,7 @@ fn unknown_prices_and_impossible_usage_do_not_break_the_savings() {
 /// The provider's count of the original request is compared with what we claim was removed.
 #[test]
 fn a_provider_count_checks_the_claimed_savings() {
-    let done = RewriteSummary::of(
+    let done = RewriteSummary::from_steps(
         &[cut(DecisionReason::ColdCache, Decision::Replayed, 30_000)],
         Mode::Active,
     );
@@ -244,7 +260,7 @@ fn a_provider_count_checks_the_savings_of_a_summary_too() {
         ..cut(DecisionReason::Threshold, Decision::Replayed, 81_000)
     };
     let steps = [swap, cut(DecisionReason::Pressure, Decision::Replayed, 30_000)];
-    let done = RewriteSummary::of(&steps, Mode::Active);
+    let done = RewriteSummary::from_steps(&steps, Mode::Active);
     let (sent, counted) =
         (usage(40_000, 0, 0), Some(ProviderCount { of_original: true, tokens: 150_000 }));
     let mut savings = Savings::default();
@@ -262,13 +278,15 @@ fn a_summary_is_credited_for_what_it_took_the_place_of() {
         tokens_after: 1_000,
         ..cut(DecisionReason::Threshold, Decision::New, 81_000)
     };
-    let first = RewriteSummary::of(std::slice::from_ref(&swap), Mode::Active);
+    let first = RewriteSummary::from_steps(std::slice::from_ref(&swap), Mode::Active);
     let before = usage(100_000, 90_000, 10_000);
     let new = saved(&first, &usage(21_000, 5_000, 16_000), Some(&before));
     assert_eq!((new.compacted, new.removed, new.reprocessed), (80_000, 0, 15_000));
     near(new.money.unwrap().net(), 0.08 - 15_000.0 * 11.5 / 1e6);
-    let later =
-        RewriteSummary::of(&[PlanStep { decision: Decision::Replayed, ..swap }], Mode::Active);
+    let later = RewriteSummary::from_steps(
+        &[PlanStep { decision: Decision::Replayed, ..swap }],
+        Mode::Active,
+    );
     near(saved(&later, &usage(23_000, 21_000, 2_000), None).money.unwrap().net(), 0.08);
     // Without the summary the request would not have fit, so nothing could have been paid for it.
     let large = saved(&later, &usage(123_000, 121_000, 2_000), None);
@@ -321,8 +339,10 @@ fn a_claim_is_corrected_by_the_next_count() {
         turn
     };
     let ratio = |turn: &Turn| turn.done.measured.unwrap_or(1.0);
-    let first =
-        RewriteSummary::of(&[cut(DecisionReason::Pressure, Decision::New, 30_000)], Mode::Active);
+    let first = RewriteSummary::from_steps(
+        &[cut(DecisionReason::Pressure, Decision::New, 30_000)],
+        Mode::Active,
+    );
     // By the correction of the whole, 26,000 left; the provider counts 2,000 more than was predicted from that.
     let grown = turn(first.clone(), estimate(76_000, 2_000, 26_000), usage(78_000, 0, 0));
     let first_turn = measured(grown.clone(), None);
@@ -336,8 +356,10 @@ fn a_claim_is_corrected_by_the_next_count() {
         cut(DecisionReason::Pressure, Decision::Replayed, 30_000),
         cut(DecisionReason::Pressure, Decision::New, 10_000),
     ];
-    let (quiet, later) =
-        (RewriteSummary::of(&steps[..1], Mode::Active), RewriteSummary::of(&steps, Mode::Active));
+    let (quiet, later) = (
+        RewriteSummary::from_steps(&steps[..1], Mode::Active),
+        RewriteSummary::from_steps(&steps, Mode::Active),
+    );
     let after = |done: &RewriteSummary, estimate, usage| {
         ratio(&measured(turn(done.clone(), estimate, usage), Some(&first_turn)))
     };
@@ -362,7 +384,7 @@ fn a_claim_is_corrected_by_the_next_count() {
 #[test]
 fn a_counting_error_is_shared_between_cut_and_new_parts() {
     let ratio = |half: u64, actual| {
-        let done = RewriteSummary::of(
+        let done = RewriteSummary::from_steps(
             &[cut(DecisionReason::Pressure, Decision::New, 10_000)],
             Mode::Active,
         );
@@ -384,8 +406,10 @@ fn a_counting_error_is_shared_between_cut_and_new_parts() {
 /// If an agent's rules decide, their number is shown. A claim is still checked against our own prediction.
 #[test]
 fn claimed_savings_are_not_checked_against_classic_rules() {
-    let done =
-        RewriteSummary::of(&[cut(DecisionReason::Pressure, Decision::New, 10_000)], Mode::Active);
+    let done = RewriteSummary::from_steps(
+        &[cut(DecisionReason::Pressure, Decision::New, 10_000)],
+        Mode::Active,
+    );
     let ours = estimate(80_000, 2_000, 10_000).unwrap();
     let rules = Estimate { tokens: 60_000, new: 900, ..ours };
     let mut turn = turn(done, Some(rules), usage(80_500, 0, 0));
@@ -399,7 +423,7 @@ fn a_batch_larger_than_the_listed_steps_is_claimed_whole() {
     for many in [80, 100, 300] {
         let of = |why| {
             let step = PlanStep { tokens_after: 10, ..cut(why, Decision::New, 1_010) };
-            RewriteSummary::of(&vec![step; many as usize], Mode::Active)
+            RewriteSummary::from_steps(&vec![step; many as usize], Mode::Active)
         };
         let (gone, left) = (1_000 * many, 20_000 + 10 * many);
         let before = usage(gone + 20_000, gone + 20_000, 0);
@@ -427,7 +451,7 @@ fn a_batch_larger_than_the_listed_steps_is_claimed_whole() {
 #[test]
 fn a_turn_without_sums_is_claimed_by_its_steps() {
     let steps = vec![cut(DecisionReason::Pressure, Decision::New, 1_000); 40];
-    let done = RewriteSummary::of(&steps, Mode::Active);
+    let done = RewriteSummary::from_steps(&steps, Mode::Active);
     let mut stored = serde_json::to_value(&done).unwrap();
     assert!(stored.as_object_mut().unwrap().remove("new_tokens").is_some());
     let old: RewriteSummary = serde_json::from_value(stored).unwrap();

@@ -45,70 +45,82 @@ pub(super) struct Branch<'l> {
 }
 
 impl<'l> Branch<'l> {
-    /// Of decisions of shadow mode nothing was sent.
-    pub(super) fn of(
+    pub(super) fn new(
         ledger: &'l Ledger,
         placed: &'l Placement,
         keyed_parts: &[KeyedPart],
         mode: DecisionMode,
     ) -> Self {
         let parent = placed.parent.as_deref();
-        let is_models = |keyed: &&KeyedPart| keyed.role == Role::Assistant;
-        let known = parent.filter(|parent| {
-            // The model's parts next to what the parent covers are its reply, as the client has it. Others have no
-            // known turn: what was sent before them is unknown, too.
-            let mut later = keyed_parts.iter().skip(placed.covers).skip_while(is_models);
-            let is_known = later.all(|keyed| !is_models(&keyed) || parent.has_in_reply(keyed.key));
-            is_known && mode == DecisionMode::Active
-        });
-        let sent = known.and_then(|parent| ledger.sketch(parent)).filter(|sent| !sent.is_empty());
+        // Of decisions of shadow mode nothing was sent.
+        let sketch = match parent {
+            Some(parent) if mode == DecisionMode::Active => {
+                // The model's parts next to what the parent covers are its reply, as the client has it. Others
+                // have no known turn: what was sent before them is unknown, too.
+                let mut later =
+                    keyed_parts.iter().skip(placed.covers).skip_while(|keyed| is_models(keyed));
+                let is_known =
+                    later.all(|keyed| !is_models(keyed) || parent.has_in_reply(keyed.key));
+                if is_known { ledger.sketch(parent) } else { None }
+            }
+            _ => None,
+        };
+
         let covered = keyed_parts.get(..placed.covers).unwrap_or(keyed_parts);
         let reply = match covered.last() {
             // Its client may have edited the parts of the reply before the one that it was found by.
             Some(last) if parent.is_some_and(|parent| parent.has_in_reply(last.key)) => {
-                covered.iter().rev().take_while(is_models).count()
+                covered.iter().rev().take_while(|keyed| is_models(keyed)).count()
             }
             _ => 0,
         };
-        let covers = covered.len() - reply;
-        let (line, keys) = Default::default();
-        let client_thread = placed.position.client_thread.as_deref();
-        Self { ledger, exchange: &placed.exchange, client_thread, parent, sent, covers, line, keys }
+        Self {
+            ledger,
+            exchange: &placed.exchange,
+            client_thread: placed.position.client_thread.as_deref(),
+            parent,
+            sent: sketch.filter(|parts| !parts.is_empty()),
+            covers: covered.len() - reply,
+            line: OnceCell::new(),
+            keys: OnceCell::new(),
+        }
     }
 
-    /// Whether it has sent a part with this key.
     pub(super) fn has_sent(&self, key: PartKey) -> bool {
-        let keys = || self.sent.iter().flatten().map(|part| part.key).collect();
-        self.keys.get_or_init(keys).contains(&key)
+        self.keys
+            .get_or_init(|| self.sent.iter().flatten().map(|part| part.key).collect())
+            .contains(&key)
     }
 
-    /// Whether an exchange of this branch made the decision.
     fn has_made(&self, exchange: &ExchangeId) -> bool {
         exchange == self.exchange || self.line().contains(exchange)
     }
 
     fn line(&self) -> &HashSet<&'l ExchangeId> {
-        let line = || self.ledger.line(self.parent).map(|turn| &turn.exchange).collect();
-        self.line.get_or_init(line)
+        self.line.get_or_init(|| self.ledger.line(self.parent).map(|turn| &turn.exchange).collect())
     }
 
-    /// The reasoning of the reply that ended at `chain`: of several with the same parts, of the one in this branch. That of
-    /// a thread which its client names otherwise is never used: sub-agents may have equal prompts and call ids.
+    /// The reasoning of the reply that ended at `chain`: of several with the same parts, of the one in this
+    /// branch. That of a thread which its client names otherwise is never used.
     pub(super) fn reasoning(&self, chain: Chain) -> Option<&'l Arc<ReasoningRecord>> {
-        let first = self.ledger.reasoning(chain)?;
+        let record = self.ledger.reasoning(chain)?;
         if self.client_thread.is_none() && self.ledger.repeated_reasoning(chain).next().is_none() {
-            return Some(first);
+            return Some(record);
         }
-        let all = || std::iter::once(first).chain(self.ledger.repeated_reasoning(chain));
-        let here = self.ledger.replied_to(chain).find(|turn| self.line().contains(&turn.exchange));
-        let own = here.and_then(|turn| all().find(|it| it.at == turn.ended));
-        // A reply of the named thread has its own reasoning or none.
-        if self.client_thread.is_some()
-            && here.is_some_and(|turn| turn.position.client_thread.as_deref() == self.client_thread)
-        {
-            return own;
+        let records: Vec<&'l Arc<ReasoningRecord>> =
+            std::iter::once(record).chain(self.ledger.repeated_reasoning(chain)).collect();
+        let turn = self.ledger.replied_to(chain).find(|turn| self.line().contains(&turn.exchange));
+        if let Some(turn) = turn {
+            let made = records.iter().copied().find(|record| record.at == turn.ended);
+            // A reply of the named thread has its own reasoning or none.
+            let is_named = self.client_thread.is_some()
+                && turn.position.client_thread.as_deref() == self.client_thread;
+            if made.is_some() || is_named {
+                return made;
+            }
         }
-        own.or_else(|| all().find(|it| !self.is_of_another(it)))
+        // Sub-agents may have equal prompts and call ids.
+        records.into_iter().find(|record| !self.is_of_another(record))
     }
 
     /// Whether reasoning was made in a thread that its client names otherwise than this one.
@@ -133,25 +145,28 @@ impl<'l> Branch<'l> {
         let Some(sent) = &self.sent else { return HashMap::default() };
         let mut names: HashMap<PartKey, (PartKey, CutCount)> = HashMap::default();
         for key in keys {
-            names.extend(CutCount::ALL.map(|cuts| (cuts.of(*key), (*key, cuts))));
+            names.extend(CutCount::ALL.map(|cuts| (cuts.applied_to(*key), (*key, cuts))));
         }
         let mut forms: HashMap<PartKey, Vec<CutCount>> = HashMap::default();
-        let here = sent.iter().filter(|part| part.place == PromptSection::History);
-        for (key, cuts) in here.filter_map(|part| names.get(&part.key)) {
-            forms.entry(*key).or_default().push(*cuts);
+        for part in sent.iter().filter(|part| part.place == PromptSection::History) {
+            if let Some((key, cuts)) = names.get(&part.key) {
+                forms.entry(*key).or_default().push(*cuts);
+            }
         }
         // Equal parts in several places are matched by their order, from the end of what the parent sent: a summary
         // may stand in place of the first ones.
         let covered = &keyed_parts[..self.covers.min(keyed_parts.len())];
-        let covered = covered.iter().enumerate().rev();
-        let cut = covered.filter(|(_, keyed)| keys.contains(&keyed.key));
-        cut.filter_map(|(index, keyed)| Some((index, forms.get_mut(&keyed.key)?.pop()?))).collect()
+        let mut counts = HashMap::default();
+        for (index, keyed) in covered.iter().enumerate().rev() {
+            if let Some(cuts) = forms.get_mut(&keyed.key).and_then(Vec::pop) {
+                counts.insert(index, cuts);
+            }
+        }
+        counts
     }
 
-    /// Whether a cut applies to a part that this branch has sent in the form `form`. A result that it has not
-    /// sent yet stays whole, or is trimmed as it was when another branch first sent it: no model of this
-    /// branch has read it. `is_new`: the part follows the last reply. So it was not sent, even if it is unknown
-    /// what was.
+    /// Whether a cut applies to a part that this branch has sent in the form `form`. `is_new`: the part
+    /// follows the last reply.
     pub(super) fn has_cut(
         &self,
         cut: &Cut,
@@ -161,34 +176,38 @@ impl<'l> Branch<'l> {
     ) -> bool {
         let is_birth = cut.is_trim();
         if self.sent.is_none() {
+            // So it was not sent, even if it is unknown what was.
             return !is_new || is_birth;
         }
+        // A result that was not sent yet stays whole, or is trimmed as it was when another branch
+        // first sent it: no model of this branch has read it.
         form.map_or(is_birth, |form| form >= nth) || self.has_made(&cut.exchange)
     }
 
-    /// Whether a summary is in use in this branch.
     pub(super) fn has_compact(&self, compact: &CompactionRecord) -> bool {
         self.sent.is_none() || self.has_sent(compact.key()) || self.has_made(&compact.exchange)
     }
 
-    /// Whether a change that answers a refusal applies: an image that this branch has already sent stays.
-    /// Rules for the whole request always apply, because no branch was accepted without them.
     pub(super) fn has_repair(&self, one: &RepairDecision) -> bool {
         let (Repair::Media { part, .. } | Repair::Picture { part, .. }) = one.repair else {
+            // Rules for the whole request always apply, because no branch was accepted without them.
             return true;
         };
+        // An image that this branch has already sent stays.
         self.sent.is_none() || self.has_made(&one.exchange) || !self.has_sent(part)
     }
 
-    /// Whether an injected message belongs in this branch, after the part with this key.
     pub(super) fn has_injected(&self, message: &InjectedMessage, after: PartKey) -> bool {
-        let is_new = || !CutCount::ALL.iter().any(|cuts| self.has_sent(cuts.of(after)));
-        let has_made =
-            || message.place().is_some_and(|injection| self.has_made(&injection.exchange));
-        self.sent.is_none() || self.has_sent(message.key()) || has_made() || is_new()
+        if self.sent.is_none()
+            || self.has_sent(message.key())
+            || message.place().is_some_and(|injection| self.has_made(&injection.exchange))
+        {
+            return true;
+        }
+        // After a part that was never sent, nothing depends on what follows it.
+        !CutCount::ALL.iter().any(|cuts| self.has_sent(cuts.applied_to(after)))
     }
 
-    /// Whether the decision to put a reply's reasoning back applies.
     pub(super) fn has_back(
         &self,
         decision: &ReasoningDecision,
@@ -198,70 +217,80 @@ impl<'l> Branch<'l> {
             || self.sent.is_none()
             || self.has_made(&decision.exchange)
         {
+            // What this branch decided itself it has sent, or will send now.
             return true;
         }
-        let was_there = reasoning.parts.first().is_some_and(|first| self.has_sent(*first));
+        let was_there = reasoning.parts.first().is_some_and(|key| self.has_sent(*key));
         // It was made for another reply with the same parts.
-        let first = self.ledger.reasoning(reasoning.after);
-        let is_for_another = first.is_some_and(|first| first.key() != reasoning.key());
-        !(was_there || is_for_another) || self.has_thought(reasoning)
+        let record = self.ledger.reasoning(reasoning.after);
+        let is_for_another = record.is_some_and(|record| record.key() != reasoning.key());
+        !(was_there || is_for_another) || names(reasoning).any(|key| self.has_sent(key))
     }
 
-    /// Whether a decision is known to have been made for this model: a refused request leaves decisions, but no turn.
     pub(super) fn is_of_model(&self, decision: &ReasoningDecision, model: Option<&str>) -> bool {
+        // A refused request leaves decisions, but no turn.
         self.ledger.turn(&decision.exchange).is_some_and(|turn| Some(&*turn.model) == model)
     }
 
     /// Decisions of other branches to remove reasoning that do not apply here, because this branch has sent that
     /// reasoning, or has it for the first time and decides by itself; what a provider refused there is refused here,
     /// too. Returns their keys. If it is unknown what this branch sent, all decisions apply and none is returned.
-    pub(super) fn not_out<'r>(
+    pub(super) fn removals_elsewhere<'r>(
         &self,
-        out: impl Iterator<Item = &'r Arc<ReasoningDecision>>,
+        removals: impl Iterator<Item = &'r Arc<ReasoningDecision>>,
         replies: impl Iterator<Item = &'r ReasoningRecord>,
         own: &OwnReasoning,
     ) -> HashSet<PartKey> {
-        let others =
-            out.filter(|decision| self.sent.is_some() && !self.has_made(&decision.exchange));
-        let others: HashMap<PartKey, &ReasoningDecision> =
-            others.map(|decision| (decision.about, &**decision)).collect();
-        // If policy does not put reasoning back, no replies are known; the keys of what was sent still tell.
-        let is_kept = |decision: &&&ReasoningDecision| {
+        let mut others: HashSet<PartKey> = HashSet::default();
+        let mut elsewhere: HashSet<PartKey> = HashSet::default();
+        for decision in removals {
+            if self.sent.is_none() || self.has_made(&decision.exchange) {
+                continue;
+            }
             let about = decision.about;
+            others.insert(about);
+            // If policy does not put reasoning back, no replies are known; the keys of what was sent still tell.
             let is_left_out = own.left_out.contains(&about.0);
             let is_refused = decision.why == DecisionReason::Refusal;
-            own.sent.contains(&about.0) || !is_left_out && (!is_refused || self.has_sent(about))
-        };
-        let kept: HashSet<PartKey> = others.values().filter(is_kept).map(|it| it.about).collect();
+            if own.sent.contains(&about.0) || !is_left_out && (!is_refused || self.has_sent(about))
+            {
+                elsewhere.insert(about);
+            }
+        }
         // Such decisions are rare, and reading all replies takes time.
-        let replies = replies.filter(|_| kept.len() < others.len());
-        let blocks = replies.flat_map(|reply| reply.blocks.iter().map(move |it| (it, reply)));
-        let elsewhere = blocks.filter_map(|(block, reply)| {
-            let literal = reasoning::literal(&block.raw)?;
-            let decision = others.get(&PartKey::of_bytes(literal.as_bytes()))?;
-            // Of reasoning that repeats to the letter, only a later one may have been sent under its own key.
-            let is_left_out = |key: PartKey| own.left_out.contains(&key.0);
-            let is_sent = |key: PartKey| self.has_sent(key) && !is_left_out(key);
-            has_block(is_sent, block, reply).then_some(decision.about)
-        });
-        elsewhere.chain(kept.iter().copied()).collect()
+        if elsewhere.len() == others.len() {
+            return elsewhere;
+        }
+        for reply in replies {
+            for block in &reply.blocks {
+                let Some(literal) = reasoning::literal(&block.raw) else { continue };
+                let about = PartKey::of_bytes(literal.as_bytes());
+                // Of reasoning that repeats to the letter, only a later one may have been sent under its own
+                // key.
+                if others.contains(&about)
+                    && has_block(
+                        |key| self.has_sent(key) && !own.left_out.contains(&key.0),
+                        block,
+                        reply,
+                    )
+                {
+                    elsewhere.insert(about);
+                }
+            }
+        }
+        elsewhere
     }
 
-    /// Whether the parent turn sent the reasoning of a reply, from its client or put back.
-    fn has_thought(&self, reasoning: &ReasoningRecord) -> bool {
-        names(reasoning).any(|key| self.has_sent(key))
-    }
-
-    /// What the parent turn did with the client's own reasoning in its request. Of reasoning that repeats to the
-    /// letter, the oldest is taken to be left out.
+    /// What the parent turn did with the client's own reasoning in its request.
     pub(super) fn own_reasoning(&self, conversation: &Conversation) -> OwnReasoning {
-        let (mut before, mut own) = (0, OwnReasoning::default());
+        let mut own_reasoning = OwnReasoning::default();
+        let mut keyed_parts = 0;
         let mut places: HashMap<u128, Vec<u128>> = HashMap::default();
         for part in conversation.parts() {
-            if before >= self.covers {
+            if keyed_parts >= self.covers {
                 break;
             }
-            before += usize::from(part.key.is_some());
+            keyed_parts += usize::from(part.key.is_some());
             if let (Some(key), Some(about)) = (part.reasoning_key, part.removal_key()) {
                 places.entry(key).or_default().push(about);
             }
@@ -271,56 +300,62 @@ impl<'l> Branch<'l> {
             *count.entry(part.key.0).or_default() += 1;
         }
         for (key, abouts) in places {
-            let sent = count.get(&key).copied().unwrap_or_default();
-            let (left_out, sent) = abouts.split_at(abouts.len().saturating_sub(sent));
-            own.left_out.extend(left_out);
-            own.sent.extend(sent);
+            let times = count.get(&key).copied().unwrap_or_default();
+            // Of reasoning that repeats to the letter, the oldest is taken to be left out.
+            let (left_out, sent_abouts) = abouts.split_at(abouts.len().saturating_sub(times));
+            own_reasoning.left_out.extend(left_out);
+            own_reasoning.sent.extend(sent_abouts);
         }
-        own
+        own_reasoning
     }
 
-    /// The keys of the reasoning that the parent turn sent.
     pub(super) fn thoughts(&self) -> HashSet<PartKey> {
-        let sent = self.sent.iter().flatten();
-        sent.filter(|part| is_reasoning(part)).map(|part| part.key).collect()
+        let parts = self.sent.iter().flatten();
+        parts.filter(|part| is_reasoning(part)).map(|part| part.key).collect()
     }
 
     /// Keys of decisions that are never made again in this branch: revoked twice, or for good.
     pub(super) fn given_up(&self) -> HashSet<u128> {
         let mut revoked: HashMap<u128, usize> = HashMap::default();
         for one in self.ledger.revocations() {
-            let grew_from = one.parent.as_ref();
-            if self.has_made(&one.exchange) || grew_from.is_some_and(|it| self.has_made(it)) {
+            let is_of_branch = self.has_made(&one.exchange)
+                || one.parent.as_ref().is_some_and(|parent| self.has_made(parent));
+            if is_of_branch {
+                // What is refused twice is not tried a third time.
                 let times = if one.retry == RevocationRetry::Never { 2 } else { 1 };
-                one.about.iter().for_each(|about| *revoked.entry(about.0).or_default() += times);
+                for about in &one.about {
+                    *revoked.entry(about.0).or_default() += times;
+                }
             }
         }
         revoked.into_iter().filter(|(_, times)| *times > 1).map(|(about, _)| about).collect()
     }
 
-    /// The exchange of this branch that first sent each of these keys.
     fn first_sent(&self, keys: &HashSet<PartKey>) -> HashMap<PartKey, &'l ExchangeId> {
         let mut line = Vec::new();
-        let mut next = self.parent;
+        let mut ancestor = self.parent;
         // No branch is longer than the number of turns.
         for _ in self.ledger.turns() {
-            let Some(turn) = next else { break };
+            let Some(turn) = ancestor else { break };
             line.push(turn);
-            next = turn.sketch.base.as_ref().and_then(|base| Some(&**self.ledger.turn(base)?));
+            ancestor = turn.sketch.base.as_ref().and_then(|base| Some(&**self.ledger.turn(base)?));
         }
-        let (mut parts, mut first): (Vec<PartKey>, HashMap<PartKey, &'l ExchangeId>) =
-            Default::default();
+        let mut parts: Vec<PartKey> = Vec::new();
+        let mut exchanges: HashMap<PartKey, &'l ExchangeId> = HashMap::default();
         for turn in line.into_iter().rev() {
-            let kept = parts.len().min(turn.sketch.kept as usize);
-            let gone = parts.drain(kept..).filter_map(|key| first.remove_entry(&key));
-            let gone: HashMap<PartKey, &'l ExchangeId> = gone.collect();
-            let added = turn.sketch.added.iter().map(|part| part.key);
-            for key in added.filter(|key| keys.contains(key)) {
-                first.insert(key, gone.get(&key).copied().unwrap_or(&turn.exchange));
+            let repeated = parts.len().min(turn.sketch.kept as usize);
+            // What only moved was sent before.
+            let replaced: HashMap<PartKey, &'l ExchangeId> =
+                parts.drain(repeated..).filter_map(|key| exchanges.remove_entry(&key)).collect();
+            for part in &turn.sketch.added {
+                if keys.contains(&part.key) {
+                    let exchange = replaced.get(&part.key).copied().unwrap_or(&turn.exchange);
+                    exchanges.insert(part.key, exchange);
+                }
+                parts.push(part.key);
             }
-            parts.extend(turn.sketch.added.iter().map(|part| part.key));
         }
-        first
+        exchanges
     }
 
     /// The exchange that began to send each of these cuts in this branch: it made the decision, or adopted
@@ -329,14 +364,17 @@ impl<'l> Branch<'l> {
         &self,
         cuts: impl Iterator<Item = (&'c Cut, PartKey)>,
     ) -> HashMap<PartKey, ExchangeId> {
-        let (own, others): (Vec<_>, Vec<_>) =
+        let (own_cuts, others): (Vec<_>, Vec<_>) =
             cuts.partition(|(cut, _)| self.sent.is_none() || self.has_made(&cut.exchange));
         let mut began: HashMap<PartKey, ExchangeId> =
-            own.iter().map(|(cut, _)| (cut.about, cut.exchange.clone())).collect();
+            own_cuts.iter().map(|(cut, _)| (cut.about, cut.exchange.clone())).collect();
         if !others.is_empty() {
-            let first = self.first_sent(&others.iter().map(|(_, key)| *key).collect());
-            let first = others.iter().filter_map(|(cut, key)| Some((cut.about, first.get(key)?)));
-            began.extend(first.map(|(about, exchange)| (about, (*exchange).clone())));
+            let exchanges = self.first_sent(&others.iter().map(|(_, key)| *key).collect());
+            for (cut, key) in others {
+                if let Some(exchange) = exchanges.get(&key) {
+                    began.insert(cut.about, (*exchange).clone());
+                }
+            }
         }
         began
     }
@@ -349,10 +387,15 @@ pub(super) struct OwnReasoning {
     pub(super) left_out: HashSet<u128>,
 }
 
+fn is_models(keyed: &KeyedPart) -> bool {
+    keyed.role == Role::Assistant
+}
+
 fn is_reasoning(part: &SketchPart) -> bool {
-    let places =
-        [PromptSection::Reasoning, PromptSection::SteeredReasoning, PromptSection::OldReasoning];
-    places.contains(&part.place)
+    matches!(
+        part.place,
+        PromptSection::Reasoning | PromptSection::SteeredReasoning | PromptSection::OldReasoning
+    )
 }
 
 /// How often a part was cut: a trimmed result may be cleared later.
@@ -366,8 +409,7 @@ pub(super) enum CutCount {
 impl CutCount {
     const ALL: [Self; 3] = [Self::None, Self::Once, Self::Twice];
 
-    /// The key of a part that was cut this often.
-    pub(super) fn of(self, key: PartKey) -> PartKey {
+    pub(super) fn applied_to(self, key: PartKey) -> PartKey {
         match self {
             Self::None => key,
             Self::Once => key.cut(),
@@ -382,24 +424,23 @@ pub(super) fn names(reasoning: &ReasoningRecord) -> impl Iterator<Item = PartKey
     blocks.chain(reasoning.signatures.iter().flat_map(|signature| spelled(&signature.value)))
 }
 
-/// Whether this block of a reply's reasoning was sent. Of a reply with one block its other names tell, too.
 fn has_block(
     is_sent: impl Fn(PartKey) -> bool,
     block: &ReasoningBlock,
     reply: &ReasoningRecord,
 ) -> bool {
+    // Of a reply with one block, its other names tell, too.
     block_names(block).any(&is_sent) || reply.blocks.len() == 1 && names(reply).any(&is_sent)
 }
 
-/// The keys of a signature without its quotes and with them.
 fn spelled(signature: &str) -> [PartKey; 2] {
+    // Put back by us it has no quotes, from the client it has.
     [
         PartKey::of_bytes(signature.as_bytes()),
         PartKey::of_bytes(format!("\"{signature}\"").as_bytes()),
     ]
 }
 
-/// The keys that one block of reasoning can have in a sketch.
 fn block_names(block: &ReasoningBlock) -> impl Iterator<Item = PartKey> + '_ {
     let literal = reasoning::literal(&block.raw).map(|literal| spelled(&literal));
     let raw = PartKey::of_bytes(block.raw.as_bytes());

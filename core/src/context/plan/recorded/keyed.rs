@@ -19,32 +19,32 @@ pub(super) struct KeyedPart {
     pub(super) role: Role,
 }
 
-/// The chain of system prompt and tools.
 pub(super) fn head(conversation: &Conversation) -> Chain {
     let parts = conversation.system.iter().chain(&conversation.tools);
     parts.filter_map(|part| part.key).fold(Chain::START, Chain::then)
 }
 
-/// The keyed parts of the history, in order.
 pub(super) fn keyed_parts(conversation: &Conversation) -> Vec<KeyedPart> {
     // Ids in Gemini requests are made up by clients and identify nothing.
     let ids_count = conversation.dialect != Dialect::Gemini;
-    let mut own: HashMap<&str, bool> = HashMap::default();
+    let mut unique_ids: HashMap<&str, bool> = HashMap::default();
     let mut chain = Chain::START;
     let mut keyed_parts = Vec::new();
-    for (message, of) in conversation.messages.iter().enumerate() {
-        for (index, part) in of.parts.iter().enumerate() {
+    for (number, message) in conversation.messages.iter().enumerate() {
+        for (index, part) in message.parts.iter().enumerate() {
             let Some(key) = part.key else { continue };
             chain = chain.then(key);
-            let id = part.id.as_deref().filter(|id| ids_count && !id.is_empty());
-            let is_own = id.is_some_and(|id| {
-                let name = part.name.as_deref().unwrap_or_default();
-                // A result rarely names its tool; its call, which came earlier, does.
-                *own.entry(id).or_insert_with(|| ledger::is_own(id, name))
-            });
-            let about = about(key, chain, is_own);
+            let has_own_id = match part.id.as_deref() {
+                Some(id) if ids_count && !id.is_empty() => {
+                    let name = part.name.as_deref().unwrap_or_default();
+                    // A result rarely names its tool; its call, which came earlier, does.
+                    *unique_ids.entry(id).or_insert_with(|| ledger::is_own(id, name))
+                }
+                _ => false,
+            };
+            let about = about(key, chain, has_own_id);
             keyed_parts.push(KeyedPart {
-                at: PartIndex::new(message, index),
+                at: PartIndex::new(number, index),
                 key,
                 about,
                 role: part.role,

@@ -13,26 +13,28 @@ use crate::dialect::PartKey;
 use crate::dialect::repair::Repair;
 
 impl RecordedDecisions {
-    /// Collects those that apply in this branch.
     pub(super) fn find_repairs(&mut self, ledger: &Ledger, branch: &Branch<'_>) {
-        let here = ledger.repairs().filter(|one| branch.has_repair(one));
-        here.for_each(|one| self.add_repair(one.clone()));
+        for repair in ledger.repairs() {
+            if branch.has_repair(repair) {
+                self.add_repair(repair.clone());
+            }
+        }
     }
 
-    /// Adds one, unless it is already there.
     pub(super) fn add_repair(&mut self, one: Arc<RepairDecision>) {
         if self.repairs.iter().all(|other| other.about != one.about) {
             self.repairs.push(one);
             // If two replace the same image, the smaller one comes first and is used.
-            let size = |repair: &Repair| match repair {
-                Repair::Picture { data, .. } => data.len(),
-                _ => 0,
-            };
-            self.repairs.sort_by_key(|one| (one.repair.order(), size(&one.repair), one.about));
+            self.repairs.sort_by_key(|one| {
+                let size = match &one.repair {
+                    Repair::Picture { data, .. } => data.len(),
+                    _ => 0,
+                };
+                (one.repair.order(), size, one.about)
+            });
         }
     }
 
-    /// Those that were decided for the upstream and model of a request.
     pub(in crate::context) fn repairs_of<'k>(
         &'k self,
         request: &PlanRequest<'_>,
@@ -40,10 +42,9 @@ impl RecordedDecisions {
         self.repairs.iter().map(|one| &**one).filter(|one| one.is_for(request))
     }
 
-    /// Whether text replaces an image or document.
     pub(in crate::context) fn has_text_for(&self, request: &PlanRequest<'_>, key: PartKey) -> bool {
-        let is_it = |one: &RepairDecision| matches!(&one.repair, Repair::Media { part, .. } if *part == key);
-        self.repairs_of(request).any(is_it)
+        self.repairs_of(request)
+            .any(|one| matches!(&one.repair, Repair::Media { part, .. } if *part == key))
     }
 
     /// The base64 data of the smaller image that replaces another.

@@ -14,8 +14,7 @@ use super::branch::Branch;
 use super::reply::{ForeignReasoning, ReturnedReply};
 use crate::context::ReasoningRecord;
 use crate::context::ledger::Ledger;
-use crate::context::signature::signature_key;
-use crate::dialect::{Chain, Conversation, PartIndex, PartKey, PartKind, Role};
+use crate::dialect::{Chain, Conversation, Part, PartIndex, PartKey, PartKind, Role};
 
 /// A reply that was found in a request.
 struct AlignedReply {
@@ -27,21 +26,19 @@ struct AlignedReply {
 }
 
 impl RecordedDecisions {
-    /// Finds replies by the chain after them, else by an anchor key.
     pub(super) fn find_replies(
         &mut self,
         ledger: &Ledger,
         conversation: &Conversation,
         branch: &Branch<'_>,
     ) {
-        let mut found: HashSet<Chain> = HashSet::default();
+        let mut aligned_chains: HashSet<Chain> = HashSet::default();
         let mut covered = vec![false; self.keyed_parts.len()];
         for (index, chain) in conversation.chains().enumerate() {
             let Some(reasoning) = branch.reasoning(chain) else {
                 // A reply without known reasoning gets none of another with the same text.
-                let mut forms =
-                    ledger.replied_to(chain).next().into_iter().flat_map(|it| it.forms());
-                let form = forms.find(|form| form.after == chain);
+                let turn = ledger.replied_to(chain).next();
+                let form = turn.and_then(|turn| turn.forms().find(|form| form.after == chain));
                 let count = form.map_or(0, |form| form.parts.len());
                 let first = (index + 1).saturating_sub(count);
                 covered[first..=index].fill(true);
@@ -56,7 +53,7 @@ impl RecordedDecisions {
                 continue;
             }
             covered[first..=index].fill(true);
-            found.insert(chain);
+            aligned_chains.insert(chain);
             let parts =
                 self.keyed_parts[first..=index].iter().map(|keyed| Some(keyed.at)).collect();
             self.replies.push(self.returned(conversation, reasoning, parts, first, index));
@@ -69,35 +66,48 @@ impl RecordedDecisions {
                     continue;
                 }
                 // What is left of a reply tells less, so that only the newest of its text comes into question.
-                let most = if is_whole { usize::MAX } else { 1 };
-                let alike = ledger.reasoning_by_anchor_key(keyed.key).take(most);
-                let aligned = alike
-                    .filter(|it| !found.contains(&it.after) && !branch.is_of_another(it))
-                    .find_map(|reasoning| {
-                        let aligned = self.aligned(reasoning, index)?;
-                        let fits = !is_whole || aligned.parts.iter().all(Option::is_some);
-                        fits.then_some((reasoning, aligned))
-                    });
-                if let Some((reasoning, AlignedReply { parts, first, last })) = aligned {
-                    found.insert(reasoning.after);
-                    covered[first..=last].fill(true);
-                    // The client edited what is missing at its ends: the reasoning beside it belongs to this reply.
-                    let missing = parts.iter().take_while(|part| part.is_none()).count();
-                    let begin = self.edited(&covered, (0..first).rev(), missing).unwrap_or(first);
-                    let missing = parts.iter().rev().take_while(|part| part.is_none()).count();
-                    let after = last + 1..self.keyed_parts.len();
-                    let end = self.edited(&covered, after, missing).unwrap_or(last);
-                    let region = self.region(conversation, begin, end);
-                    let returned = self.returned(conversation, reasoning, parts, first, last);
-                    self.replies.push(ReturnedReply { region, ..returned });
+                let limit = if is_whole { usize::MAX } else { 1 };
+                let alike = ledger.reasoning_by_anchor_key(keyed.key).take(limit);
+                for reasoning in alike {
+                    if aligned_chains.contains(&reasoning.after) || branch.is_of_another(reasoning)
+                    {
+                        continue;
+                    }
+                    let Some(aligned) = self.aligned(reasoning, index) else { continue };
+                    if !is_whole || aligned.parts.iter().all(Option::is_some) {
+                        aligned_chains.insert(reasoning.after);
+                        covered[aligned.first..=aligned.last].fill(true);
+                        self.add_aligned(conversation, reasoning, aligned, &covered);
+                        break;
+                    }
                 }
             }
         }
         self.sort_replies();
-        let replies = self.replies.iter_mut().enumerate();
-        replies.for_each(|(number, returned)| returned.number = number);
+        for (number, returned) in self.replies.iter_mut().enumerate() {
+            returned.number = number;
+        }
         self.find_foreign(ledger, conversation);
         self.only_kept();
+    }
+
+    fn add_aligned(
+        &mut self,
+        conversation: &Conversation,
+        reasoning: &Arc<ReasoningRecord>,
+        aligned: AlignedReply,
+        covered: &[bool],
+    ) {
+        let AlignedReply { parts, first, last } = aligned;
+        // The client edited what is missing at its ends: the reasoning beside it belongs to this reply.
+        let missing = parts.iter().take_while(|part| part.is_none()).count();
+        let start = self.edited(covered, (0..first).rev(), missing).unwrap_or(first);
+        let missing = parts.iter().rev().take_while(|part| part.is_none()).count();
+        let following = last + 1..self.keyed_parts.len();
+        let end = self.edited(covered, following, missing).unwrap_or(last);
+        let region = self.region(conversation, start, end);
+        let returned = self.returned(conversation, reasoning, parts, first, last);
+        self.replies.push(ReturnedReply { region, ..returned });
     }
 
     /// The last of the parts of the model next to a reply, as many as it misses there, that belong to no other.
@@ -107,22 +117,22 @@ impl RecordedDecisions {
         next: impl Iterator<Item = usize>,
         missing: usize,
     ) -> Option<usize> {
-        let is_free = |at: &usize| self.keyed_parts[*at].role == Role::Assistant && !covered[*at];
-        next.take(missing).take_while(is_free).last()
+        next.take(missing)
+            .take_while(|at| self.keyed_parts[*at].role == Role::Assistant && !covered[*at])
+            .last()
     }
 
-    /// Sorts the replies by their places. Drops a reply whose parts are the first ones of another reply: it
-    /// broke off, its request was repeated, and the second reply came back.
     fn sort_replies(&mut self) {
-        let last = |returned: &ReturnedReply| returned.parts.iter().flatten().next_back().copied();
-        let order = |returned: &ReturnedReply| {
-            (returned.index, !returned.parts.is_empty(), Reverse(last(returned)))
-        };
-        self.replies.sort_by_key(order);
+        self.replies.sort_by_key(|returned| {
+            (returned.index, !returned.parts.is_empty(), Reverse(returned.last_part()))
+        });
+        // A reply that ends within another broke off: its request was repeated, and the second reply came
+        // back.
         let mut end = None;
         self.replies.retain(|returned| {
-            let is_within = last(returned).is_some() && last(returned) < end;
-            end = end.max(last(returned));
+            let last_part = returned.last_part();
+            let is_within = last_part.is_some() && last_part < end;
+            end = end.max(last_part);
             !is_within
         });
     }
@@ -130,39 +140,37 @@ impl RecordedDecisions {
     /// Finds the client's own reasoning that belongs to no reply which it sent back, and the replies whose place
     /// it takes.
     fn find_foreign(&mut self, ledger: &Ledger, conversation: &Conversation) {
-        let messages = conversation.messages.iter().enumerate();
-        let parts = messages.flat_map(|(index, message)| {
-            let parts = message.parts.iter().enumerate();
-            parts.map(move |(part, it)| (PartIndex::new(index, part), it))
-        });
-        let (mut from, mut kept) = (0, HashSet::default());
-        for (at, part) in parts {
+        let mut from = 0;
+        let mut intact = HashSet::default();
+        for (at, part) in places_of_parts(conversation) {
             let Some(key) = part.reasoning_key.map(PartKey) else { continue };
             let made = ledger.reasoning_by_signature(key);
             // Replies and reasoning are in the same order.
-            from += self.replies[from..].iter().take_while(|it| it.region.end <= at).count();
-            let here = self.replies[from..].iter_mut().take_while(|it| it.region.start <= at);
-            let mut here: Vec<_> = here.filter(|it| it.spans(at)).collect();
-            let holds = |it: &ReturnedReply| {
-                made.is_some_and(|made| Arc::ptr_eq(made, &it.reasoning))
-                    || it
-                        .reasoning
-                        .blocks
-                        .iter()
-                        .any(|block| signature_key(&block.raw) == Some(key))
-            };
-            let is_unsigned = part.signature.is_none() && !here.is_empty();
-            let own = here.iter().find(|it| holds(it)).map(|it| it.number);
-            kept.extend(own);
-            if is_unsigned || own.is_some() {
+            while self.replies.get(from).is_some_and(|returned| returned.region.end <= at) {
+                from += 1;
+            }
+            let mut spanning: Vec<&mut ReturnedReply> = self.replies[from..]
+                .iter_mut()
+                .take_while(|returned| returned.region.start <= at)
+                .filter(|returned| returned.spans(at))
+                .collect();
+            let is_unsigned = part.signature.is_none() && !spanning.is_empty();
+            if let Some(returned) = spanning.iter().find(|returned| returned.made(made, key)) {
+                intact.insert(returned.number);
                 continue;
             }
-            here.iter_mut().for_each(|returned| returned.is_replaced = true);
+            if is_unsigned {
+                continue;
+            }
+            for returned in &mut spanning {
+                returned.is_replaced = true;
+            }
             self.foreign.push(ForeignReasoning { at, made: made.cloned() });
         }
         // The client sends some of its reasoning, so it is there, whatever else is beside it.
-        let kept = self.replies.iter_mut().filter(|it| kept.contains(&it.number));
-        kept.for_each(|returned| returned.is_replaced = false);
+        for returned in &mut self.replies {
+            returned.is_replaced &= !intact.contains(&returned.number);
+        }
     }
 
     /// The record of the reply that made the reasoning at a place within `returned`: of another reply if the
@@ -172,11 +180,10 @@ impl RecordedDecisions {
         at: PartIndex,
         returned: &'k ReturnedReply,
     ) -> &'k ReasoningRecord {
-        let foreign = self.foreign.iter().find(|it| it.at == at);
-        foreign.and_then(|it| it.made.as_ref()).unwrap_or(&returned.reasoning)
+        let foreign = self.foreign.iter().find(|reasoning| reasoning.at == at);
+        foreign.and_then(|reasoning| reasoning.made.as_ref()).unwrap_or(&returned.reasoning)
     }
 
-    /// A reply of nothing but reasoning, after the part at `index`, if its client sends the reasoning.
     fn thought_only(
         &self,
         conversation: &Conversation,
@@ -184,28 +191,33 @@ impl RecordedDecisions {
         index: usize,
     ) -> Option<ReturnedReply> {
         let returned = self.returned(conversation, reasoning, Vec::new(), index + 1, index);
+        // Without the reasoning, nothing of such a reply comes back.
         let thought = returned.places(conversation).find(|at| {
-            conversation
-                .part(*at)
-                .is_some_and(|it| (it.kind, it.role) == (PartKind::Reasoning, Role::Assistant))
+            let part = conversation.part(*at);
+            part.is_some_and(|part| {
+                part.kind == PartKind::Reasoning && part.role == Role::Assistant
+            })
         });
         Some(ReturnedReply { region: thought?..returned.region.end, ..returned })
     }
 
     /// Finds the parts of a reply, in order, around the one at `marked`.
     fn aligned(&self, reasoning: &ReasoningRecord, marked: usize) -> Option<AlignedReply> {
-        let is_models = |index: &usize| self.keyed_parts[*index].role == Role::Assistant;
-        let first = (0..marked).rev().take_while(is_models).last().unwrap_or(marked);
-        let last = (marked..self.keyed_parts.len()).take_while(is_models).last()?;
-        let (mut at, mut places) = (first, Vec::new());
+        // A reply is among adjacent parts of the model.
+        let keyed_parts = &self.keyed_parts;
+        let run = keyed_parts[..marked].iter().rev();
+        let mut start = marked - run.take_while(|keyed| keyed.role == Role::Assistant).count();
+        let run = keyed_parts[marked..].iter();
+        let end = marked + run.take_while(|keyed| keyed.role == Role::Assistant).count();
+        let mut places = Vec::new();
         for key in &reasoning.parts {
-            let place = (at..=last).find(|index| self.keyed_parts[*index].key == *key);
+            let place = (start..end).find(|index| keyed_parts[*index].key == *key);
             places.push(place);
-            at = place.map_or(at, |place| place + 1);
+            start = place.map_or(start, |place| place + 1);
         }
-        let mut there = places.iter().flatten().copied();
-        let first = there.next()?;
-        let last = there.next_back().unwrap_or(first);
+        let mut indexes = places.iter().flatten().copied();
+        let first = indexes.next()?;
+        let last = indexes.next_back().unwrap_or(first);
         let parts = places.iter().map(|place| place.map(|at| self.keyed_parts[at].at)).collect();
         Some(AlignedReply { parts, first, last })
     }
@@ -228,13 +240,20 @@ impl RecordedDecisions {
         }
     }
 
-    /// From the keyed part before `first` to the one after `last`, both excluded.
     fn region(&self, conversation: &Conversation, first: usize, last: usize) -> Range<PartIndex> {
-        let before = first.checked_sub(1).map(|before| self.keyed_parts[before].at);
-        let begin = before.map_or_else(PartIndex::default, PartIndex::after);
-        let next = self.keyed_parts.get(last + 1).map(|next| next.at);
-        begin..next.unwrap_or_else(|| PartIndex::new(conversation.messages.len(), 0))
+        // Reasoning has no key: what stands between two keyed parts belongs to the reply.
+        let previous = first.checked_sub(1).map(|index| self.keyed_parts[index].at);
+        let start = previous.map_or_else(PartIndex::default, PartIndex::after);
+        let following = self.keyed_parts.get(last + 1).map(|keyed| keyed.at);
+        start..following.unwrap_or_else(|| PartIndex::new(conversation.messages.len(), 0))
     }
+}
+
+fn places_of_parts(conversation: &Conversation) -> impl Iterator<Item = (PartIndex, &Part)> {
+    conversation.messages.iter().enumerate().flat_map(|(index, message)| {
+        let parts = message.parts.iter().enumerate();
+        parts.map(move |(number, part)| (PartIndex::new(index, number), part))
+    })
 }
 
 #[cfg(test)]

@@ -6,9 +6,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use crate::context::plan::PlanRequest;
-use crate::context::signature::is_signed_within;
+use crate::context::signature::{is_signed_within, signature_key};
 use crate::context::{ReasoningBlock, ReasoningRecord, Signature};
-use crate::dialect::{Conversation, Dialect, Part, PartIndex, PartKind, Role};
+use crate::dialect::{Conversation, Dialect, Part, PartIndex, PartKey, PartKind, Role};
 use crate::wire::json::text_of;
 
 /// A reply that the client sent back and whose reasoning is recorded.
@@ -47,49 +47,53 @@ pub(crate) struct DroppedReasoning<'r> {
 }
 
 impl DroppedReasoning<'_> {
-    /// Whether the client dropped nothing.
     pub(crate) fn is_nothing(&self) -> bool {
         self.blocks.is_empty() && self.signatures.is_empty()
     }
 
-    /// Whether the client dropped only blocks that may be incomplete.
     pub(crate) fn is_partial(&self) -> bool {
         self.signatures.is_empty() && self.blocks.iter().all(|block| block.partial)
     }
 }
 
 impl ReturnedReply {
-    /// Whether all its keyed parts came back.
     pub(crate) fn is_whole(&self) -> bool {
         self.parts.iter().all(Option::is_some)
     }
 
     /// Whether its client edited it: a part of the model's in its range is none of its own.
     pub(crate) fn is_edited(&self, conversation: &Conversation) -> bool {
-        let is_other = |at: PartIndex| {
+        self.places(conversation).any(|at| {
             let part = conversation.part(at);
-            part.is_some_and(|part| part.role == Role::Assistant && part.key.is_some())
-                && !self.holds(at)
-        };
-        self.places(conversation).any(is_other)
+            let is_models =
+                part.is_some_and(|part| part.role == Role::Assistant && part.key.is_some());
+            is_models && !self.holds(at)
+        })
     }
 
-    /// Whether its stream broke off inside a reasoning block that a client may send back.
     pub(crate) fn is_partial(&self) -> bool {
+        // Its stream broke off inside a block that a client may send back.
         self.reasoning.blocks.iter().any(|block| block.partial)
     }
 
-    /// The place of its first part.
     pub(crate) fn start(&self) -> PartIndex {
         self.parts.iter().flatten().next().copied().unwrap_or(self.region.start)
     }
 
-    /// Whether a place is within it.
+    pub(super) fn last_part(&self) -> Option<PartIndex> {
+        self.parts.iter().flatten().next_back().copied()
+    }
+
+    /// Whether a piece of reasoning with this key is its own. `record`: that of the reply which signed it.
+    pub(super) fn made(&self, record: Option<&Arc<ReasoningRecord>>, key: PartKey) -> bool {
+        record.is_some_and(|record| Arc::ptr_eq(record, &self.reasoning))
+            || self.reasoning.blocks.iter().any(|block| signature_key(&block.raw) == Some(key))
+    }
+
     pub(crate) fn spans(&self, at: PartIndex) -> bool {
         self.region.contains(&at)
     }
 
-    /// Whether one of its keyed parts is at this place.
     pub(crate) fn holds(&self, at: PartIndex) -> bool {
         self.parts.iter().flatten().any(|part| *part == at)
     }
@@ -100,92 +104,87 @@ impl ReturnedReply {
         if self.is_replaced {
             return DroppedReasoning::default();
         }
-        let sent: Vec<&Part> = self.region(request.conversation);
-        let is_reasoning = |part: &&&Part| part.kind == PartKind::Reasoning;
-        let sent: Vec<&Part> = sent.iter().filter(is_reasoning).copied().collect();
+        let thoughts: Vec<&Part> = self
+            .region(request.conversation)
+            .into_iter()
+            .filter(|part| part.kind == PartKind::Reasoning)
+            .collect();
         let one_field = request.conversation.dialect == Dialect::OpenaiChat;
-        let is_there = |raw: &str| {
-            sent.iter().any(|part| match part.signature {
-                Some(signature) => {
-                    let literal = signature.of(request.body);
-                    let unquoted = literal.get(1..literal.len().saturating_sub(1));
-                    unquoted.is_some_and(|unquoted| {
-                        memchr::memmem::find(raw.as_bytes(), unquoted).is_some()
-                    })
-                }
-                None => true,
-            })
-        };
-        let blocks = self.reasoning.blocks.iter();
-        let blocks = blocks.filter(|block| match one_field {
-            // Some clients keep the text and not the signature, without which it is worth nothing.
-            true => {
-                let is_bare = sent.iter().all(|part| part.signature.is_none());
-                sent.is_empty() || is_bare && is_signed_within(&block.raw)
+        let mut dropped = DroppedReasoning::default();
+        for block in &self.reasoning.blocks {
+            let is_missing = if one_field {
+                // Some clients keep the text and not the signature, without which it is worth nothing.
+                let is_bare = thoughts.iter().all(|part| part.signature.is_none());
+                thoughts.is_empty() || is_bare && is_signed_within(&block.raw)
+            } else {
+                !thoughts.iter().any(|part| may_be_block(part, request.body, &block.raw))
+            };
+            if is_missing {
+                dropped.blocks.push(block);
             }
-            false => !is_there(&block.raw),
-        });
-        let signatures = self.reasoning.signatures.iter().filter_map(|signature| {
-            let at = self.signed(request, signature)?;
-            let is_bare = request.part(at).is_some_and(|part| part.signature.is_none());
-            is_bare.then_some((at, &*signature.value))
-        });
-        DroppedReasoning { blocks: blocks.collect(), signatures: signatures.collect() }
+        }
+        for signature in &self.reasoning.signatures {
+            let Some(at) = self.signed(request, signature) else { continue };
+            if request.part(at).is_some_and(|part| part.signature.is_none()) {
+                dropped.signatures.push((at, &*signature.value));
+            }
+        }
+        dropped
     }
 
     /// The part that a signature belongs to. `None` if that part did not come back, or if it is text that
-    /// came back split differently, so that the signature does not fit.
+    /// came back split differently.
     fn signed(&self, request: &PlanRequest<'_>, signature: &Signature) -> Option<PartIndex> {
         let keyed = self.parts.get(signature.part as usize).copied().flatten()?;
         if request.part(keyed)?.kind != PartKind::Text {
             return Some(keyed);
         }
-        let before: Vec<_> =
-            self.places(request.conversation).take_while(|at| *at <= keyed).collect();
-        let is_of_run = |at: &&PartIndex| {
-            **at == keyed || request.part(**at).is_some_and(|part| part.key.is_none())
-        };
-        let mut run: Vec<(PartIndex, usize)> = before
-            .iter()
-            .rev()
-            .take_while(is_of_run)
-            .filter_map(|at| Some((*at, text_bytes(request.part(*at)?, request.body)?)))
-            .collect();
-        run.reverse();
-        let whole = run.iter().map(|(_, bytes)| bytes).sum();
-        let piece = signature.piece.map_or((0, whole), |(from, to)| (from as usize, to as usize));
-        let mut ends = 0;
-        run.into_iter().find_map(|(at, bytes)| {
-            let begins = ends;
-            ends += bytes;
-            (bytes > 0 && (begins, ends) == piece).then_some(at)
-        })
+        // Adjacent texts have one key, at the last of them.
+        let mut run: Vec<(PartIndex, usize)> = Vec::new();
+        for at in self.places(request.conversation).take_while(|at| *at <= keyed) {
+            let Some(part) = request.part(at) else { continue };
+            if at != keyed && part.key.is_some() {
+                run.clear();
+            } else if let Some(bytes) = text_bytes(part, request.body) {
+                run.push((at, bytes));
+            }
+        }
+        let length = run.iter().map(|(_, bytes)| bytes).sum();
+        let piece = signature.piece.map_or(0..length, |(start, end)| start as usize..end as usize);
+        let mut start = 0;
+        for (at, bytes) in run {
+            let end = start + bytes;
+            if bytes > 0 && (start..end) == piece {
+                return Some(at);
+            }
+            start = end;
+        }
+        None
     }
 
     /// The part that a block has to be inserted before. `None` if the block led to a call that ran at the
-    /// provider and did not come back: alone, the block would be refused (`docs/protocols.md` 3.2).
+    /// provider and did not come back.
     pub(crate) fn place(
         &self,
         conversation: &Conversation,
         thought: &ReasoningBlock,
     ) -> Option<PartIndex> {
-        let before = self.parts.len().min(thought.before as usize);
-        let (earlier, later) = self.parts.split_at(before);
-        let after = earlier.iter().flatten().next_back().copied();
+        let index = self.parts.len().min(thought.before as usize);
+        let (earlier, later) = self.parts.split_at(index);
+        let previous = earlier.iter().flatten().next_back().copied();
         if !thought.leads {
-            let last = after.map(PartIndex::after);
-            return later.iter().flatten().next().copied().or(last);
+            let following = later.iter().flatten().next().copied();
+            return following.or(previous.map(PartIndex::after));
         }
-        let all: Vec<PartIndex> = self.places(conversation).collect();
-        let start = match after {
-            Some(after) => all.iter().position(|at| *at == after)? + 1,
-            None => 0,
-        };
-        let ran = all[start..].iter().filter(|at| conversation.part(**at).is_some_and(is_hosted));
-        ran.copied().nth(thought.hosted as usize)
+        // Alone, a block that led to a call at the provider would be refused (`docs/protocols.md` 3.2).
+        let mut places = self.places(conversation);
+        if let Some(previous) = previous {
+            places.find(|at| *at == previous)?;
+        }
+        let mut calls = places.filter(|at| conversation.part(*at).is_some_and(is_hosted));
+        calls.nth(thought.hosted as usize)
     }
 
-    /// The places of all parts within it.
     pub(in crate::context) fn places(
         &self,
         conversation: &Conversation,
@@ -200,7 +199,6 @@ impl ReturnedReply {
         })
     }
 
-    /// Every part of the model within the reply's range.
     pub(in crate::context) fn region<'c>(&self, conversation: &'c Conversation) -> Vec<&'c Part> {
         let places = self.places(conversation);
         let parts = places.filter_map(|at| conversation.part(at));
@@ -208,14 +206,24 @@ impl ReturnedReply {
     }
 }
 
-/// Whether a part of the model ran at the provider: it has no key, and is neither text nor reasoning.
+/// Whether a part of the client's may be this block: with its signature, or without any.
+fn may_be_block(part: &Part, body: &[u8], raw: &str) -> bool {
+    let Some(signature) = part.signature else { return true };
+    let literal = signature.of(body);
+    let unquoted = literal.get(1..literal.len().saturating_sub(1));
+    unquoted.is_some_and(|unquoted| memchr::memmem::find(raw.as_bytes(), unquoted).is_some())
+}
+
 fn is_hosted(part: &Part) -> bool {
+    // What ran there has no key, and is neither text nor reasoning.
     let is_content = matches!(part.kind, PartKind::Text | PartKind::Reasoning);
     part.role == Role::Assistant && part.key.is_none() && !is_content
 }
 
-/// Length of a text part's text, bytes; `None` for other parts.
 fn text_bytes(part: &Part, body: &[u8]) -> Option<usize> {
-    let bytes = part.texts.iter().map(|text| text_of(text.of(body)).map_or(0, |text| text.len()));
-    (part.kind == PartKind::Text).then(|| bytes.sum())
+    if part.kind != PartKind::Text {
+        return None;
+    }
+    let texts = part.texts.iter();
+    Some(texts.map(|text| text_of(text.of(body)).map_or(0, |text| text.len())).sum())
 }

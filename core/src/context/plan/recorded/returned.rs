@@ -9,7 +9,7 @@
 use foldhash::{HashMap, HashSet};
 
 use super::branch::{Branch, CutCount};
-use super::{CutReach, RecordedDecisions, clearing_key};
+use super::{CutReach, RecordedDecisions, ReturnedReply, clearing_key};
 use crate::context::ledger::Ledger;
 use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
@@ -26,27 +26,32 @@ impl RecordedDecisions {
         branch: &Branch<'_>,
         forms: &HashMap<usize, CutCount>,
     ) {
-        let thinks = || conversation.parts().any(|part| part.kind == PartKind::Reasoning);
-        if self.cuts.is_empty() || !thinks() {
+        if self.cuts.is_empty()
+            || !conversation.parts().any(|part| part.kind == PartKind::Reasoning)
+        {
             return;
         }
         let ends =
             conversation.chains().zip(&self.keyed_parts).map(|(chain, keyed)| (chain, keyed.at));
         let ends: HashMap<Chain, PartIndex> = ends.collect();
         let mut shared: HashMap<ExchangeId, Option<PartIndex>> = HashMap::default();
-        let mut sent = HashSet::default();
+        let mut sent_abouts = HashSet::default();
         let cuts = self.keyed_parts.iter().enumerate().flat_map(|(index, keyed)| {
             let nth = [(keyed.about, CutCount::Once), (clearing_key(keyed.about), CutCount::Twice)];
             let form = forms.get(&index);
-            sent.extend(nth.iter().filter(|(_, nth)| form >= Some(nth)).map(|(about, _)| *about));
-            nth.map(|(about, nth)| Some((&**self.cuts.get(&about)?, nth.of(keyed.key))))
+            sent_abouts
+                .extend(nth.iter().filter(|(_, nth)| form >= Some(nth)).map(|(about, _)| *about));
+            nth.map(|(about, nth)| Some((&**self.cuts.get(&about)?, nth.applied_to(keyed.key))))
         });
         let began = branch.began(cuts.flatten());
         for (about, exchange) in began {
-            let end =
-                shared.entry(exchange).or_insert_with_key(|it| last_shared(ledger, &ends, it));
-            let reach = end.map(|end| CutReach { end, is_sent: sent.contains(&about.0) });
-            self.reaches.extend(reach.map(|reach| (about.0, reach)));
+            let end = *shared
+                .entry(exchange)
+                .or_insert_with_key(|exchange| last_shared(ledger, &ends, exchange));
+            if let Some(end) = end {
+                let is_sent = sent_abouts.contains(&about.0);
+                self.reaches.insert(about.0, CutReach { end, is_sent });
+            }
         }
     }
 
@@ -58,39 +63,40 @@ impl RecordedDecisions {
         if self.reaches.is_empty() || !request.is_bound() || loses {
             return;
         }
-        let messages = request.conversation.messages.iter().enumerate();
-        let parts = messages.flat_map(|(index, message)| {
-            message
-                .parts
-                .iter()
-                .enumerate()
-                .map(move |(number, part)| (PartIndex::new(index, number), part))
-        });
-        let is_out = |about: u128| {
-            self.reasoning_decision(about)
-                .is_some_and(|decision| decision.does == ReasoningAction::Remove)
-        };
+        let thoughts = self.returned_thoughts(request);
+        for keyed in &self.keyed_parts {
+            for about in [keyed.about, clearing_key(keyed.about)] {
+                let Some(reach) = self.reaches.get(&about) else { continue };
+                let voids = thoughts.iter().any(|(at, was_sent)| {
+                    // What was sent together with the cut is lost already, and cached so.
+                    (keyed.at..reach.end).contains(at) && !(*was_sent && reach.is_sent)
+                });
+                if voids {
+                    self.cuts.remove(&about);
+                }
+            }
+        }
+    }
+
+    /// The places of the client's reasoning that the model reads, and whether the parent turn sent it.
+    fn returned_thoughts(&self, request: &PlanRequest<'_>) -> Vec<(PartIndex, bool)> {
         // Reasoning of another model is not read, so it does not matter what changes before it.
-        let others = self.replies.iter().filter(|reply| *reply.reasoning.model != *request.name);
-        let others: Vec<_> = others.collect();
-        let is_foreign = |at| others.iter().any(|reply| reply.spans(at));
-        let thoughts = parts.filter_map(|(at, part)| {
-            let key = part.reasoning_key.filter(|_| !part.removal_key().is_some_and(is_out))?;
-            (!is_foreign(at)).then(|| (at, self.thoughts.contains(&PartKey(key))))
-        });
-        let thoughts: Vec<(PartIndex, bool)> = thoughts.collect();
-        let is_void = |at, reach: &CutReach| {
-            let mut here = thoughts.iter().filter(|(thought, _)| (at..reach.end).contains(thought));
-            here.any(|(_, was_sent)| !(*was_sent && reach.is_sent))
-        };
-        let abouts = self
-            .keyed_parts
-            .iter()
-            .flat_map(|keyed| [keyed.about, clearing_key(keyed.about)].map(|it| (it, keyed.at)));
-        let spared = abouts
-            .filter(|(about, at)| self.reaches.get(about).is_some_and(|reach| is_void(*at, reach)));
-        let spared: Vec<u128> = spared.map(|(about, _)| about).collect();
-        spared.iter().for_each(|about| drop(self.cuts.remove(about)));
+        let foreign: Vec<&ReturnedReply> =
+            self.replies.iter().filter(|reply| *reply.reasoning.model != *request.name).collect();
+        let mut thoughts = Vec::new();
+        for (index, message) in request.conversation.messages.iter().enumerate() {
+            for (number, part) in message.parts.iter().enumerate() {
+                let Some(key) = part.reasoning_key else { continue };
+                let place = PartIndex::new(index, number);
+                let decision = part.removal_key().and_then(|about| self.reasoning_decision(about));
+                let is_removed =
+                    decision.is_some_and(|decision| decision.does == ReasoningAction::Remove);
+                if !is_removed && !foreign.iter().any(|reply| reply.spans(place)) {
+                    thoughts.push((place, self.thoughts.contains(&PartKey(key))));
+                }
+            }
+        }
+        thoughts
     }
 }
 

@@ -22,24 +22,22 @@ impl RecordedDecisions {
     /// The index of the first message after a summary's cut in this history, by its chain, else by the parts
     /// before it. `None` if the cut is not in the history (a rewind), or not at the start of a message.
     fn cut_of(&self, chains: &HashMap<Chain, usize>, compact: &CompactionRecord) -> Option<usize> {
-        let near = |index: usize| {
-            let before = self.keyed_parts[..=index].iter().rev().map(|keyed| keyed.key);
-            before.take(compact.near.len()).eq(compact.near.iter().copied())
+        let index = match chains.get(&compact.about) {
+            Some(index) => *index,
+            // Parts that occur more than once do not tell where the cut was.
+            None if compact.is_own && !compact.near.is_empty() => {
+                (0..self.keyed_parts.len()).rev().find(|index| self.is_near(compact, *index))?
+            }
+            None => return None,
         };
-        let by_parts = || {
-            let nearby = (0..self.keyed_parts.len()).rev().filter(|_| compact.is_own);
-            let mut last = compact.near.first().into_iter().flat_map(|last| {
-                nearby
-                    .clone()
-                    .filter(|index| self.keyed_parts[*index].key == *last)
-                    .collect::<Vec<_>>()
-            });
-            last.find(|index| near(*index))
-        };
-        let index = chains.get(&compact.about).copied().or_else(by_parts)?;
         let cut = self.keyed_parts[index].at.message + 1;
-        let next = self.keyed_parts.get(index + 1)?;
-        (next.at.message >= cut).then_some(cut)
+        let following = self.keyed_parts.get(index + 1)?;
+        if following.at.message >= cut { Some(cut) } else { None }
+    }
+
+    fn is_near(&self, compact: &CompactionRecord, index: usize) -> bool {
+        let keys = self.keyed_parts[..=index].iter().rev().map(|keyed| keyed.key);
+        keys.take(compact.near.len()).eq(compact.near.iter().copied())
     }
 
     pub(super) fn find_summaries(
@@ -55,25 +53,40 @@ impl RecordedDecisions {
         }
         let chains = indexed(conversation);
         let model = conversation.model.as_deref();
-        let suits = |one: &&Arc<CompactionRecord>| one.is_for(model);
-        let placed = |one: &Arc<CompactionRecord>| {
-            let cut = self.cut_of(&chains, one)?;
-            let is_sent = branch.has_sent(one.key());
-            Some((cut, if is_sent { one.clone() } else { self.alternating(cut, one.clone()) }))
-        };
-        let used = ledger.compacts_holding(mode, self.epoch).filter(suits);
-        let used = used.filter_map(placed).filter(|(_, one)| branch.has_compact(one));
-        let used = used.max_by_key(|(cut, one)| (*cut, std::cmp::Reverse(one.at)));
-        let written = ledger.summaries_holding(mode, self.epoch).filter(suits).filter_map(placed);
-        let written: Vec<_> = written.collect();
-        let first = used.as_ref().and_then(|(_, one)| ledger.turn(&one.exchange));
-        self.compacted_to = first.and_then(|turn| {
-            let estimated = turn.estimate.as_ref().map(|estimate| estimate.tokens);
-            turn.usage.input.or(estimated)
+        let used = ledger
+            .compacts_holding(mode, self.epoch)
+            .filter(|one| one.is_for(model))
+            .filter_map(|one| self.placed(&chains, branch, one))
+            .filter(|(_, one)| branch.has_compact(one));
+        let compact = used.max_by_key(|(cut, one)| (*cut, std::cmp::Reverse(one.at)));
+        let summaries: Vec<_> = ledger
+            .summaries_holding(mode, self.epoch)
+            .filter(|one| one.is_for(model))
+            .filter_map(|one| self.placed(&chains, branch, one))
+            .collect();
+        let turn = compact.as_ref().and_then(|(_, one)| ledger.turn(&one.exchange));
+        self.compacted_to = turn.and_then(|turn| {
+            let estimate = turn.estimate.as_ref().map(|estimate| estimate.tokens);
+            turn.usage.input.or(estimate)
         });
-        self.compact = used;
-        let kept = self.kept_from();
-        self.summaries = written.into_iter().filter(|(cut, _)| *cut > kept).collect();
+        self.compact = compact;
+        // A summary of less than the one in use would bring back what is gone.
+        let from = self.kept_from();
+        self.summaries = summaries.into_iter().filter(|(cut, _)| *cut > from).collect();
+    }
+
+    fn placed(
+        &self,
+        chains: &HashMap<Chain, usize>,
+        branch: &Branch<'_>,
+        one: &Arc<CompactionRecord>,
+    ) -> Option<(usize, Arc<CompactionRecord>)> {
+        let cut = self.cut_of(chains, one)?;
+        // What this branch has sent stays as it is, for the cache.
+        if branch.has_sent(one.key()) {
+            return Some((cut, one.clone()));
+        }
+        Some((cut, self.alternating(cut, one.clone())))
     }
 
     /// Whether `ledger` has a summary for this history that is not known here and replaces more than
@@ -85,28 +98,32 @@ impl RecordedDecisions {
         mode: DecisionMode,
     ) -> bool {
         let model = conversation.model.as_deref();
-        let is_known = |one: &CompactionRecord| {
-            self.summaries.iter().any(|(_, known)| (known.about, known.at) == (one.about, one.at))
-        };
-        let new = ledger.summaries_holding(mode, self.epoch);
-        let mut new = new.filter(|one| one.is_for(model) && !is_known(one)).peekable();
-        if new.peek().is_none() {
+        let mut unknown = ledger
+            .summaries_holding(mode, self.epoch)
+            .filter(|one| {
+                let mut summaries = self.summaries.iter();
+                one.is_for(model)
+                    && !summaries.any(|(_, other)| other.about == one.about && other.at == one.at)
+            })
+            .peekable();
+        // The chains of a long history take time.
+        if unknown.peek().is_none() {
             return false;
         }
         let chains = indexed(conversation);
-        new.any(|one| self.cut_of(&chains, one).is_some_and(|cut| cut > self.kept_from()))
+        unknown.any(|one| self.cut_of(&chains, one).is_some_and(|cut| cut > self.kept_from()))
     }
 
-    /// A summary in the form in which it is sent before the message at `cut`. It may have been written in another
-    /// branch, where the user's message follows, and end with a boundary of the model. Before a message of the model
-    /// it has none: two of them in a row would be one, and its reasoning would no longer come first.
     fn alternating(&self, cut: usize, one: Arc<CompactionRecord>) -> Arc<CompactionRecord> {
-        let next = self.keyed_parts.partition_point(|keyed| keyed.at.message < cut);
-        let next = self.keyed_parts.get(next);
-        let is_models = next.is_some_and(|keyed| keyed.role == Role::Assistant);
+        let index = self.keyed_parts.partition_point(|keyed| keyed.at.message < cut);
+        let following = self.keyed_parts.get(index);
+        let is_models = following.is_some_and(|keyed| keyed.role == Role::Assistant);
         if one.by == SummaryAuthor::Provider || !is_models {
             return one;
         }
+        // It may have been written in another branch, where the user's message follows, and end with a
+        // boundary of the model. Before a message of the model it has none: two of them in a row would
+        // be one, and its reasoning would no longer come first.
         match rewrite::without_boundary(&one.raw) {
             Some(raw) => {
                 Arc::new(CompactionRecord { raw: raw.into(), ..CompactionRecord::clone(&one) })
@@ -125,17 +142,16 @@ impl RecordedDecisions {
         self.compact.as_ref().map_or(0, |(cut, _)| *cut)
     }
 
-    /// Removes the replies that the summary covers.
     pub(super) fn only_kept(&mut self) {
         let from = self.kept_from();
         if from > 0 {
             self.replies.retain(|returned| returned.start().message >= from);
-            let replies = self.replies.iter_mut().enumerate();
-            replies.for_each(|(number, returned)| returned.number = number);
+            for (number, returned) in self.replies.iter_mut().enumerate() {
+                returned.number = number;
+            }
         }
     }
 
-    /// Puts a summary that was written for this request into use.
     pub(super) fn use_summary(&mut self, compact: CompactionRecord) {
         let written = self.summaries.iter().find(|(_, one)| one.about == compact.about);
         if let Some(cut) = written.map(|(cut, _)| *cut).filter(|cut| *cut > self.kept_from()) {
@@ -147,10 +163,11 @@ impl RecordedDecisions {
     }
 
     /// The chain at a cut, and the keyed parts before it, nearest first. `None` if the message before it does
-    /// not end with a keyed part, so that the cut could not be found again.
+    /// not end with a keyed part.
     pub(crate) fn at_cut(&self, cut: usize) -> Option<(Chain, Vec<PartKey>)> {
-        let before = self.keyed_parts.partition_point(|keyed| keyed.at.message < cut);
-        let keyed_parts = &self.keyed_parts[..before];
+        let index = self.keyed_parts.partition_point(|keyed| keyed.at.message < cut);
+        let keyed_parts = &self.keyed_parts[..index];
+        // Otherwise the cut could not be found again.
         keyed_parts.last().filter(|keyed| keyed.at.message + 1 == cut)?;
         let chain = keyed_parts.iter().map(|keyed| keyed.key).fold(Chain::START, Chain::then);
         Some((chain, keyed_parts.iter().rev().take(NEAR).map(|keyed| keyed.key).collect()))
@@ -159,11 +176,12 @@ impl RecordedDecisions {
     /// Whether one of the parts just before a cut is unique: by an id of its own, or because it is a text of
     /// the model that is long enough.
     pub(crate) fn has_own_near(&self, conversation: &Conversation, cut: usize) -> bool {
-        let before = self.keyed_parts.partition_point(|keyed| keyed.at.message < cut);
-        self.keyed_parts[..before].iter().rev().take(NEAR).any(|keyed| {
+        let index = self.keyed_parts.partition_point(|keyed| keyed.at.message < cut);
+        self.keyed_parts[..index].iter().rev().take(NEAR).any(|keyed| {
             let message = conversation.messages.get(keyed.at.message);
             let part = message.and_then(|message| message.parts.get(keyed.at.part));
-            let text = part.filter(|it| it.kind == PartKind::Text && it.role == Role::Assistant);
+            let text =
+                part.filter(|part| part.kind == PartKind::Text && part.role == Role::Assistant);
             let length = text.map_or(0, |part| part.texts.iter().map(Span::len).sum());
             keyed.about == keyed.key.0 || length >= ledger::ANCHOR_BYTES
         })
@@ -171,12 +189,11 @@ impl RecordedDecisions {
 
     /// What is forwarded before a message of the history.
     pub fn carried(&self, cut: usize) -> ForwardedHistory {
-        let before = self.keyed_parts.partition_point(|keyed| keyed.at.message < cut);
-        ForwardedHistory { head: self.head, sent: self.sent().before(before) }
+        let index = self.keyed_parts.partition_point(|keyed| keyed.at.message < cut);
+        ForwardedHistory { head: self.head, sent: self.sent().before(index) }
     }
 }
 
-/// The chains of a history, each with the index of its part.
 fn indexed(conversation: &Conversation) -> HashMap<Chain, usize> {
     conversation.chains().enumerate().map(|(index, chain)| (chain, index)).collect()
 }

@@ -93,11 +93,14 @@ fn a_picture_becomes_as_small_as_it_has_to_be() {
     let half = refused(RefusalDetail::Bytes, Some(whole.len() as u64 / 2));
     let (_, of_bytes) = decided_of(&scene, &half, PLENTY);
     let (side, less) = of_bytes[0].unwrap();
-    assert!(side > 100 && less <= whole.len() / 2 && less > whole.len() / 4, "{side}, {less}");
+    assert!(side > 100, "{side}, {less}");
+    assert!(less <= whole.len() / 2, "{side}, {less}");
+    assert!(less > whole.len() / 4, "{side}, {less}");
     let request = refused(RefusalDetail::Request, None);
     let (_, of_request) = decided_of(&scene, &request, PLENTY);
     let (_, less) = of_request[0].unwrap();
-    assert!(less <= whole.len() / 4 && less > whole.len() / 10, "{less}");
+    assert!(less <= whole.len() / 4, "{less}");
+    assert!(less > whole.len() / 10, "{less}");
     // It fits exactly into the room; with less room, text is used.
     assert_eq!(decided_of(&scene, &pixels, letters).1, [Some((100, letters))]);
     assert_eq!(decided_of(&scene, &pixels, letters - 1).1, [None]);
@@ -126,7 +129,9 @@ fn only_a_limited_number_of_pictures_is_shrunk_at_once() {
     assert_eq!(sizes[8..], [None, None]);
     let two = sizes[..2].iter().flatten().map(|(_, letters)| letters).sum();
     let (_, sizes) = decided_of(&scene, &pixels, two);
-    assert!(sizes[0].is_some() && sizes[1].is_some() && sizes[2..].iter().all(Option::is_none));
+    assert!(sizes[0].is_some());
+    assert!(sizes[1].is_some());
+    assert!(sizes[2..].iter().all(Option::is_none));
 }
 
 /// If the refusal names no size, the longer side becomes 2,000 pixels.

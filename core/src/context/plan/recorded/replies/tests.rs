@@ -60,7 +60,8 @@ fn unsigned(model: &Value, signatures: &[PlacedSignature]) -> Vec<(usize, String
     let known = scene.known();
     let [returned] = &known.replies[..] else { panic!("{:?}", known.replies) };
     let missing = returned.missing(&scene.request());
-    assert!(missing.signatures.iter().all(|(at, _)| at.message == 1 && returned.spans(*at)));
+    assert!(missing.signatures.iter().all(|(at, _)| at.message == 1));
+    assert!(missing.signatures.iter().all(|(at, _)| returned.spans(*at)));
     missing.signatures.into_iter().map(|(at, value)| (at.part, value.to_owned())).collect()
 }
 
@@ -136,8 +137,11 @@ fn a_reasoning_block_goes_back_before_the_part_that_followed_it() {
     assert_eq!(at(&block(2, 0, true)), None);
     let last = returned.place(&scene.conversation, &block(2, 0, false)).unwrap();
     assert_eq!(last, returned.parts[1].unwrap().after());
-    assert!(returned.is_whole() && returned.holds(returned.start()) && !returned.holds(last));
-    assert!(returned.spans(returned.start()) && !returned.spans(PartIndex::default()));
+    assert!(returned.is_whole());
+    assert!(returned.holds(returned.start()));
+    assert!(!returned.holds(last));
+    assert!(returned.spans(returned.start()));
+    assert!(!returned.spans(PartIndex::default()));
 }
 
 /// A reply of reasoning alone is found where the client sends reasoning.

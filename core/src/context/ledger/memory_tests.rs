@@ -256,10 +256,12 @@ fn the_oldest_quarter_of_a_long_session_is_forgotten() {
     ledger.add(Fact::Turn(Box::new(compaction)));
     let left = TURNS - TURNS / 4;
     assert_eq!(ledger.turns().count(), left + 1);
-    assert!(ledger.bytes() < before * 4 / 5 && ledger.bytes() > before / 2, "{}", ledger.bytes());
+    assert!(ledger.bytes() < before * 4 / 5, "{}", ledger.bytes());
+    assert!(ledger.bytes() > before / 2, "{}", ledger.bytes());
     assert!(ledger.client_compacted(), "its client compacts by itself");
     let oldest = (TURNS / 4).to_string();
-    assert!(ledger.turn(&oldest.into()).is_some() && ledger.turn(&"0".into()).is_none());
+    assert!(ledger.turn(&oldest.into()).is_some());
+    assert!(ledger.turn(&"0".into()).is_none());
     let sketch = |n: usize| ledger.sketch(ledger.turn(&n.to_string().into()).unwrap());
     assert_eq!(sketch(TURNS / 4).unwrap(), [part(0), part(1), part(TURNS / 4)]);
     assert_eq!(sketch(TURNS - 1).unwrap(), [part(0), part(1), part(TURNS - 1)]);
