@@ -43,23 +43,26 @@ impl ContextEditing {
     /// kind that does not allow `context_management` (a thread, a requested compaction), or if betas are
     /// listed in the body (Bedrock).
     pub fn ask(&self, body: &[u8]) -> Option<Edit> {
-        let named = |name: &&str| memmem::find(body, name.as_bytes()).is_some();
-        if ALONE.iter().chain([&BEDROCK]).any(named) {
+        // Most bodies name none of these, and are not parsed.
+        let mut names = ALONE.iter().chain([&BEDROCK]);
+        if names.any(|name| memmem::find(body, name.as_bytes()).is_some()) {
             let document = Document::read(body).ok()?;
             let root = document.root(body)?;
-            let has = |name: &&str| root.get(name.trim_matches('"')).is_some();
+            let is_managed = ALONE.iter().any(|name| root.get(name.trim_matches('"')).is_some());
             let version = root.get_text("anthropic_version").unwrap_or_default();
-            if ALONE.iter().any(has) || version.starts_with(BEDROCK.trim_matches('"')) {
+            if is_managed || version.starts_with(BEDROCK.trim_matches('"')) {
                 return None;
             }
         }
         let start = body.iter().position(|byte| !byte.is_ascii_whitespace())?;
-        let first = body.get(start + 1..)?.trim_ascii_start().first()?;
-        if body[start] != b'{' || *first != b'"' {
+        let first_byte = body.get(start + 1..)?.trim_ascii_start().first()?;
+        if body[start] != b'{' || *first_byte != b'"' {
             return None;
         }
-        let at = Span::new(start + 1, start + 1);
-        Some(Edit { at, with: Bytes::from(format!("\"context_management\":{},", self.json())) })
+        Some(Edit {
+            at: Span::new(start + 1, start + 1),
+            with: Bytes::from(format!("\"context_management\":{},", self.json())),
+        })
     }
 
     fn json(&self) -> serde_json::Value {
@@ -89,23 +92,27 @@ const BEDROCK: &str = "\"bedrock-";
 /// Input tokens past which a request asks its provider to clear results; `None` if it does not. 0 if the
 /// trigger counts something else, because it may then fire at any size.
 pub(super) fn trigger_in(root: Value<'_>) -> Option<u64> {
+    let edits = root.path(&["context_management", "edits"])?;
+    edits.items().filter(clears).map(trigger).min()
+}
+
+fn clears(edit: &Value<'_>) -> bool {
+    edit.get_text("type").is_some_and(|kind| kind.starts_with("clear_"))
+        && edit.path(&["keep"]).and_then(|keep| keep.text()).as_deref() != Some("all")
+}
+
+fn trigger(edit: Value<'_>) -> u64 {
     /// The provider's default, input tokens (`docs/protocols.md` 1.3).
     const DEFAULT: u64 = 100_000;
-    let edits = root.path(&["context_management", "edits"])?;
-    let clears = |edit: &Value<'_>| {
-        edit.get_text("type").is_some_and(|kind| kind.starts_with("clear_"))
-            && edit.path(&["keep"]).and_then(|keep| keep.text()).as_deref() != Some("all")
+    let clears_results = edit.get_text("type").is_some_and(|kind| kind.starts_with(KIND));
+    let Some(trigger) = edit.get("trigger").filter(|trigger| trigger.kind() == Kind::Object) else {
+        return if clears_results { DEFAULT } else { 0 };
     };
-    let trigger = |edit: Value<'_>| {
-        let is_of_results = edit.get_text("type").is_some_and(|kind| kind.starts_with(KIND));
-        let Some(trigger) = edit.get("trigger").filter(|it| it.kind() == Kind::Object) else {
-            return if is_of_results { DEFAULT } else { 0 };
-        };
-        let counts_tokens = trigger.get_text("type").as_deref() == Some("input_tokens");
-        let value = trigger.get("value").and_then(|value| value.as_u64());
-        value.filter(|_| counts_tokens).unwrap_or(0)
-    };
-    edits.items().filter(clears).map(trigger).min()
+    // What counts something else may fire at any size.
+    if trigger.get_text("type").as_deref() != Some("input_tokens") {
+        return 0;
+    }
+    trigger.get("value").and_then(|value| value.as_u64()).unwrap_or(0)
 }
 
 impl ClearingReport {
@@ -114,10 +121,12 @@ impl ClearingReport {
         let mut cleared = Self::default();
         let applied = value.path(&["context_management", "applied_edits"])?;
         for edit in applied.items() {
-            let number = |name| Count::of(edit.get(name)).value().unwrap_or(0);
-            let add = |sum: &mut u64, more| *sum = sum.saturating_add(more);
-            add(&mut cleared.tool_uses, number("cleared_tool_uses"));
-            add(&mut cleared.input_tokens, number("cleared_input_tokens"));
+            for (sum, name) in [
+                (&mut cleared.tool_uses, "cleared_tool_uses"),
+                (&mut cleared.input_tokens, "cleared_input_tokens"),
+            ] {
+                *sum = sum.saturating_add(Count::of(edit.get(name)).value().unwrap_or(0));
+            }
         }
         (cleared != Self::default()).then_some(cleared)
     }

@@ -50,8 +50,12 @@ impl ErrorKind {
     /// The kind of the error that ended a reply; `None` if none did. A reply may say that it failed without an
     /// error (`docs/protocols.md` 4.3, 5.1).
     pub fn in_reply(reply: &Reply) -> Option<Self> {
-        let failed = || (reply.stop == Some(StopReason::Failed)).then_some(Self::Provider);
-        reply.error.as_ref().map(Self::of).or_else(failed)
+        match &reply.error {
+            Some(error) => Some(Self::of(error)),
+            // A reply may say that it failed without an error (`docs/protocols.md` 4.3, 5.1).
+            None if reply.stop == Some(StopReason::Failed) => Some(Self::Provider),
+            None => None,
+        }
     }
 
     /// The kind of an error.
@@ -62,12 +66,12 @@ impl ErrorKind {
         if let Ok(status) = name.parse::<u16>() {
             return Self::of_status(status);
         }
-        let holds =
-            |(fragments, _): &&(&[&str], Self)| fragments.iter().any(|it| name.contains(it));
-        NAMES.iter().find(holds).map_or(Self::Other, |(_, kind)| *kind)
+        let row = NAMES
+            .iter()
+            .find(|(fragments, _)| fragments.iter().any(|fragment| name.contains(fragment)));
+        row.map_or(Self::Other, |(_, kind)| *kind)
     }
 
-    /// The kind for a code that is an HTTP status.
     fn of_status(status: u16) -> Self {
         match status {
             401 | 403 => Self::Credential,

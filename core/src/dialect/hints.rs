@@ -107,19 +107,18 @@ const MOST_TOOLS: usize = 32;
 impl ClientHints {
     /// Reads the headers; `None` if they have no hint.
     pub fn of(headers: &HeaderMap) -> Option<Box<Self>> {
-        let text = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
-        let name = |header: &str| text(header).filter(|text| is_name(text)).map(Into::into);
+        let tools = text(headers, "x-claude-code-prev-tool-durations").map(tools);
         let hints = Self {
-            class: text("x-claude-code-request-class").map(class),
-            agent_type: text("x-claude-code-agent-type").map(agent_type),
-            agent: name("x-claude-code-agent-id"),
-            parent_agent: name("x-claude-code-parent-agent-id"),
-            compaction: text("x-claude-code-compaction").map(cause),
-            compacted: text("x-claude-code-context-compacted").map(cause),
-            prompt: name("x-claude-code-prompt-id"),
-            tools: text("x-claude-code-prev-tool-durations").map(tools).unwrap_or_default(),
+            class: text(headers, "x-claude-code-request-class").map(class),
+            agent_type: text(headers, "x-claude-code-agent-type").map(agent_type),
+            agent: name(headers, "x-claude-code-agent-id"),
+            parent_agent: name(headers, "x-claude-code-parent-agent-id"),
+            compaction: text(headers, "x-claude-code-compaction").map(cause),
+            compacted: text(headers, "x-claude-code-context-compacted").map(cause),
+            prompt: name(headers, "x-claude-code-prompt-id"),
+            tools: tools.unwrap_or_default(),
         };
-        (hints != Self::default()).then(|| Box::new(hints))
+        if hints == Self::default() { None } else { Some(Box::new(hints)) }
     }
 
     /// Its memory, bytes.
@@ -128,6 +127,14 @@ impl ClientHints {
         let tools = self.tools.iter().map(|tool| tool.name.len() + size_of::<ToolTime>());
         size_of::<Self>() + names.map(|name| name.len()).sum::<usize>() + tools.sum::<usize>()
     }
+}
+
+fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+    headers.get(name)?.to_str().ok().map(str::trim)
+}
+
+fn name(headers: &HeaderMap, header: &str) -> Option<Box<str>> {
+    text(headers, header).filter(|text| is_name(text)).map(Into::into)
 }
 
 fn class(text: &str) -> RequestClass {
@@ -164,12 +171,13 @@ fn cause(text: &str) -> CompactionCause {
 
 /// `Bash=742;Read=9`, with names percent-encoded.
 fn tools(text: &str) -> Vec<ToolTime> {
-    let tool = |entry: &str| {
-        let (name, ms) = entry.split_once('=')?;
-        let name = decoded(name.trim()).chars().take(128).collect::<String>().into();
-        Some(ToolTime { name, ms: ms.trim().parse().ok()? })
-    };
     text.split(';').filter_map(tool).take(MOST_TOOLS).collect()
+}
+
+fn tool(entry: &str) -> Option<ToolTime> {
+    let (name, ms) = entry.split_once('=')?;
+    let name = decoded(name.trim()).chars().take(128).collect::<String>().into();
+    Some(ToolTime { name, ms: ms.trim().parse().ok()? })
 }
 
 #[cfg(test)]

@@ -82,13 +82,12 @@ ids! {
 /// Longest name of a client that is accepted, bytes. The longest seen has 90.
 pub(super) const MAX_NAME: usize = 128;
 
-/// Whether a text can be a name. Names appear in logs, addresses and terminals, so they must be short and
-/// have only safe characters.
 pub(super) fn is_name(text: &str) -> bool {
-    let harmless = |b: u8| b.is_ascii_alphanumeric() || b"-_.:@+=~".contains(&b);
+    // Names appear in logs, addresses and terminals, so they must be short and have only safe
+    // characters.
     !text.is_empty()
         && text.len() <= MAX_NAME
-        && text.bytes().all(harmless)
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:@+=~".contains(&b))
         && text.bytes().any(|b| b.is_ascii_alphanumeric())
         && !matches!(text, "null" | "undefined" | "none" | "None" | "unknown" | "default")
 }

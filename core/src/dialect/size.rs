@@ -37,12 +37,13 @@ impl RequestSize {
     }
 }
 
-/// The number of values in arrays, up to `depth` levels deep.
 fn items(value: Value<'_>, depth: usize) -> usize {
-    let within = |value| if depth > 0 { items(value, depth - 1) } else { 0 };
+    let Some(depth) = depth.checked_sub(1) else {
+        return if value.kind() == Kind::Array { value.items().count() } else { 0 };
+    };
     match value.kind() {
-        Kind::Object => value.entries().map(|(_, value)| within(value)).sum(),
-        Kind::Array => value.items().map(|item| 1 + within(item)).sum(),
+        Kind::Object => value.entries().map(|(_, value)| items(value, depth)).sum(),
+        Kind::Array => value.items().map(|item| 1 + items(item, depth)).sum(),
         Kind::Null | Kind::Bool | Kind::Number | Kind::String => 0,
     }
 }
@@ -51,6 +52,7 @@ fn items(value: Value<'_>, depth: usize) -> usize {
 /// contain names.
 pub(super) fn name(name: Box<str>) -> Box<str> {
     match name.len() > LONGEST_NAME {
+        // Stored keys contain names.
         true => format!("long-name-{:032x}", xxh3_128(name.as_bytes())).into(),
         false => name,
     }

@@ -40,8 +40,10 @@ impl<'b> InputCuts<'b> {
             return (0..bytes.len()).step_by(bytes.len() / 64 + 1).collect();
         }
         let [anywhere, near] = [lot >> 8, lot >> 32].map(|lot| lot as usize % bytes.len());
-        let stops = |byte: &u8| matches!(byte, b'\n' | b'\r' | b':' | b'\\' | b'"' | 0x80..);
-        let stop = bytes[near..].iter().position(stops).map_or(near, |next| near + next);
+        let stop = bytes[near..]
+            .iter()
+            .position(|byte| matches!(byte, b'\n' | b'\r' | b':' | b'\\' | b'"' | 0x80..))
+            .map_or(near, |next| near + next);
         vec![anywhere, stop + (lot >> 63) as usize]
     }
 

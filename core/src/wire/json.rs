@@ -152,14 +152,16 @@ impl Document {
         self.nodes.capacity() * size_of::<Node>()
     }
 
-    /// The number of its values.
     pub(crate) fn values(&self) -> usize {
         self.nodes.len()
     }
 
     /// The outermost value. `bytes` must be the text that was read.
     pub fn root<'d>(&'d self, bytes: &'d [u8]) -> Option<Value<'d>> {
-        (!self.nodes.is_empty()).then_some(Value { bytes, nodes: &self.nodes, index: 0 })
+        if self.nodes.is_empty() {
+            return None;
+        }
+        Some(Value { bytes, nodes: &self.nodes, index: 0 })
     }
 }
 
@@ -233,7 +235,9 @@ impl<'d> Value<'d> {
         let text = self.number()?;
         text.parse().ok().or_else(|| {
             let number: f64 = text.parse().ok()?;
-            (number >= 0.0 && number.fract() == 0.0 && number < 9.0e15).then_some(number as u64)
+            // Past 2^53, a float is not exact.
+            let is_whole = number >= 0.0 && number.fract() == 0.0 && number < 9.0e15;
+            if is_whole { Some(number as u64) } else { None }
         })
     }
 
@@ -251,7 +255,7 @@ impl<'d> Value<'d> {
 
     /// A boolean.
     pub fn as_bool(&self) -> Option<bool> {
-        (self.kind() == Kind::Bool).then(|| self.raw() == b"true")
+        if self.kind() == Kind::Bool { Some(self.raw() == b"true") } else { None }
     }
 
     /// The member called `name`; the last one if a key occurs twice, as in most parsers.
@@ -265,19 +269,20 @@ impl<'d> Value<'d> {
     pub(crate) fn members<const N: usize>(&self, names: [&str; N]) -> [Option<Value<'d>>; N] {
         let node = self.node();
         let end = if node.kind == Kind::Object { node.next as usize } else { 0 };
-        let (mut at, mut found) = (self.index + 1, [None; N]);
+        let mut index = self.index + 1;
+        let mut values = [None; N];
         // By index instead of an iterator, because no other function is called more often.
-        while at + 1 < end {
-            let key = ObjectKey(Value { index: at, ..*self });
-            for (name, found) in names.iter().zip(&mut found) {
+        while index + 1 < end {
+            let key = ObjectKey(Value { index, ..*self });
+            for (name, value) in names.iter().zip(&mut values) {
                 if key.is(name) {
-                    *found = Some(Value { index: at + 1, ..*self });
+                    *value = Some(Value { index: index + 1, ..*self });
                     break;
                 }
             }
-            at = self.nodes[at + 1].next as usize;
+            index = self.nodes[index + 1].next as usize;
         }
-        found
+        values
     }
 
     /// Like [`Value::get`], along a path of names.
@@ -306,13 +311,16 @@ impl<'d> Value<'d> {
         self.children(Kind::Array)
     }
 
-    /// The nodes directly within one of this kind. Each knows where its subtree ends, so none is walked through.
     fn children(&self, kind: Kind) -> impl Iterator<Item = Value<'d>> + use<'d> {
+        // Each node knows where its subtree ends, so none is walked through.
         let parent = *self;
         let mut next = self.index + 1;
         let end = if self.node().kind == kind { self.node().next as usize } else { next };
         std::iter::from_fn(move || {
-            let child = Value { index: (next < end).then_some(next)?, ..parent };
+            if next >= end {
+                return None;
+            }
+            let child = Value { index: next, ..parent };
             next = child.node().next as usize;
             Some(child)
         })
@@ -322,6 +330,11 @@ impl<'d> Value<'d> {
 /// The first of several alternative members that is present and not `null`.
 pub(crate) fn first<const N: usize>(members: [Option<Value<'_>>; N]) -> Option<Value<'_>> {
     members.into_iter().flatten().find(|value| !value.is_null())
+}
+
+/// The text of a member that is a string.
+pub(crate) fn owned_text(member: Option<Value<'_>>) -> Option<Box<str>> {
+    Some(member?.text()?.into())
 }
 
 /// Declares a struct of an object's members, each an `Option<Value>` under its own name or the given one;
@@ -409,16 +422,17 @@ impl Scanner<'_, '_> {
             return Err(JsonError::TooLong);
         }
         loop {
-            let first = self.next()?;
+            let byte = self.next()?;
             if self.nodes.len() >= self.most {
                 return Err(JsonError::TooMany(self.at));
             }
-            if let Some(kind) = container(first) {
+            if let Some(kind) = container(byte) {
                 if self.depth == MAX_DEPTH {
                     return Err(JsonError::TooDeep(self.at));
                 }
-                let around = std::mem::replace(&mut self.open, self.nodes.len() as u32);
-                self.push(kind, self.at, around as usize, false);
+                // Until it is closed, the end of a container is the index of the one around it.
+                let parent = std::mem::replace(&mut self.open, self.nodes.len() as u32);
+                self.push(kind, self.at, parent as usize, false);
                 self.at += 1;
                 self.depth += 1;
                 if self.next()? != closer(kind) {
@@ -426,7 +440,7 @@ impl Scanner<'_, '_> {
                     continue;
                 }
             } else {
-                self.scalar(first)?;
+                self.scalar(byte)?;
             }
             if self.close()? {
                 return Ok(());
@@ -438,7 +452,8 @@ impl Scanner<'_, '_> {
     /// next value. Returns true if the outermost value is complete and only white space follows.
     fn close(&mut self) -> Result<bool, JsonError> {
         while self.open != NONE {
-            let (byte, next) = (self.next()?, self.nodes.len() as u32);
+            let byte = self.next()?;
+            let next = self.nodes.len() as u32;
             let top = &mut self.nodes[self.open as usize];
             let kind = top.kind;
             self.at += 1;
@@ -456,8 +471,8 @@ impl Scanner<'_, '_> {
         if self.next().is_ok() { Err(JsonError::Unexpected(self.at)) } else { Ok(true) }
     }
 
-    /// In an object, reads the key and its colon; in an array, nothing.
     fn key_in(&mut self, kind: Kind) -> Result<(), JsonError> {
+        // In an object, reads the key and its colon; in an array, nothing.
         if kind != Kind::Object {
             return Ok(());
         }
@@ -472,7 +487,6 @@ impl Scanner<'_, '_> {
         Ok(())
     }
 
-    /// Reads a value that begins with `first` and contains no other values.
     fn scalar(&mut self, first: u8) -> Result<(), JsonError> {
         match first {
             b'"' => self.string(),
@@ -518,15 +532,16 @@ impl Scanner<'_, '_> {
 
     fn push(&mut self, kind: Kind, start: usize, end: usize, escaped: bool) {
         if self.nodes.len() == self.nodes.capacity() {
-            let left = (self.most + 2).saturating_sub(self.nodes.len()).max(8);
-            self.nodes.reserve_exact(self.nodes.len().clamp(8, left));
+            // Doubling, but never past the values that are allowed.
+            let remaining = (self.most + 2).saturating_sub(self.nodes.len()).max(8);
+            self.nodes.reserve_exact(self.nodes.len().clamp(8, remaining));
         }
         let next = self.nodes.len() as u32 + 1;
         self.nodes.push(Node { start: start as u32, end: end as u32, next, kind, escaped });
     }
 
-    /// The next byte that is not white space, without consuming it.
     fn next(&mut self) -> Result<u8, JsonError> {
+        // The next byte that is not white space, without consuming it.
         loop {
             let byte = self.peek()?;
             if !matches!(byte, b' ' | b'\n' | b'\t' | b'\r') {

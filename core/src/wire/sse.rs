@@ -28,7 +28,9 @@ pub fn write_event(name: &str, data: &str) -> String {
     if !name.is_empty() {
         text.extend(["event: ", name, "\n"]);
     }
-    data.split('\n').for_each(|line| text.extend(["data: ", line, "\n"]));
+    for line in data.split('\n') {
+        text.extend(["data: ", line, "\n"]);
+    }
     text.push('\n');
     text
 }
@@ -73,12 +75,10 @@ impl Framer {
         self.gave_up
     }
 
-    /// The bytes that an unfinished event occupies.
     pub(crate) fn holds(&self) -> usize {
         self.line.capacity() + self.name.capacity() + self.data.capacity()
     }
 
-    /// Whether the bytes so far end inside an event.
     fn is_inside(&self) -> bool {
         self.begun || !self.line.is_empty()
     }
@@ -90,9 +90,12 @@ impl Framer {
                 self.step_over(1);
                 bytes = &bytes[1..];
             } else if let Some(plain) = self.plain_event(bytes) {
-                let (start, end) = (self.at, self.at + plain.len as u64);
+                let start = self.at;
+                let end = start + plain.len as u64;
                 each(SseEvent { name: plain.name, data: plain.data, start, end });
-                (self.at, self.start, self.after_cr) = (end, end, plain.ends_in_cr);
+                self.at = end;
+                self.start = end;
+                self.after_cr = plain.ends_in_cr;
                 bytes = &bytes[plain.len..];
             } else {
                 bytes = self.line(bytes, &mut each);
@@ -110,8 +113,8 @@ impl Framer {
         self.dispatch(&mut each);
     }
 
-    /// The common case, without a copy: the next event lies entirely in `bytes`.
     fn plain_event<'b>(&self, bytes: &'b [u8]) -> Option<PlainEvent<'b>> {
+        // Without a copy: the next event lies entirely in these bytes.
         if self.is_inside() || self.at == 0 {
             return None; // the stream's first line may begin with a BOM
         }
@@ -144,8 +147,8 @@ impl Framer {
         &bytes[end + 1..]
     }
 
-    /// Skips bytes that belong to no event; if no event has begun, the next one starts after them.
     fn step_over(&mut self, count: u64) {
+        // If no event has begun, the next one starts after them.
         let between = self.start == self.at;
         self.at += count;
         if between {
@@ -206,8 +209,8 @@ impl Framer {
     }
 }
 
-/// A line's field name and value; a comment's name is empty.
 fn field(line: &[u8]) -> (&[u8], &[u8]) {
+    // The field of a comment has no name.
     let (field, value) = match memchr(b':', line) {
         Some(colon) => (&line[..colon], &line[colon + 1..]),
         None => (line, &b""[..]),
@@ -224,9 +227,11 @@ struct PlainEvent<'b> {
 }
 
 impl<'b> PlainEvent<'b> {
-    /// Reads the event at the front of `bytes`; `None` if it is incomplete or not plain.
     fn read(bytes: &'b [u8]) -> Option<Self> {
-        let (mut name, mut data, mut at) = ("", None, 0);
+        // An event with other fields, or several lines of data, is put together line by line.
+        let mut name = "";
+        let mut data = None;
+        let mut at = 0;
         loop {
             let rest = bytes.get(at..)?;
             let end = memchr2(b'\n', b'\r', rest)?;

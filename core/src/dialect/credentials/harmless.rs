@@ -156,8 +156,8 @@ fn is_of_family(name: &str) -> bool {
     FAMILIES.iter().any(|with| name.starts_with(with)) && !is_doubtful(name)
 }
 
-/// Whether a header is `x-<vendor>-session-id`, which names a session.
 fn is_session(name: &str) -> bool {
+    // `x-<vendor>-session-id` names a session, not a user.
     name.starts_with("x-") && name.ends_with("-session-id") && !is_doubtful(name)
 }
 

@@ -70,6 +70,7 @@ impl UsageFields {
             && total != input + out
         {
             note_once(notes, Note::UsageMismatch);
+            // Compatible APIs leave reasoning out of the output.
             known_output = Some(out.max(total.saturating_sub(input)));
         }
         if Count::any_impossible(&[input, output, total, reasoning, read, written, written_long]) {

@@ -34,7 +34,6 @@ pub(super) fn cut(part: &Part, body: &[u8], content: Span, text: &str, drops: bo
     edits
 }
 
-/// Inserts thoughts between the parts of a content.
 pub(super) fn put_back(
     message: &Message,
     root: Value<'_>,
@@ -53,8 +52,8 @@ pub(super) fn put_back(
     }
 }
 
-/// Puts a signature on a part. Not on an unknown part, because the provider would take it for a thought.
 pub(super) fn restore_signature(part: &Part, body: &[u8], signature: &str) -> Option<Edit> {
+    // An unknown part with a signature would be taken for a thought.
     if part.kind == PartKind::Opaque && part.texts.first() == Some(&part.span) {
         return None;
     }

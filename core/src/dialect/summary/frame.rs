@@ -68,14 +68,13 @@ impl SummaryFrame<'_> {
         message
     }
 
-    /// The delimiter: 8 hex digits that do not occur inside the frame.
     fn delimiter(&self, summary: &str, seed: u32) -> String {
-        let within = |text: &str, mark: &str| text.to_ascii_lowercase().contains(mark);
         let mut seed = seed;
         loop {
             let mark = format!("{seed:08x}");
-            let mut quotes = self.quotes.iter();
-            if !within(summary, &mark) && !quotes.any(|quote| within(&quote.text, &mark)) {
+            let mut texts = self.quotes.iter().map(|quote| &*quote.text).chain([summary]);
+            // A quote that has the delimiter could end its own frame.
+            if !texts.any(|text| text.to_ascii_lowercase().contains(&mark)) {
                 return mark;
             }
             seed = seed.wrapping_add(1);
