@@ -230,7 +230,7 @@ impl ContentWriter<'_> {
         if let Some(of) = &part.media {
             outline.mime.clone_from(&of.mime);
             outline.chars = of.data.map_or(0, |data| data.len().saturating_sub(2) as u64);
-            let data = of.data.map(|data| data.of(self.body));
+            let data = of.data.map(|data| data.slice(self.body));
             let size = data.and_then(media::size).filter(|_| part.kind == PartKind::Image);
             (outline.width, outline.height) =
                 size.map_or((0, 0), |it| (it.width as u64, it.height as u64));
@@ -251,7 +251,7 @@ impl ContentWriter<'_> {
 
     /// The text of a JSON string; other values as they are in the body.
     fn decoded(&mut self, value: Span) -> String {
-        let bytes = value.of(self.body);
+        let bytes = value.slice(self.body);
         let read = self.document.reread(bytes).is_ok();
         let root = self.document.root(bytes).filter(|_| read);
         let text = root.and_then(|value| value.text().map(std::borrow::Cow::into_owned));
@@ -371,7 +371,7 @@ mod tests {
 
     fn exchanged(body: &str, most: usize) -> ExchangeContent {
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
-        let part = ReplyPart { text: "Aye.".into(), ..ReplyPart::of(PartKind::Text) };
+        let part = ReplyPart { text: "Aye.".into(), ..ReplyPart::new(PartKind::Text) };
         let reply = Reply { parts: vec![part], ..Reply::default() };
         let placed = place(&Ledger::default(), &read, &"r".into(), None);
         ExchangeContent::of_request(&read, body.as_bytes(), &placed, most).answered(&reply, most)
@@ -451,7 +451,7 @@ mod tests {
             {"type":"tool_use","id":"t","name":"look","input":{}}]},
             {"role":"user","content":[{"type":"tool_result","tool_use_id":"t","content":"ok"}]}]}"#;
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
-        let part = |kind| ReplyPart::of(kind);
+        let part = |kind| ReplyPart::new(kind);
         let reply = Reply {
             parts: vec![
                 ReplyPart {
@@ -586,7 +586,7 @@ mod tests {
         assert_eq!(kept(BESIDE + 101).messages, std::slice::from_ref(&cut));
         let nothing = TranscriptPart { kind: TranscriptKind::Other, ..cut.clone() };
         assert_eq!(kept(BESIDE - 1).messages, [nothing]);
-        let part = ReplyPart { text: "y".repeat(100), ..ReplyPart::of(PartKind::Text) };
+        let part = ReplyPart { text: "y".repeat(100), ..ReplyPart::new(PartKind::Text) };
         let reply = Reply { parts: vec![part], ..Reply::default() };
         let answered = kept(0).answered(&reply, BESIDE + 99);
         let cut = TranscriptPart { role: TranscriptSpeaker::Assistant, chars: 100, ..cut };

@@ -121,7 +121,7 @@ fn identity(
 
 /// A value of the body, parsed by itself.
 fn value(span: Span, body: &[u8]) -> Option<(&[u8], Document)> {
-    let raw = span.of(body);
+    let raw = span.slice(body);
     Some((raw, Document::read(raw).ok()?))
 }
 

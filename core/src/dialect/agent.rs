@@ -68,7 +68,11 @@ static FILE: LazyLock<AgentFile> = LazyLock::new(|| {
 
 impl Agent {
     /// The agent that sends a request with these headers. `body`: what `conversation` was read from.
-    pub fn of(headers: &HeaderMap, conversation: &Conversation, body: &[u8]) -> Option<Self> {
+    pub fn from_request(
+        headers: &HeaderMap,
+        conversation: &Conversation,
+        body: &[u8],
+    ) -> Option<Self> {
         let user_agent = headers.get(USER_AGENT).and_then(|value| value.to_str().ok());
         let user_agent = user_agent.unwrap_or_default().trim();
         // It is ASCII, so it can be cut anywhere.
@@ -163,7 +167,7 @@ fn instructions<'b>(
     let users = conversation.messages.iter().filter(|message| message.role != Role::Assistant);
     let parts = users.take(MESSAGES).flat_map(|message| &message.parts);
     let parts = conversation.system.iter().chain(parts).take(TEXTS);
-    let texts = parts.flat_map(|part| &part.texts).take(TEXTS).map(|span| span.of(body));
+    let texts = parts.flat_map(|part| &part.texts).take(TEXTS).map(|span| span.slice(body));
     texts.map(move |text| &text[..text.len().min(most)])
 }
 
@@ -230,7 +234,7 @@ pub fn asks_for_title(conversation: &Conversation, body: &[u8]) -> bool {
         return true;
     }
     let Some(message) = conversation.messages.last() else { return false };
-    let mut texts = message.parts.iter().flat_map(|part| &part.texts).map(|span| span.of(body));
+    let mut texts = message.parts.iter().flat_map(|part| &part.texts).map(|span| span.slice(body));
     texts.any(|text| requests_title(&text[..text.len().min(NEAR)]))
 }
 
@@ -276,7 +280,7 @@ mod tests {
         let (conversation, body) = read(system, "hi");
         let value = HeaderValue::from_bytes(user_agent).unwrap();
         let headers = HeaderMap::from_iter([(USER_AGENT, value)]);
-        Agent::of(&headers, &conversation, &body).map(|agent| agent.to_string())
+        Agent::from_request(&headers, &conversation, &body).map(|agent| agent.to_string())
     }
 
     fn project(system: &str, user: &str) -> Option<String> {

@@ -32,7 +32,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
         conversation.notes.push(Note::UnknownStructure);
         return conversation;
     }
-    let request = RequestMembers::of(root);
+    let request = RequestMembers::from_value(root);
     conversation.model = request.model.and_then(|model| model.text()).map(Into::into);
     conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
     conversation.max_output = request.max_tokens.and_then(|limit| limit.as_u64());

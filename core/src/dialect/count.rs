@@ -19,7 +19,7 @@ pub(super) struct Count {
 }
 
 impl Count {
-    pub(super) fn of(value: Option<Value<'_>>) -> Self {
+    pub(super) fn from_member(value: Option<Value<'_>>) -> Self {
         // What is no number was not reported.
         let number = value.filter(|value| value.kind() == Kind::Number);
         let count = number.and_then(|number| number.as_u64()).filter(|count| *count <= MOST);
@@ -31,7 +31,7 @@ impl Count {
         // A spelling that is 0 was not filled in.
         let mut largest = Self::default();
         for spelling in spellings {
-            largest.grow(Self::of(*spelling));
+            largest.grow(Self::from_member(*spelling));
         }
         largest
     }
@@ -97,7 +97,7 @@ mod tests {
 
     fn read(number: &str) -> Count {
         let document = Document::read(number.as_bytes()).unwrap();
-        Count::of(document.root(number.as_bytes()))
+        Count::from_member(document.root(number.as_bytes()))
     }
 
     #[test]

@@ -22,7 +22,7 @@ pub struct CountQuestion {
 impl CountQuestion {
     /// The request that counts the prompt of `body`, which is meant for `target` (path and query). `None` if
     /// the protocol has no count endpoint (Chat Completions), the path has none, or the body cannot be read.
-    pub fn of(dialect: Dialect, target: &str, body: &[u8]) -> Option<Self> {
+    pub fn new(dialect: Dialect, target: &str, body: &[u8]) -> Option<Self> {
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let document = Document::read(body).ok()?;
         let root = document.root(body)?;
@@ -54,7 +54,7 @@ pub fn answer(dialect: Dialect, body: &[u8]) -> Option<u64> {
     let document = Document::read(body).ok()?;
     let root = document.root(body)?;
     let name = if dialect == Dialect::Gemini { "totalTokens" } else { "input_tokens" };
-    Count::of(root.get(name)).value()
+    Count::from_member(root.get(name)).value()
 }
 
 /// The response of the count endpoint at `target` (path and query) for this many tokens. `None` if its form
@@ -155,7 +155,7 @@ mod tests {
     use super::*;
 
     fn question_of(dialect: Dialect, target: &str, body: &str) -> Option<(String, String)> {
-        let question = CountQuestion::of(dialect, target, body.as_bytes())?;
+        let question = CountQuestion::new(dialect, target, body.as_bytes())?;
         Some((question.target, String::from_utf8(question.body.into()).unwrap()))
     }
 
@@ -234,9 +234,9 @@ mod tests {
             assert_eq!(number(Dialect::OpenaiResponses, nothing), None, "{nothing}");
         }
         assert_eq!(
-            CountQuestion::of(Dialect::Anthropic, "/v1/messages", b"[1]").unwrap().body,
+            CountQuestion::new(Dialect::Anthropic, "/v1/messages", b"[1]").unwrap().body,
             "{}"
         );
-        assert_eq!(CountQuestion::of(Dialect::Anthropic, "/v1/messages", b"no"), None);
+        assert_eq!(CountQuestion::new(Dialect::Anthropic, "/v1/messages", b"no"), None);
     }
 }

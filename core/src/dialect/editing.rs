@@ -117,7 +117,7 @@ fn trigger(edit: Value<'_>) -> u64 {
 
 impl ClearingReport {
     /// From a message, or the last `message_delta`; `None` if nothing was cleared.
-    pub(super) fn of(value: Value<'_>) -> Option<Self> {
+    pub(super) fn from_reply(value: Value<'_>) -> Option<Self> {
         let mut cleared = Self::default();
         let applied = value.path(&["context_management", "applied_edits"])?;
         for edit in applied.items() {
@@ -125,7 +125,7 @@ impl ClearingReport {
                 (&mut cleared.tool_uses, "cleared_tool_uses"),
                 (&mut cleared.input_tokens, "cleared_input_tokens"),
             ] {
-                *sum = sum.saturating_add(Count::of(edit.get(name)).value().unwrap_or(0));
+                *sum = sum.saturating_add(Count::from_member(edit.get(name)).value().unwrap_or(0));
             }
         }
         (cleared != Self::default()).then_some(cleared)
@@ -225,7 +225,7 @@ mod tests {
     fn the_tokens_that_the_provider_cleared_are_summed() {
         let read = |body: &str| {
             let document = Document::read(body.as_bytes()).unwrap();
-            ClearingReport::of(document.root(body.as_bytes()).unwrap())
+            ClearingReport::from_reply(document.root(body.as_bytes()).unwrap())
         };
         assert_eq!(read("{}"), None);
         assert_eq!(read(r#"{"context_management":{"applied_edits":[]}}"#), None);

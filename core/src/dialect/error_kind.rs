@@ -51,7 +51,7 @@ impl ErrorKind {
     /// error (`docs/protocols.md` 4.3, 5.1).
     pub fn in_reply(reply: &Reply) -> Option<Self> {
         match &reply.error {
-            Some(error) => Some(Self::of(error)),
+            Some(error) => Some(Self::from_error(error)),
             // A reply may say that it failed without an error (`docs/protocols.md` 4.3, 5.1).
             None if reply.stop == Some(StopReason::Failed) => Some(Self::Provider),
             None => None,
@@ -59,7 +59,7 @@ impl ErrorKind {
     }
 
     /// The kind of an error.
-    pub(super) fn of(error: &ProviderError) -> Self {
+    pub(super) fn from_error(error: &ProviderError) -> Self {
         let Some(name) = error.kind.as_deref().map(str::to_ascii_lowercase) else {
             return Self::Other;
         };
@@ -127,8 +127,8 @@ mod tests {
             ("hm", ErrorKind::Other),
         ] {
             let error = ProviderError { kind: Some(name.into()), message: None };
-            assert_eq!(ErrorKind::of(&error), kind, "{name}");
+            assert_eq!(ErrorKind::from_error(&error), kind, "{name}");
         }
-        assert_eq!(ErrorKind::of(&ProviderError::default()), ErrorKind::Other);
+        assert_eq!(ErrorKind::from_error(&ProviderError::default()), ErrorKind::Other);
     }
 }

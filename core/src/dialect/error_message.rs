@@ -36,7 +36,7 @@ impl ErrorMessage {
     }
 
     /// The message of an error in a reply.
-    pub(super) fn of(error: &ProviderError) -> Self {
+    pub(super) fn from_error(error: &ProviderError) -> Self {
         let text = error.message.clone().unwrap_or_default();
         Self { kinds: error.kind.clone().into_iter().collect(), text, ..Self::default() }
     }

@@ -272,7 +272,7 @@ enum PartData<'d> {
 }
 
 fn data(part: Value<'_>) -> PartData<'_> {
-    let inside = PartMembers::of(part);
+    let inside = PartMembers::from_value(part);
     if let Some(call) = first([inside.call, inside.snake_call]) {
         return PartData::Call(call);
     }
@@ -335,7 +335,7 @@ fn generation_config(root: Value<'_>) -> Option<Value<'_>> {
 
 fn resolution(value: Value<'_>) -> Option<PictureDetail> {
     let value = value.get_any(&["mediaResolution", "media_resolution"])?;
-    PictureDetail::of(value.get("level").or(Some(value)))
+    PictureDetail::from_member(value.get("level").or(Some(value)))
 }
 
 fn signature(part: Value<'_>) -> Option<Value<'_>> {

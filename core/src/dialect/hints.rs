@@ -106,7 +106,7 @@ const MOST_TOOLS: usize = 32;
 
 impl ClientHints {
     /// Reads the headers; `None` if they have no hint.
-    pub fn of(headers: &HeaderMap) -> Option<Box<Self>> {
+    pub fn from_headers(headers: &HeaderMap) -> Option<Box<Self>> {
         let tools = text(headers, "x-claude-code-prev-tool-durations").map(tools);
         let hints = Self {
             class: text(headers, "x-claude-code-request-class").map(class),
@@ -188,7 +188,7 @@ mod tests {
         let pair = |(name, value): &(&'static str, &'static str)| {
             (http::HeaderName::from_static(name), http::HeaderValue::from_static(value))
         };
-        ClientHints::of(&pairs.iter().map(pair).collect())
+        ClientHints::from_headers(&pairs.iter().map(pair).collect())
     }
 
     #[test]

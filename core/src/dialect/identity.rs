@@ -35,7 +35,7 @@ pub fn identify(
     conversation: &Conversation,
     transport: Transport,
 ) -> Identity {
-    let ids = IdentityHeaders::of(headers);
+    let ids = IdentityHeaders::from_headers(headers);
     let named_session = session_in_headers(&ids, headers)
         .or_else(|| conversation.session.clone().filter(|name| is_name(name.as_str())))
         .or_else(|| named(ids.trace));
@@ -51,7 +51,7 @@ pub fn identify(
     // On a WebSocket, the headers are those of the connection: they identify the client, but not
     // the purpose of each request on it.
     let is_each_request = transport != Transport::WebSocket;
-    let hints = if is_each_request { ClientHints::of(headers) } else { None };
+    let hints = if is_each_request { ClientHints::from_headers(headers) } else { None };
     let thread = thread.or_else(|| unnamed_agent(hints.as_deref()?).map(Into::into));
     let session = parent.or(named_session);
     let thread = thread.filter(|thread| session.as_ref().is_none_or(|id| *id != **thread));
@@ -90,8 +90,8 @@ fn unnamed_agent(hints: &ClientHints) -> Option<&'static str> {
 ///
 /// `user` and `safety_identifier` are not used: they name a user, not a session.
 pub(super) fn session_in_body(root: &Value<'_>) -> Option<SessionId> {
-    let body = SessionMembers::of(*root);
-    let metadata = body.metadata.map(MetadataMembers::of).unwrap_or_default();
+    let body = SessionMembers::from_value(*root);
+    let metadata = body.metadata.map(MetadataMembers::from_value).unwrap_or_default();
     name(body.litellm_session_id)
         .or_else(|| name(metadata.session_id))
         .or_else(|| name(body.session_id))
@@ -162,7 +162,7 @@ struct IdentityHeaders<'h> {
 }
 
 impl<'h> IdentityHeaders<'h> {
-    fn of(headers: &'h HeaderMap) -> Self {
+    fn from_headers(headers: &'h HeaderMap) -> Self {
         let mut ids = Self::default();
         for (name, value) in headers {
             let slot = match name.as_str() {

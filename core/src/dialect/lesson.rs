@@ -123,7 +123,7 @@ pub fn taught_in_reply(
     status: u16,
     request: &QuotableText<'_>,
 ) -> LessonMatch {
-    judged(&[ErrorMessage::of(error)], status, request)
+    judged(&[ErrorMessage::from_error(error)], status, request)
 }
 
 fn judged(messages: &[ErrorMessage], status: u16, request: &QuotableText<'_>) -> LessonMatch {

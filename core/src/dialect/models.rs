@@ -184,7 +184,7 @@ impl Model {
 
     fn with_pictures(self, names: &[String]) -> Self {
         // By its names, else by its family.
-        Self { pictures: PictureRule::of(names, self.family), ..self }
+        Self { pictures: PictureRule::by_name(names, self.family), ..self }
     }
 
     /// Whether a carriage return before a line feed costs nothing: Gemini from 3 on reads both as one.

@@ -36,7 +36,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
         conversation.notes.push(Note::UnknownStructure);
         return conversation;
     }
-    let request = RequestMembers::of(root);
+    let request = RequestMembers::from_value(root);
     conversation.model = request.model.and_then(|model| model.text()).map(Into::into);
     conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
     conversation.several = request.n.and_then(|n| n.as_u64()).is_some_and(|n| n > 1);
@@ -305,7 +305,8 @@ impl Reader {
             None => declared_mime(block, inner),
         };
         let data = if is_data { address.map(|address| address.span()) } else { None };
-        let detail = PictureDetail::of(inner.get("detail").or_else(|| block.get("detail")));
+        let detail =
+            PictureDetail::from_member(inner.get("detail").or_else(|| block.get("detail")));
         part.media = Some(Media { data, mime, detail });
         part.key = self.keyer.media(kind, role, &text);
         part

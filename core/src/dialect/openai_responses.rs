@@ -33,7 +33,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
         conversation.notes.push(Note::UnknownStructure);
         return conversation;
     }
-    let request = RequestMembers::of(root);
+    let request = RequestMembers::from_value(root);
     conversation.model = request.model.and_then(|model| model.text()).map(Into::into);
     conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
     conversation.max_output = request.max_output_tokens.and_then(|limit| limit.as_u64());
@@ -235,7 +235,7 @@ fn purpose(
 fn starts_with(part: Option<&Part>, start: &str, body: &[u8]) -> bool {
     let Some(text) = part.and_then(|part| part.texts.first()) else { return false };
     // Past the quote of the literal.
-    text.of(body).get(1..).is_some_and(|text| text.starts_with(start.as_bytes()))
+    text.slice(body).get(1..).is_some_and(|text| text.starts_with(start.as_bytes()))
 }
 
 /// How Codex asks a provider other than OpenAI to compact (`docs/protocols.md` 10.12).

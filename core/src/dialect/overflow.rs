@@ -64,7 +64,7 @@ pub fn overflow_in_reply(error: &ProviderError, host: &str) -> Option<Overflow> 
     let text = error.text();
     let response = ErrorResponse { status: 200, host, body: text.as_bytes() };
     let mut messages = ErrorMessage::all(error.message.as_deref().unwrap_or_default().as_bytes());
-    messages.push(ErrorMessage::of(error));
+    messages.push(ErrorMessage::from_error(error));
     stated(&lowercase_text(text.as_bytes()), &messages, &response)
 }
 

@@ -128,7 +128,7 @@ impl Part {
         // By its signature, else by its text.
         if self.kind == PartKind::Reasoning {
             let span = self.signature.or_else(|| self.texts.first().copied()).unwrap_or(self.span);
-            self.reasoning_key = Some(PartKey::of_literal(span.of(body)).0);
+            self.reasoning_key = Some(PartKey::of_literal(span.slice(body)).0);
         }
     }
 
@@ -201,7 +201,7 @@ pub enum PictureDetail {
 
 impl PictureDetail {
     /// The detail in this member; `None` for `auto` and what is not known.
-    pub(super) fn of(value: Option<Value<'_>>) -> Option<Self> {
+    pub(super) fn from_member(value: Option<Value<'_>>) -> Option<Self> {
         let written = value?.text()?.to_ascii_lowercase();
         match written.strip_prefix("media_resolution_").unwrap_or(&written) {
             "low" => Some(Self::Low),

@@ -36,7 +36,7 @@ pub enum Framing {
 
 impl Framing {
     /// The framing for a `content-type` value.
-    pub fn of(content_type: &str) -> Self {
+    pub fn from_content_type(content_type: &str) -> Self {
         let essence = content_type.split(';').next().unwrap_or_default().trim();
         if essence.eq_ignore_ascii_case("text/event-stream") {
             Framing::Events
@@ -57,7 +57,7 @@ pub enum BodyEnd {
 
 impl BodyEnd {
     /// The end of a body that came to its end, or did not.
-    pub fn of(is_whole: bool) -> Self {
+    pub fn new(is_whole: bool) -> Self {
         if is_whole { BodyEnd::Whole } else { BodyEnd::Cut }
     }
 }
@@ -400,7 +400,7 @@ impl ReplyBuilder {
         // An error inside a success ended the reply, in any dialect.
         let Reply { error, stop, .. } = &mut self.reply;
         if let (Some(error), None | Some(StopReason::End | StopReason::Failed)) = (error, *stop) {
-            let is_filter = ErrorKind::of(error) == ErrorKind::Filter;
+            let is_filter = ErrorKind::from_error(error) == ErrorKind::Filter;
             *stop = Some(if is_filter { StopReason::Refused } else { StopReason::Failed });
         }
     }
@@ -479,12 +479,12 @@ pub fn fuzz(dialect: Dialect, bytes: &[u8]) {
         (Framing::Unknown, 200),
         (Framing::Unknown, 500),
     ];
-    let cuts = InputCuts::of(bytes);
+    let cuts = InputCuts::new(bytes);
     for (way, (framing, status)) in WAYS.into_iter().enumerate() {
         let read = |chunks: &mut dyn Iterator<Item = &[u8]>, whole: bool| {
             let mut reading = ResponseReader::new(dialect, status, framing, 1 << 20);
             chunks.for_each(|chunk| reading.push(chunk));
-            (reading.is_stream(), reading.finish(BodyEnd::of(whole)))
+            (reading.is_stream(), reading.finish(BodyEnd::new(whole)))
         };
         let (is_stream, whole) = read(&mut std::iter::once(bytes), true);
         if way != cuts.way(WAYS.len()) {

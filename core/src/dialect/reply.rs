@@ -112,7 +112,7 @@ const MOST_IDS: usize = 3;
 
 impl ReplyPart {
     /// A part with nothing else known yet.
-    pub fn of(kind: PartKind) -> Self {
+    pub fn new(kind: PartKind) -> Self {
         Self {
             kind,
             audience: Audience::Model,

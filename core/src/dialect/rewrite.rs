@@ -119,7 +119,7 @@ pub(crate) fn put_back(
     if blocks.is_empty() || !(is_beside || message.role == Role::Assistant) {
         return Vec::new();
     }
-    let raw = message.span.of(body);
+    let raw = message.span.slice(body);
     let document = Document::read(raw).unwrap_or_default();
     let Some(root) = document.root(raw).filter(|root| root.kind() == Kind::Object) else {
         return Vec::new();

@@ -30,7 +30,7 @@ pub struct RequestSize {
 
 impl RequestSize {
     /// The size for a document: parts are the values in the arrays of its members and of their items.
-    pub fn of(document: &Document, body: &[u8]) -> Self {
+    pub fn from_document(document: &Document, body: &[u8]) -> Self {
         let Some(root) = document.root(body) else { return Self { parts: 0, bytes: 0 } };
         let parts = items(root, 4);
         Self { parts, bytes: parts * PART + document.values() * VALUE }
@@ -66,7 +66,10 @@ mod tests {
     fn parts(dialect: Dialect, body: &str) -> (usize, usize) {
         let document = Document::read(body.as_bytes()).unwrap();
         let conversation = dialect::read(dialect, "", body.as_bytes());
-        (RequestSize::of(&document, body.as_bytes()).parts, conversation.all_parts().count())
+        (
+            RequestSize::from_document(&document, body.as_bytes()).parts,
+            conversation.all_parts().count(),
+        )
     }
 
     #[test]

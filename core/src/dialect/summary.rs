@@ -85,7 +85,7 @@ pub fn marker(conversation: &Conversation, body: &[u8], from: usize) -> Option<S
         return None;
     }
     conversation.messages.get(from..)?.iter().rev().find_map(|message| {
-        let raw = message.span.of(body);
+        let raw = message.span.slice(body);
         let document = Document::read(raw).ok()?;
         let content = document.root(raw)?.get("content")?;
         let markers = content.items().filter_map(|block| block.get("cache_control"));
@@ -106,7 +106,7 @@ fn marked(conversation: &Conversation, body: &[u8], marker: &str) -> Option<Edit
         .rev()
         .find(|pair| pair[0].role == Role::User && pair[1].role == Role::Assistant)?;
     let span = turn[0].span;
-    let raw = span.of(body);
+    let raw = span.slice(body);
     let document = Document::read(raw).ok()?;
     let content = document.root(raw)?.get("content")?;
     match content.kind() {
@@ -222,7 +222,7 @@ fn instruction(conversation: &Conversation, body: &[u8], instruction: &str) -> O
     if message.role != Role::User || dialect == Dialect::OpenaiResponses {
         return Some(appended);
     }
-    let raw = message.span.of(body);
+    let raw = message.span.slice(body);
     let document = Document::read(raw).ok()?;
     let root = document.root(raw)?;
     let content =

@@ -126,7 +126,7 @@ impl CountLimit {
 
     /// The limit of a request: its model's window, if that is known, or what it was estimated at if that is more,
     /// because a catalogue may be outdated.
-    pub fn of(window: Option<u64>, estimate: Option<u64>) -> Self {
+    pub fn new(window: Option<u64>, estimate: Option<u64>) -> Self {
         let estimated = estimate.unwrap_or(0).saturating_mul(UNDERESTIMATED);
         Self(window.unwrap_or(LARGEST_WINDOW).max(estimated))
     }

@@ -18,7 +18,7 @@ pub(crate) struct InputCuts<'b> {
 
 impl<'b> InputCuts<'b> {
     /// Draws random bits from the input itself.
-    pub(crate) fn of(bytes: &'b [u8]) -> Self {
+    pub(crate) fn new(bytes: &'b [u8]) -> Self {
         Self { bytes, lot: xxh3_64(bytes) }
     }
 
@@ -62,14 +62,14 @@ mod tests {
     fn short_input_is_cut_everywhere_and_long_input_at_random() {
         for length in [0, 1, 63] {
             let bytes = vec![b'a'; length];
-            assert_eq!(InputCuts::of(&bytes).places(), (0..length).collect::<Vec<_>>());
+            assert_eq!(InputCuts::new(&bytes).places(), (0..length).collect::<Vec<_>>());
         }
-        assert_eq!(InputCuts::of(&[b'a'; SHORT]).places().len(), 50);
+        assert_eq!(InputCuts::new(&[b'a'; SHORT]).places().len(), 50);
         let (mut seen, mut ways) = <(HashSet<usize>, HashSet<usize>)>::default();
         for byte in 0..=255 {
             let mut bytes = vec![byte; SHORT + 1];
             bytes[SHORT] = b'\n';
-            let cuts = InputCuts::of(&bytes);
+            let cuts = InputCuts::new(&bytes);
             let places = cuts.places();
             assert!(places.iter().all(|at| *at <= bytes.len()) && places == cuts.places());
             assert_eq!((places.len(), cuts.sizes().len()), (2, 0));

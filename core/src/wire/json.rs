@@ -41,7 +41,7 @@ impl Span {
     }
 
     /// The bytes in the range; empty if it does not fit `body`.
-    pub fn of<'b>(&self, body: &'b [u8]) -> &'b [u8] {
+    pub fn slice<'b>(&self, body: &'b [u8]) -> &'b [u8] {
         body.get(self.start..self.end).unwrap_or_default()
     }
 }
@@ -196,7 +196,7 @@ impl<'d> Value<'d> {
 
     /// Its bytes as written.
     pub(crate) fn raw(&self) -> &'d [u8] {
-        self.span().of(self.bytes)
+        self.span().slice(self.bytes)
     }
 
     /// Whether it is `null`.
@@ -210,7 +210,7 @@ impl<'d> Value<'d> {
         if node.kind != Kind::String {
             return None;
         }
-        let raw = Span::new(node.start as usize + 1, node.end as usize - 1).of(self.bytes);
+        let raw = Span::new(node.start as usize + 1, node.end as usize - 1).slice(self.bytes);
         Some(meaning(raw, node.escaped))
     }
 
@@ -221,7 +221,7 @@ impl<'d> Value<'d> {
         if node.kind != Kind::String {
             return false;
         }
-        let raw = Span::new(node.start as usize + 1, node.end as usize - 1).of(self.bytes);
+        let raw = Span::new(node.start as usize + 1, node.end as usize - 1).slice(self.bytes);
         if node.escaped {
             append_unescaped(raw, out);
         } else {
@@ -338,7 +338,7 @@ pub(crate) fn owned_text(member: Option<Value<'_>>) -> Option<Box<str>> {
 }
 
 /// Declares a struct of an object's members, each an `Option<Value>` under its own name or the given one;
-/// `of` finds them all in one pass, like [`Value::members`].
+/// `from_value` finds them all in one pass, like [`Value::members`].
 macro_rules! members {
     ($(#[$doc:meta])* $name:ident { $($field:ident $(= $key:literal)?),+ $(,)? }) => {
         $(#[$doc])*
@@ -348,7 +348,7 @@ macro_rules! members {
         }
 
         impl<'d> $name<'d> {
-            fn of(value: $crate::wire::json::Value<'d>) -> Self {
+            fn from_value(value: $crate::wire::json::Value<'d>) -> Self {
                 let keys = [$($crate::wire::json::members!(@ $field $($key)?)),+];
                 let [$($field),+] = value.members(keys);
                 Self { $($field),+ }
@@ -395,7 +395,7 @@ impl<'d> ObjectKey<'d> {
 
     fn plain(&self) -> &'d [u8] {
         let span = self.0.span();
-        Span::new(span.start + 1, span.end - 1).of(self.0.bytes)
+        Span::new(span.start + 1, span.end - 1).slice(self.0.bytes)
     }
 }
 

@@ -254,7 +254,7 @@ impl<'b> PlainEvent<'b> {
 /// themselves frame to the same event.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
-    let cuts = InputCuts::of(bytes);
+    let cuts = InputCuts::new(bytes);
     for limit in [16, 1 << 20] {
         let whole = events_in(bytes, bytes.len().max(1), limit);
         for size in cuts.sizes() {

@@ -221,7 +221,7 @@ impl CountRequest {
         let Self { proxy, upstream, model, dialect, uri, headers, prompt, tenant, .. } = self;
         // Reading a large body takes milliseconds, and other streams must not wait for it.
         let target = uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
-        let making = move || CountQuestion::of(dialect, &target, &prompt);
+        let making = move || CountQuestion::new(dialect, &target, &prompt);
         let question = long_work(tenant.as_ref(), making).await.ok().flatten();
         let CountQuestion { target, body } = question.ok_or(CountOutcome::Missing)?;
         let sent = body.clone();

@@ -46,7 +46,7 @@ fn named(
     let body = refused.request.body;
     if let Some(name) = refused.refusal.name.as_deref() {
         let has_name = |part: &Part| {
-            let raw = part.span.of(body);
+            let raw = part.span.slice(body);
             let document = Document::read(raw).unwrap_or_default();
             let Some(root) = document.root(raw) else { return false };
             let is = |member: &str, fits: &dyn Fn(&str) -> bool| {

@@ -58,7 +58,7 @@ impl ReplyStream {
             Some("ping") => {}
             Some("message_delta") => {
                 self.stop(delta.and_then(|delta| delta.get("stop_reason")), reply);
-                self.usage.cleared = ClearingReport::of(value).or(self.usage.cleared);
+                self.usage.cleared = ClearingReport::from_reply(value).or(self.usage.cleared);
                 self.count(value.get("usage"));
             }
             Some("message_stop") => reply.complete = true,
@@ -69,7 +69,7 @@ impl ReplyStream {
 
     /// Reads a whole body: a message, or the response of the count endpoint.
     pub(crate) fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let message = MessageMembers::of(value);
+        let message = MessageMembers::from_value(value);
         if message.kind.and_then(|kind| kind.text()).as_deref() == Some("error") {
             reply.error = Some(error_in(value));
         } else if message.content.is_some() {
@@ -78,7 +78,7 @@ impl ReplyStream {
             self.count(message.usage);
             reply.complete = true;
         } else if let Some(count) = first([value.get("input_tokens")]) {
-            reply.counted = Count::of(Some(count)).value();
+            reply.counted = Count::from_member(Some(count)).value();
             reply.complete = true;
         } else {
             note_once(&mut reply.notes, Note::UnknownStructure);
@@ -138,7 +138,7 @@ impl ReplyStream {
             *self = Self { keyer: std::mem::take(&mut self.keyer), ..Self::default() };
             reply.stop = None;
         }
-        let message = MessageMembers::of(value);
+        let message = MessageMembers::from_value(value);
         self.begin(&message, value, reply);
         self.count(message.usage);
     }
@@ -158,7 +158,8 @@ impl ReplyStream {
             withheld(transformations, reply);
         }
         self.usage.miss = message.diagnostics.and_then(|_| CacheMiss::in_message(value));
-        self.usage.cleared = message.context_management.and_then(|_| ClearingReport::of(value));
+        self.usage.cleared =
+            message.context_management.and_then(|_| ClearingReport::from_reply(value));
     }
 
     fn keeps(&mut self, bytes: usize, reply: &mut Reply) -> bool {
@@ -204,7 +205,7 @@ impl ReplyStream {
         let (Some(block), Some(delta)) = (self.find(index), delta) else {
             return note_once(&mut reply.notes, Note::UnknownEvent);
         };
-        let delta = DeltaMembers::of(delta);
+        let delta = DeltaMembers::from_value(delta);
         if is_rewritten(block, &delta) {
             block.part.text.clear();
         }
@@ -294,9 +295,9 @@ members! {
 }
 
 fn block_of(index: u64, block: Value<'_>) -> StreamBlock {
-    let members = BlockMembers::of(block);
+    let members = BlockMembers::from_value(block);
     let kind = members.kind.and_then(|kind| kind.text()).unwrap_or_default();
-    let mut part = ReplyPart::of(match kind.as_ref() {
+    let mut part = ReplyPart::new(match kind.as_ref() {
         "text" => PartKind::Text,
         "thinking" | "redacted_thinking" => PartKind::Reasoning,
         "tool_use" | "server_tool_use" | "mcp_tool_use" => PartKind::ToolCall,

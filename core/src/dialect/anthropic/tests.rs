@@ -41,13 +41,13 @@ fn a_request_is_read_with_its_ranges() {
     assert_eq!(read.session, Some("s-1".into()));
     assert_eq!(read.notes, [Note::UnknownPart]);
     let parts: Vec<&Part> = read.parts().collect();
-    assert_eq!(parts[0].texts[0].of(body), br#""look""#);
-    assert_eq!(parts[1].signature.unwrap().of(body), br#""c2ln""#);
-    assert_eq!(parts[2].signature.unwrap().of(body), br#""eHg=""#);
-    assert_eq!(parts[4].texts[0].of(body), br#"{"path":"a","n":1}"#);
+    assert_eq!(parts[0].texts[0].slice(body), br#""look""#);
+    assert_eq!(parts[1].signature.unwrap().slice(body), br#""c2ln""#);
+    assert_eq!(parts[2].signature.unwrap().slice(body), br#""eHg=""#);
+    assert_eq!(parts[4].texts[0].slice(body), br#"{"path":"a","n":1}"#);
     assert!(parts[5].is_error && parts[5].texts.len() == 2);
     let media = parts[6].media.as_ref().unwrap();
-    assert_eq!(media.data.unwrap().of(body), br#""iVBORw0KGgo=""#);
+    assert_eq!(media.data.unwrap().slice(body), br#""iVBORw0KGgo=""#);
     assert_eq!(parts[8].role, Role::System);
     assert!(read.system[0].key.is_none() && read.system[1].key.is_some());
     let audiences = [0, 1].map(|at| read.tools[at].audience);

@@ -73,10 +73,10 @@ members! {
 
 impl UsageFields {
     pub(super) fn merge(&mut self, report: Value<'_>) {
-        let usage = UsageMembers::of(report);
-        let calls = CallFields::of(&usage);
+        let usage = UsageMembers::from_value(report);
+        let calls = CallFields::from_usage(&usage);
         let thinking = usage.output_tokens_details.and_then(|of| of.get("thinking_tokens"));
-        let thinking = Count::of(thinking);
+        let thinking = Count::from_member(thinking);
         self.has_impossible |= calls.has_impossible() || Count::any_impossible(&[thinking]);
         self.thinking.grow(thinking);
         self.last_output = calls.output.value().or(self.last_output);
@@ -128,7 +128,7 @@ impl UsageFields {
     }
 
     fn iterations(&mut self, all: Value<'_>) -> Option<Iterations> {
-        let answer = AnsweringModel::of(all);
+        let answer = AnsweringModel::from_iterations(all);
         let mut own = Usage::default();
         let mut calls = 0;
         let mut last_call = None;
@@ -136,7 +136,7 @@ impl UsageFields {
         for one in all.items() {
             // A model may decline, and another one answer: those calls are attempts, not the
             // reply's own.
-            let fields = CallFields::of(&UsageMembers::of(one));
+            let fields = CallFields::from_usage(&UsageMembers::from_value(one));
             self.has_impossible |= fields.has_impossible();
             let (kind, model, usage) = (kind(one), model(one), fields.usage());
             if answer.made(&kind, model.as_deref()) {
@@ -171,7 +171,7 @@ struct AnsweringModel {
 }
 
 impl AnsweringModel {
-    fn of(all: Value<'_>) -> Self {
+    fn from_iterations(all: Value<'_>) -> Self {
         let fallback = all.items().filter(|call| kind(*call) == "fallback_message").last();
         let mut messages = all.items().filter(|call| kind(*call) == "message");
         let first = messages.next();
@@ -202,20 +202,20 @@ impl AnsweringModel {
 }
 
 impl CallFields {
-    fn of(usage: &UsageMembers<'_>) -> Self {
+    fn from_usage(usage: &UsageMembers<'_>) -> Self {
         const SPLIT: [&str; 2] = ["ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens"];
         let split = usage.cache_creation.map(|split| split.members(SPLIT)).unwrap_or_default();
-        let [short, long] = split.map(Count::of);
-        let mut created = Count::of(usage.cache_creation_input_tokens);
+        let [short, long] = split.map(Count::from_member);
+        let mut created = Count::from_member(usage.cache_creation_input_tokens);
         if created == Count::default() {
             created = short.plus(long);
         }
-        let input = Count::of(usage.input_tokens);
-        let read = Count::of(usage.cache_read_input_tokens);
+        let input = Count::from_member(usage.input_tokens);
+        let read = Count::from_member(usage.cache_read_input_tokens);
         Self {
             input: InputFields { fresh: input, created, read },
             created_long: long,
-            output: Count::of(usage.output_tokens),
+            output: Count::from_member(usage.output_tokens),
         }
     }
 

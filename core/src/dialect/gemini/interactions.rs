@@ -21,7 +21,7 @@ pub(super) fn is_request(root: Value<'_>) -> bool {
 
 /// Reads a request's body.
 pub(super) fn read(root: Value<'_>, mut conversation: Conversation) -> Conversation {
-    let request = RequestMembers::of(root);
+    let request = RequestMembers::from_value(root);
     let model = first([request.model, request.agent]).and_then(|model| model.text());
     conversation.model = model.map(|model| model.rsplit('/').next().unwrap_or_default().into());
     conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
@@ -106,7 +106,7 @@ impl InteractionReply {
     /// Reads the next event, or a whole interaction.
     pub(super) fn event(&mut self, value: Value<'_>, reply: &mut Reply) {
         let EventMembers { event_type, interaction, step, delta, usage, error } =
-            EventMembers::of(value);
+            EventMembers::from_value(value);
         if let Some(usage) = first([usage]) {
             self.usage.merge(usage);
         }
@@ -159,7 +159,7 @@ impl InteractionReply {
     /// Reads an interaction object: the whole reply, or its head or end in a stream.
     fn interaction(&mut self, value: Value<'_>, reply: &mut Reply) {
         let InteractionMembers { id, model, agent, status, steps, outputs, usage, error } =
-            InteractionMembers::of(value);
+            InteractionMembers::from_value(value);
         reply.id = owned_text(id).or(reply.id.take());
         reply.model = owned_text(first([model, agent])).or(reply.model.take());
         for step in first([steps, outputs]).iter().flat_map(Value::items) {
@@ -203,7 +203,7 @@ impl InteractionReply {
         self.parts.push(ReplyPart {
             id: owned_text(id),
             name: owned_text(name),
-            ..ReplyPart::of(kind)
+            ..ReplyPart::new(kind)
         });
         match arguments.filter(|given| given.entries().next().is_some()) {
             Some(given) => self.write(&String::from_utf8_lossy(given.raw()), reply),
@@ -222,7 +222,7 @@ impl InteractionReply {
         let written = delta.get_text("text").or_else(|| delta.get_text("arguments"));
         let written = written.or_else(|| delta.path(&["content", "text"])?.text());
         if self.parts.is_empty() {
-            self.parts.push(ReplyPart::of(PartKind::Text));
+            self.parts.push(ReplyPart::new(PartKind::Text));
         }
         self.write(&written.unwrap_or_default(), reply);
     }
@@ -274,7 +274,7 @@ members! {
 
 impl UsageFields {
     fn merge(&mut self, usage: Value<'_>) {
-        let reported = UsageMembers::of(usage);
+        let reported = UsageMembers::from_value(usage);
         for (count, value) in [
             (&mut self.input, reported.input),
             (&mut self.output, reported.output),
@@ -283,7 +283,7 @@ impl UsageFields {
             (&mut self.tool_use, reported.tool_use),
             (&mut self.total, reported.total),
         ] {
-            count.grow(Count::of(value));
+            count.grow(Count::from_member(value));
         }
     }
 

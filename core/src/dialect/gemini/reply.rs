@@ -58,7 +58,7 @@ impl ReplyStream {
         }
         // Code Assist wraps it in `response`.
         let value = unwrapped(value);
-        let answer = ResponseMembers::of(value);
+        let answer = ResponseMembers::from_value(value);
         if first([answer.error]).is_some() {
             reply.error = Some(error_in(value));
         } else if !answer.is_known() {
@@ -75,10 +75,10 @@ impl ReplyStream {
             return;
         }
         let value = unwrapped(value);
-        let answer = ResponseMembers::of(value);
+        let answer = ResponseMembers::from_value(value);
         let counted = value.get_any(&["totalTokens", "total_tokens"]);
         if let Some(count) = counted {
-            reply.counted = Count::of(Some(count)).value();
+            reply.counted = Count::from_member(Some(count)).value();
         } else if first([answer.error]).is_some() {
             reply.error = Some(error_in(value));
         } else if answer.is_known() {
@@ -242,18 +242,18 @@ impl CandidateContent {
             }
             PartData::Thought(None) => ReplyPart {
                 raw: Some(String::from_utf8_lossy(value.raw()).into()),
-                ..ReplyPart::of(PartKind::Reasoning)
+                ..ReplyPart::new(PartKind::Reasoning)
             },
             PartData::Call(call) => return self.call(call, signature.as_deref(), reply),
             PartData::Inline(inline) => {
                 let MediaPart { kind, key, .. } =
                     inline_media(&mut self.keyer, Role::Assistant, inline);
-                ReplyPart { key, ..ReplyPart::of(kind) }
+                ReplyPart { key, ..ReplyPart::new(kind) }
             }
             PartData::File(file) => {
                 let MediaPart { kind, key, .. } =
                     file_media(&mut self.keyer, Role::Assistant, file);
-                ReplyPart { key, ..ReplyPart::of(kind) }
+                ReplyPart { key, ..ReplyPart::new(kind) }
             }
             PartData::Hosted(hosted) => {
                 let output_text = hosted_text(hosted);
@@ -261,13 +261,13 @@ impl CandidateContent {
                 let text =
                     text.unwrap_or_else(|| String::from_utf8_lossy(hosted.raw())).into_owned();
                 let key = hosted_key(&mut self.keyer, hosted);
-                ReplyPart { text, key, ..ReplyPart::of(PartKind::Opaque) }
+                ReplyPart { text, key, ..ReplyPart::new(PartKind::Opaque) }
             }
             PartData::Response(_) | PartData::Unknown => {
                 note_once(&mut reply.notes, Note::UnknownPart);
                 let text = String::from_utf8_lossy(value.raw()).into_owned();
                 let key = self.keyer.value(PartKind::Opaque, Role::Assistant, value);
-                ReplyPart { text, key, ..ReplyPart::of(PartKind::Opaque) }
+                ReplyPart { text, key, ..ReplyPart::new(PartKind::Opaque) }
             }
         };
         self.close();
@@ -298,7 +298,7 @@ impl CandidateContent {
             text: text.into_owned(),
             signature: signature.map(Into::into),
             raw,
-            ..ReplyPart::of(kind)
+            ..ReplyPart::new(kind)
         });
     }
 
@@ -318,7 +318,7 @@ impl CandidateContent {
             let arguments = call.get_any(&["args"]);
             let text = arguments.map(|given| String::from_utf8_lossy(given.raw()).into_owned());
             let text = text.unwrap_or_default();
-            self.parts.push(ReplyPart { text, name, ..ReplyPart::of(PartKind::ToolCall) });
+            self.parts.push(ReplyPart { text, name, ..ReplyPart::new(PartKind::ToolCall) });
             self.open = Some(Json::Null);
         }
         if let Some(part) = self.parts.last_mut() {

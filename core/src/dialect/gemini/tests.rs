@@ -16,7 +16,7 @@ fn response(bytes: &[u8]) -> Reply {
         let mut reading = ResponseReader::new(Dialect::Gemini, 200, Framing::Unknown, 1 << 20);
         bytes.chunks(size.max(1)).for_each(|chunk| reading.push(chunk));
         assert!(!reading.is_complete(), "only the end of the body ends it");
-        reading.finish(BodyEnd::of(whole))
+        reading.finish(BodyEnd::new(whole))
     };
     let reply = read(bytes, bytes.len(), true);
     assert_eq!(read(bytes, 1, true), reply);
@@ -86,7 +86,7 @@ fn a_request_is_read_with_its_ranges() {
     let read = crate::dialect::read(Dialect::Gemini, "/v1beta/models/m-1:generateContent", bytes);
     assert_eq!((read.model.as_deref(), read.max_output), (Some("m-1"), Some(99)));
     assert_eq!(read.held, Some(HeldHistory::Named("cachedContents/1".into())));
-    assert_eq!(read.system[0].texts[0].of(bytes), br#""You are calm.""#);
+    assert_eq!(read.system[0].texts[0].slice(bytes), br#""You are calm.""#);
     let names: Vec<_> = read.tools.iter().map(|tool| tool.name.as_deref()).collect();
     assert_eq!(names, [Some("f"), Some("g"), Some("googleSearch"), None]);
     use PartKind::{Document, Image, Opaque, Reasoning, Text, ToolCall, ToolResult};
@@ -102,12 +102,12 @@ fn a_request_is_read_with_its_ranges() {
     );
     let model = &read.messages[1].parts;
     assert!(model[0].key.is_none() && model[6].key.is_none() && model[6].texts.is_empty());
-    assert_eq!(model[2].signature.unwrap().of(bytes), br#""c2ln""#);
-    assert_eq!(model[2].texts[0].of(bytes), br#"{"a":1}"#);
-    assert_eq!(model[4].texts[0].of(bytes), br#""print(1)""#);
+    assert_eq!(model[2].signature.unwrap().slice(bytes), br#""c2ln""#);
+    assert_eq!(model[2].texts[0].slice(bytes), br#"{"a":1}"#);
+    assert_eq!(model[4].texts[0].slice(bytes), br#""print(1)""#);
     let results = &read.messages[2].parts;
-    assert_eq!(results[0].texts[0].of(bytes), br#""done""#, "a cut leaves an object");
-    assert_eq!(results[2].texts[0].of(bytes), br#"{"error":"no","code":7}"#);
+    assert_eq!(results[0].texts[0].slice(bytes), br#""done""#, "a cut leaves an object");
+    assert_eq!(results[2].texts[0].slice(bytes), br#"{"error":"no","code":7}"#);
     assert!(!results[0].is_error && results[2].is_error);
     assert_eq!(read.notes, [Note::UnknownPart]);
 }

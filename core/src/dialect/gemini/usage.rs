@@ -51,7 +51,7 @@ impl UsageFields {
 
     /// Merges a `usageMetadata` object.
     pub(super) fn merge(&mut self, usage: Value<'_>) {
-        let reported = UsageMembers::of(usage);
+        let reported = UsageMembers::from_value(usage);
         for (count, spellings) in [
             (&mut self.prompt, [reported.prompt, reported.snake_prompt]),
             (&mut self.tool_use, [reported.tool_use, reported.snake_tool_use]),

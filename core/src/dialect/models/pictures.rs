@@ -183,7 +183,7 @@ const BY_NAME: &[(&[&str], PictureRule)] = &[
 
 impl PictureRule {
     /// The rule for the model with these names.
-    pub(super) fn of(names: &[String], family: Family) -> Self {
+    pub(super) fn by_name(names: &[String], family: Family) -> Self {
         // The longest start of a name decides, wherever it stands in the table.
         let mut longest = 0;
         let mut best = Self::of_family(family);

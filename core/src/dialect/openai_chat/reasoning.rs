@@ -192,7 +192,7 @@ impl ReplyReasoning {
             parts.push(ReplyPart {
                 signature: Some(signature),
                 raw: if whole { Some(raw) } else { None },
-                ..ReplyPart::of(PartKind::Reasoning)
+                ..ReplyPart::new(PartKind::Reasoning)
             });
         }
         parts
@@ -206,7 +206,7 @@ fn reasoning_part(text: String, signature: Option<&str>, raw: Json, whole: bool)
         text,
         signature: signature.map(Into::into),
         raw: if can_be_sent_back { Some(raw.to_string().into()) } else { None },
-        ..ReplyPart::of(PartKind::Reasoning)
+        ..ReplyPart::new(PartKind::Reasoning)
     }
 }
 

@@ -63,7 +63,7 @@ struct StreamCall {
 impl ReplyStream {
     /// Reads the next chunk. `name` is `error` for a bare `error:` line and for `event: error`.
     pub(crate) fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
-        let answer = ResponseMembers::of(value);
+        let answer = ResponseMembers::from_value(value);
         if !answer.has_choices() && (name == "error" || is_error(value)) {
             reply.error = Some(error_in(value));
             return;
@@ -87,7 +87,7 @@ impl ReplyStream {
 
     /// Reads a whole body.
     pub(crate) fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let answer = ResponseMembers::of(value);
+        let answer = ResponseMembers::from_value(value);
         if answer.has_choices() {
             self.answer(&answer, value, reply);
         } else if is_error(value) {
@@ -178,7 +178,7 @@ impl ReplyStream {
 
     fn choice(&mut self, choice: Value<'_>, reply: &mut Reply) {
         let ChoiceMembers { index, delta, message, usage, error, finish_reason } =
-            ChoiceMembers::of(choice);
+            ChoiceMembers::from_value(choice);
         let index = index.and_then(|index| index.as_u64()).unwrap_or(0);
         let form = self
             .replies
@@ -239,13 +239,13 @@ impl ChoiceContent {
         for text in [content, self.refusal] {
             if !text.is_empty() {
                 let key = keyer.text(Role::Assistant, &text);
-                parts.push(ReplyPart { text, key, ..ReplyPart::of(PartKind::Text) });
+                parts.push(ReplyPart { text, key, ..ReplyPart::new(PartKind::Text) });
             }
         }
         if let Some((id, text)) = self.audio {
             let key = keyer.media(PartKind::Document, Role::Assistant, &id);
             let id = Some(id);
-            parts.push(ReplyPart { text, id, key, ..ReplyPart::of(PartKind::Document) });
+            parts.push(ReplyPart { text, id, key, ..ReplyPart::new(PartKind::Document) });
         }
         parts.extend(self.calls.into_iter().map(|call| finished(call, keyer)));
         parts
@@ -253,7 +253,7 @@ impl ChoiceContent {
 
     fn message(&mut self, choice: u64, message: Value<'_>) {
         let MessageMembers { content, refusal, audio, tool_calls, function_call, executed_tools } =
-            MessageMembers::of(message);
+            MessageMembers::from_value(message);
         match content {
             Some(content) if content.kind() == Kind::Array => {
                 content.items().for_each(|block| self.block(block));
@@ -425,7 +425,7 @@ fn finished(call: StreamCall, keyer: &mut Keyer) -> ReplyPart {
         signature: call.signature,
         key,
         other_ids: call.other_ids,
-        ..ReplyPart::of(PartKind::ToolCall)
+        ..ReplyPart::new(PartKind::ToolCall)
     }
 }
 

@@ -15,7 +15,7 @@ fn stream(bytes: &[u8]) -> Reply {
     let read = |bytes: &[u8], size: usize, whole: bool| {
         let mut reading = ResponseReader::new(Dialect::OpenaiChat, 200, Framing::Events, 1 << 20);
         bytes.chunks(size.max(1)).for_each(|chunk| reading.push(chunk));
-        reading.finish(BodyEnd::of(whole))
+        reading.finish(BodyEnd::new(whole))
     };
     let reply = read(bytes, bytes.len(), true);
     assert_eq!(read(bytes, 1, true), reply);
@@ -108,7 +108,7 @@ fn a_request_is_read_with_its_ranges() {
     assert_eq!(read.purpose, Purpose::Turn);
     let texts = |parts: &[Part]| -> Vec<String> {
         let texts = parts.iter().flat_map(|part| &part.texts);
-        texts.map(|text| String::from_utf8_lossy(text.of(bytes)).into_owned()).collect()
+        texts.map(|text| String::from_utf8_lossy(text.slice(bytes)).into_owned()).collect()
     };
     assert_eq!(texts(&read.system), [r#""You are calm.""#, r#""Be brief.""#]);
     let names: Vec<_> = read.tools.iter().map(|tool| tool.name.as_deref()).collect();
@@ -134,11 +134,11 @@ fn a_request_is_read_with_its_ranges() {
     assert_eq!(has_data, [true, false, true, true, false]);
     let assistant = &read.messages[1].parts;
     let field = r#""reasoning_content":"hm""#.as_bytes();
-    assert_eq!(assistant[0].span.of(bytes), field, "from the key on, the surest field first");
-    assert_eq!(assistant[0].texts[0].of(bytes), br#""hm""#);
+    assert_eq!(assistant[0].span.slice(bytes), field, "from the key on, the surest field first");
+    assert_eq!(assistant[0].texts[0].slice(bytes), br#""hm""#);
     assert!(assistant[1].texts.is_empty(), "the same thought is not read twice");
-    assert_eq!(assistant[3].signature.unwrap().of(bytes), br#""c2ln""#);
-    assert_eq!(assistant[4].texts[0].of(bytes), br#"{"b":2}"#);
+    assert_eq!(assistant[3].signature.unwrap().slice(bytes), br#""c2ln""#);
+    assert_eq!(assistant[4].texts[0].slice(bytes), br#"{"b":2}"#);
     assert_eq!((assistant[4].id.as_deref(), assistant[5].id.as_deref()), (None, Some("c3")));
     assert_eq!(texts(&read.messages[2].parts), [r#""a""#, r#""b""#]);
     assert_eq!(read.messages[3].parts[0].name.as_deref(), Some("old"));

@@ -77,16 +77,16 @@ impl UsageFields {
 
     /// Merges a `usage` object from any place.
     pub(super) fn merge(&mut self, usage: Value<'_>) {
-        let usage = UsageMembers::of(usage);
+        let usage = UsageMembers::from_value(usage);
         let mut prompt = Count::of_any(&[usage.prompt_tokens, usage.input_tokens]);
         if prompt == Count::default()
             && let [Some(hit), Some(miss)] =
                 [usage.prompt_cache_hit_tokens, usage.prompt_cache_miss_tokens]
         {
-            prompt = Count::of(Some(hit)).plus(Count::of(Some(miss)));
+            prompt = Count::from_member(Some(hit)).plus(Count::from_member(Some(miss)));
         }
         let completion = Count::of_any(&[usage.completion_tokens, usage.output_tokens]);
-        let total = Count::of(usage.total_tokens);
+        let total = Count::from_member(usage.total_tokens);
         let grew = [self.prompt.grow(prompt), self.completion.grow(completion)].contains(&true);
         // A total is that of the numbers that it came with.
         match grew {
@@ -98,7 +98,8 @@ impl UsageFields {
             member(usage.output_tokens_details, "reasoning_tokens"),
             usage.reasoning_tokens,
         ]));
-        let details = usage.prompt_tokens_details.map(UsageDetailMembers::of).unwrap_or_default();
+        let details =
+            usage.prompt_tokens_details.map(UsageDetailMembers::from_value).unwrap_or_default();
         self.cached.grow(Count::of_any(&[
             details.cached_tokens,
             member(usage.prompt_token_details, "cached_tokens"),
@@ -120,7 +121,7 @@ impl UsageFields {
             member(usage.cache_creation, "ephemeral_1h_input_tokens"),
             member(usage.cache_creation, "ephemeral_24h_input_tokens"),
         ]));
-        self.audio.grow(Count::of(details.audio_tokens));
+        self.audio.grow(Count::from_member(details.audio_tokens));
         for tools in [usage.server_tool_use_details, usage.server_tool_use] {
             for (_, count) in tools.iter().flat_map(Value::entries) {
                 self.hosted |= count.as_u64().is_some_and(|count| count > 0);
@@ -134,7 +135,7 @@ impl UsageFields {
     /// that were newly evaluated.
     pub(super) fn timings(&mut self, timings: Value<'_>) {
         let [evaluated, cached, written] =
-            timings.members(["prompt_n", "cache_n", "predicted_n"]).map(Count::of);
+            timings.members(["prompt_n", "cache_n", "predicted_n"]).map(Count::from_member);
         if self.cached.value().is_none() {
             self.cached.grow(cached);
         }

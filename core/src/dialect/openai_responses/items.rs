@@ -159,7 +159,7 @@ fn media(kind: PartKind, role: Role, block: Value<'_>, keyer: &mut Keyer) -> Par
         part.key = keyer.value(kind, role, block);
         return part;
     };
-    let detail = PictureDetail::of(block.get("detail").or_else(|| source.get("detail")));
+    let detail = PictureDetail::from_member(block.get("detail").or_else(|| source.get("detail")));
     // The form of Chat Completions, which some clients keep: `{"image_url": {"url": …}}`.
     let source = source.get("url").unwrap_or(source);
     let address = source.text().unwrap_or_default();

@@ -61,7 +61,7 @@ impl OutputItem {
         // What the item had when it was opened belongs to its first part.
         let mut opened = self.shown.into_iter().next();
         for ((target, _), text) in self.grown {
-            let mut part = ReplyPart::of(target.kind());
+            let mut part = ReplyPart::new(target.kind());
             part.key = match target {
                 DeltaTarget::Text => keyer.text(Role::Assistant, &text),
                 DeltaTarget::Summary | DeltaTarget::Reasoning | DeltaTarget::Arguments => None,

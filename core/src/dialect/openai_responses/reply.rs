@@ -95,7 +95,7 @@ impl ReplyStream {
     /// Reads a whole body: a response, a compaction, a count, or an error with a status of success.
     pub(crate) fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
         if let Some(count) = first([value.get("input_tokens")]) {
-            reply.counted = Count::of(Some(count)).value();
+            reply.counted = Count::from_member(Some(count)).value();
             reply.complete = true;
         } else if value.get("output").is_some() {
             self.respond(value, reply);
@@ -223,7 +223,7 @@ impl ReplyStream {
     /// Reads a piece of text, or all of it again.
     fn write(&mut self, event: TextEvent, value: Value<'_>) {
         let TextEvent { target, is_whole } = event;
-        let written = DeltaMembers::of(value);
+        let written = DeltaMembers::from_value(value);
         let place = first([written.content_index, written.summary_index]);
         let place = place.and_then(|place| place.as_u64()).unwrap_or(0);
         let DeltaMembers { delta, text, refusal, arguments, input, code, .. } = written;
@@ -276,7 +276,7 @@ impl ReplyStream {
     }
 
     fn respond(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let response = ResponseMembers::of(value);
+        let response = ResponseMembers::from_value(value);
         identify(response.id, response.model, reply);
         self.status = response.status.and_then(|status| status.text()).map(Into::into);
         let reason = response.incomplete_details.and_then(|details| details.get("reason"));
@@ -457,7 +457,7 @@ fn reply_part(part: Part, item: Value<'_>) -> ReplyPart {
 fn text_at(span: Span, item: Value<'_>) -> String {
     let start = item.span().start;
     let raw = Span::new(span.start.wrapping_sub(start), span.end.wrapping_sub(start));
-    let raw = raw.of(item.raw());
+    let raw = raw.slice(item.raw());
     text_of(raw).unwrap_or_else(|| String::from_utf8_lossy(raw)).into_owned()
 }
 

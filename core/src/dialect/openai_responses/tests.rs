@@ -61,15 +61,15 @@ fn a_request_is_read_with_its_ranges() {
     assert_eq!((read.purpose, &read.held, read.notes.len()), (Purpose::Turn, &None, 0));
     let texts = |parts: &[Part]| -> Vec<String> {
         let spans = parts.iter().flat_map(|part| &part.texts);
-        spans.map(|span| String::from_utf8_lossy(span.of(bytes)).into_owned()).collect()
+        spans.map(|span| String::from_utf8_lossy(span.slice(bytes)).into_owned()).collect()
     };
     assert_eq!(texts(&read.system), [r#""Be calm.""#, r#""Sandboxed.""#]);
     let names: Vec<_> = read.tools.iter().map(|tool| tool.name.as_deref().unwrap()).collect();
     assert_eq!(names, ["shell", "web_search", "answer"]);
     let parts: Vec<&Part> = read.parts().collect();
     assert_eq!(parts[1].role, Role::System, "instructions in mid-history stay where they are");
-    assert_eq!(parts[2].signature.unwrap().of(bytes), br#""gAAA""#);
-    assert_eq!(parts[3].texts[0].of(bytes), br#""{\"cmd\":\"ls\",\"n\":1}""#);
+    assert_eq!(parts[2].signature.unwrap().slice(bytes), br#""gAAA""#);
+    assert_eq!(parts[3].texts[0].slice(bytes), br#""{\"cmd\":\"ls\",\"n\":1}""#);
     assert_eq!(parts[4].id.as_deref(), Some("call_1"));
     let image = parts[8].media.as_ref().unwrap();
     assert_eq!(image.mime.as_deref(), Some("image/png"));

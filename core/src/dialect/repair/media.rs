@@ -21,11 +21,11 @@ pub(crate) fn edits(
     if !matches!(part.kind, PartKind::Image | PartKind::Document) {
         return None;
     }
-    let raw = part.span.of(body);
+    let raw = part.span.slice(body);
     let document = Document::read(raw).ok()?;
     let block = document.root(raw).filter(|block| block.kind() == Kind::Object)?;
     let shared = room(body, part.span)?;
-    if matches!(&shared, Removal::Alone(list) if list.of(body).first() != Some(&b'[')) {
+    if matches!(&shared, Removal::Alone(list) if list.slice(body).first() != Some(&b'[')) {
         return None;
     }
     // A function response of Gemini may only contain media.
@@ -55,7 +55,7 @@ pub(crate) fn replaced(body: &[u8], part: &Part, base64: &str) -> Option<Edit> {
 /// The range of the base64 data of media, without a `data:` prefix; `None` if they are only linked.
 pub(crate) fn base64_span(part: &Part, body: &[u8]) -> Option<Span> {
     let literal = part.media.as_ref()?.data?;
-    let text = literal.of(body).strip_prefix(b"\"")?.strip_suffix(b"\"")?;
+    let text = literal.slice(body).strip_prefix(b"\"")?.strip_suffix(b"\"")?;
     let begin = match text.strip_prefix(b"data:") {
         Some(url) => b"data:".len() + memchr::memmem::find(url, MARK)? + MARK.len(),
         None => 0,

@@ -19,7 +19,7 @@ pub struct OutputLimit(pub u64);
 
 impl OutputLimit {
     /// The largest limit in a request.
-    pub(crate) fn of(dialect: Dialect, root: Value<'_>) -> Option<Self> {
+    pub(crate) fn from_request(dialect: Dialect, root: Value<'_>) -> Option<Self> {
         limits(dialect, root).into_iter().filter_map(|limit| limit.as_u64()).max().map(Self)
     }
 }

@@ -195,7 +195,7 @@ mod tests {
     fn found(text: &str) -> Option<(String, String, bool)> {
         let document = Document::read(BODY.as_bytes()).unwrap();
         let place = JsonPath::first_in(text)?.find(document.root(BODY.as_bytes()).unwrap())?;
-        let bytes = place.span.of(BODY.as_bytes()).to_vec();
+        let bytes = place.span.slice(BODY.as_bytes()).to_vec();
         Some((place.pattern, String::from_utf8(bytes).unwrap(), place.is_whole))
     }
 

@@ -74,7 +74,7 @@ pub(in crate::dialect) fn first_member(body: &[u8], start: usize, member: &str) 
 /// The edit that sets the value at a path of names in the object at `span`. Missing or `null` objects on the
 /// way are made; `None` if the value exists, or something on the way is not an object.
 pub(in crate::dialect) fn set(body: &[u8], span: Span, path: &[&str], value: &str) -> Option<Edit> {
-    let raw = span.of(body);
+    let raw = span.slice(body);
     let document = Document::read(raw).ok()?;
     let mut object: Value<'_> = document.root(raw)?;
     for (depth, name) in path.iter().enumerate() {

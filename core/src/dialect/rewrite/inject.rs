@@ -23,7 +23,7 @@ pub fn inject(
         return Vec::new();
     }
     let dialect = conversation.dialect;
-    let is_string = part.span.of(body).first() == Some(&b'"');
+    let is_string = part.span.slice(body).first() == Some(&b'"');
     let is_answer = part.kind == PartKind::ToolResult;
     match dialect {
         Dialect::OpenaiChat | Dialect::OpenaiResponses if is_answer => {

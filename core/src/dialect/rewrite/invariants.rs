@@ -382,7 +382,7 @@ impl RequestSnapshot<'_> {
     fn is_whole(&self, message: usize) {
         let message = &self.read.messages[message];
         assert!(message.parts.iter().any(has_content), "an empty message");
-        let raw = message.span.of(&self.body);
+        let raw = message.span.slice(&self.body);
         let document = Document::read(raw).unwrap_or_default();
         let root = document.root(raw);
         for name in ["content", "parts"] {
@@ -422,7 +422,7 @@ impl RequestSnapshot<'_> {
     /// Reasoning as the reply had it: the whole block, or the member that it is in Chat Completions.
     fn raw(&self, at: PartIndex) -> Option<String> {
         let part = self.part(at);
-        let raw = std::str::from_utf8(part.span.of(&self.body)).ok()?;
+        let raw = std::str::from_utf8(part.span.slice(&self.body)).ok()?;
         let raw = match self.dialect() {
             Dialect::OpenaiChat if raw.starts_with('"') => format!("{{{raw}}}"),
             Dialect::OpenaiChat => format!("{{\"content\":[{raw}]}}"),

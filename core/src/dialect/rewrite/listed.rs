@@ -23,7 +23,7 @@ pub(super) struct ToolAnswer<'a> {
 }
 
 pub(super) fn cut(answer: &ToolAnswer<'_>, body: &[u8], text: &str) -> Vec<Edit> {
-    let raw = answer.content.of(body);
+    let raw = answer.content.slice(body);
     let keeps = !answer.kept.is_empty();
     let has_reason_to_read =
         keeps || CACHE_MARKERS.iter().any(|name| memmem::find(raw, name.as_bytes()).is_some());
@@ -34,7 +34,7 @@ pub(super) fn cut(answer: &ToolAnswer<'_>, body: &[u8], text: &str) -> Vec<Edit>
     let document = Document::read(raw).unwrap_or_default();
     let Some(root) = document.root(raw) else { return Vec::new() };
     let items: Vec<ListItem<'_>> =
-        root.items().map(|item| ListItem::of(item, answer, body)).collect();
+        root.items().map(|item| ListItem::new(item, answer, body)).collect();
     if keeps {
         return among(&items, answer, body, text);
     }
@@ -68,7 +68,7 @@ enum ItemContent {
 }
 
 impl<'b> ListItem<'b> {
-    fn of(item: Value<'_>, answer: &ToolAnswer<'_>, body: &'b [u8]) -> Self {
+    fn new(item: Value<'_>, answer: &ToolAnswer<'_>, body: &'b [u8]) -> Self {
         let span = shifted(item.span(), answer.content.start);
         let texts = &answer.part.texts;
         let start = texts.partition_point(|text| text.start < span.start);
@@ -79,14 +79,16 @@ impl<'b> ListItem<'b> {
         let holds = match (texts.next(), texts.next()) {
             (None, _) if is_media => ItemContent::Media,
             (None, _) => ItemContent::Other,
-            (Some(one), None) if one.of(body).first() == Some(&b'"') => ItemContent::Literal(*one),
+            (Some(one), None) if one.slice(body).first() == Some(&b'"') => {
+                ItemContent::Literal(*one)
+            }
             (Some(_), _) => ItemContent::Texts,
         };
         let marker = CACHE_MARKERS.iter().find(|name| item.get_any(&[name]).is_some());
         let marker = marker.and_then(|name| {
             let (key, value) = item.entries().filter(|(key, _)| key.is(name)).last()?;
             let member = Span::new(key.span().start, value.span().end);
-            std::str::from_utf8(shifted(member, answer.content.start).of(body)).ok()
+            std::str::from_utf8(shifted(member, answer.content.start).slice(body)).ok()
         });
         Self { span, is_object: item.kind() == Kind::Object, holds, marker }
     }

@@ -98,7 +98,7 @@ impl MessageRestore<'_> {
             part.kind == PartKind::Text && part.key == key && within(part.span, place)
         });
         if let Some(literal) = part.and_then(|part| part.texts.first())
-            && !is_tagged(literal.of(self.body))
+            && !is_tagged(literal.slice(self.body))
         {
             self.edits.push(edit(*literal, raw.to_owned()));
         }

@@ -87,7 +87,7 @@ pub(super) fn unbind(
         if next.role == Role::Tool {
             continue; // a tool result is paired only with calls
         }
-        let raw = next.span.of(body);
+        let raw = next.span.slice(body);
         let document = Document::read(raw).unwrap_or_default();
         let Some(item) = document.root(raw).filter(|item| item.get_any(&["id"]).is_some()) else {
             continue;

@@ -28,7 +28,7 @@ pub(super) fn cut(
     if message.role != Role::User || is_shared || part.signature.is_some() {
         return Vec::new();
     }
-    let raw = part.span.of(body);
+    let raw = part.span.slice(body);
     let document = Document::read(raw).unwrap_or_default();
     let Some(root) = document.root(raw).filter(|root| root.kind() == Kind::Object) else {
         return Vec::new();

@@ -171,7 +171,7 @@ fn responses_and_gemini_are_asked_for_a_summary_in_their_own_form() {
 fn the_analysis_before_a_summary_is_dropped() {
     let reply =
         "<analysis>\nFirst this, then that.\n</analysis>\n\n<summary>\nShe is deep.\n</summary>";
-    let part = ReplyPart { text: reply.into(), ..ReplyPart::of(PartKind::Text) };
+    let part = ReplyPart { text: reply.into(), ..ReplyPart::new(PartKind::Text) };
     let reply = Reply {
         parts: vec![part],
         complete: true,
@@ -183,7 +183,7 @@ fn the_analysis_before_a_summary_is_dropped() {
 
 #[test]
 fn a_summary_is_accepted_only_from_a_complete_reply_of_text() {
-    let text = |content: &str| ReplyPart { text: content.into(), ..ReplyPart::of(PartKind::Text) };
+    let text = |content: &str| ReplyPart { text: content.into(), ..ReplyPart::new(PartKind::Text) };
     let reply = |parts: Vec<ReplyPart>| Reply {
         parts,
         complete: true,
@@ -203,7 +203,7 @@ fn a_summary_is_accepted_only_from_a_complete_reply_of_text() {
         Err(SummaryRejection::Empty)
     );
     assert_eq!(
-        summary_text(&reply(vec![text("x"), ReplyPart::of(PartKind::ToolCall)]), false),
+        summary_text(&reply(vec![text("x"), ReplyPart::new(PartKind::ToolCall)]), false),
         Err(SummaryRejection::ToolCall)
     );
     assert_eq!(

@@ -107,7 +107,7 @@ impl ReturnedReply {
         let is_there = |raw: &str| {
             sent.iter().any(|part| match part.signature {
                 Some(signature) => {
-                    let literal = signature.of(request.body);
+                    let literal = signature.slice(request.body);
                     let unquoted = literal.get(1..literal.len().saturating_sub(1));
                     unquoted.is_some_and(|unquoted| {
                         memchr::memmem::find(raw.as_bytes(), unquoted).is_some()
@@ -216,6 +216,7 @@ fn is_hosted(part: &Part) -> bool {
 
 /// Length of a text part's text, bytes; `None` for other parts.
 fn text_bytes(part: &Part, body: &[u8]) -> Option<usize> {
-    let bytes = part.texts.iter().map(|text| text_of(text.of(body)).map_or(0, |text| text.len()));
+    let bytes =
+        part.texts.iter().map(|text| text_of(text.slice(body)).map_or(0, |text| text.len()));
     (part.kind == PartKind::Text).then(|| bytes.sum())
 }

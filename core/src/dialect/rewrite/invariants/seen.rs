@@ -108,7 +108,7 @@ impl<'a> RequestSnapshot<'a> {
     pub(super) fn literals(&self, part: &Part) -> Vec<&[u8]> {
         let data = part.media.iter().filter_map(|media| media.data);
         let spans = part.texts.iter().copied().chain(part.signature).chain(data);
-        spans.map(|span| span.of(&self.body)).collect()
+        spans.map(|span| span.slice(&self.body)).collect()
     }
 
     pub(super) fn snapshots(&self) -> Vec<PartSnapshot> {
@@ -171,7 +171,7 @@ impl<'a> RequestSnapshot<'a> {
     }
 
     pub(super) fn text_at(&self, span: Span) -> String {
-        let raw = span.of(&self.body);
+        let raw = span.slice(&self.body);
         let document = Document::read(raw).unwrap_or_default();
         let text = document.root(raw).and_then(|root| root.text());
         text.map(Into::into).unwrap_or_default()
