@@ -304,7 +304,8 @@ mod tests {
 
     #[test]
     fn the_table_can_be_read() {
-        assert!(FILE.agent.len() > 20 && FILE.project.len() > 5);
+        assert!(FILE.agent.len() > 20);
+        assert!(FILE.project.len() > 5);
         let only =
             FILE.agent.iter().flat_map(|row| row.only_by_prompt.iter().map(move |it| (row, it)));
         only.for_each(|(row, it)| assert!(row.user_agent.contains(it), "{}", row.name));

@@ -151,10 +151,8 @@ mod tests {
     fn context_editing_is_inserted_first_and_the_rest_is_unchanged() {
         let body = " {\n \"model\": \"m\" }";
         let out = edited(body).unwrap();
-        assert!(
-            out.starts_with(" {\"context_management\":{") && out.ends_with(&body[2..]),
-            "{out}"
-        );
+        assert!(out.starts_with(" {\"context_management\":{"), "{out}");
+        assert!(out.ends_with(&body[2..]), "{out}");
         let read: serde_json::Value = serde_json::from_str(&out).unwrap();
         let expected = json!([{
             "type": "clear_tool_uses_20250919",
@@ -166,7 +164,8 @@ mod tests {
         assert_eq!(read["context_management"]["edits"], expected);
         let plain = ContextEditing { at_least: 0, except: Vec::new(), ..editing() };
         let edit = &plain.json()["edits"][0];
-        assert!(edit.get("clear_at_least").is_none() && edit.get("exclude_tools").is_none());
+        assert!(edit.get("clear_at_least").is_none());
+        assert!(edit.get("exclude_tools").is_none());
     }
 
     #[test]
@@ -216,7 +215,8 @@ mod tests {
                 r#"[{{"type":"clear_tool_uses_20250919","trigger":{{"type":"{kind}","value":7}}}}]"#
             ))
         };
-        assert_eq!((at("input_tokens"), at("tool_uses")), (Some(7), Some(0)));
+        assert_eq!(at("input_tokens"), Some(7));
+        assert_eq!(at("tool_uses"), Some(0));
         let edited = edited(r#"{"model":"m"}"#).unwrap();
         assert_eq!(trigger(&edited), Some(100));
     }

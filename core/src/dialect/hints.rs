@@ -230,7 +230,8 @@ mod tests {
         .unwrap();
         assert_eq!(read.class, Some(RequestClass::Other));
         assert_eq!(read.agent_type, Some(AgentType::Other));
-        assert_eq!((read.compaction, read.parent_agent), (Some(CompactionCause::Other), None));
+        assert_eq!(read.compaction, Some(CompactionCause::Other));
+        assert_eq!(read.parent_agent, None);
         assert_eq!(hints(&[("x-app", "cli")]), None);
     }
 

@@ -296,7 +296,8 @@ mod tests {
             (&[("x-client-request-id", "r"), ("x-request-id", "r")], None, None),
         ] {
             let (found, thread) = who(pairs, body);
-            assert_eq!((found.as_deref(), thread), (session, None), "{pairs:?} {body:?}");
+            assert_eq!(found.as_deref(), session, "{pairs:?} {body:?}");
+            assert_eq!(thread, None, "{pairs:?} {body:?}");
         }
     }
 
@@ -325,7 +326,8 @@ mod tests {
             (&[("session-id", "s"), ("x-openai-subagent", "review")], "s", "review"),
         ] {
             let found = who(pairs, None);
-            assert_eq!((found.0.as_deref(), found.1.as_deref()), (Some(session), Some(thread)));
+            assert_eq!(found.0.as_deref(), Some(session));
+            assert_eq!(found.1.as_deref(), Some(thread));
         }
     }
 
@@ -367,9 +369,11 @@ mod tests {
         ] {
             let headers = headers(&[("x-claude-code-request-class", class)]);
             let found = identify(&headers, &conversation, Transport::Http);
-            assert_eq!((found.purpose, found.thread.as_deref()), (purpose, thread), "{class}");
+            assert_eq!(found.purpose, purpose, "{class}");
+            assert_eq!(found.thread.as_deref(), thread, "{class}");
             let opened = identify(&headers, &conversation, Transport::WebSocket);
-            assert_eq!((opened.purpose, opened.hints), (None, None));
+            assert_eq!(opened.purpose, None);
+            assert_eq!(opened.hints, None);
         }
         let pairs = [("x-claude-code-compaction", "auto"), ("x-claude-code-agent-id", "a1")];
         let compacts = identify(&headers(&pairs), &conversation, Transport::Http);

@@ -104,14 +104,18 @@ mod tests {
         let id = SessionId::from("s-1");
         assert_eq!(serde_json::to_string(&id).unwrap(), r#""s-1""#);
         assert_eq!(serde_json::from_str::<SessionId>(r#""s-1""#).unwrap(), id);
-        assert_eq!((format!("{id:>5}"), format!("{id:?}")), ("  s-1".into(), r#""s-1""#.into()));
-        assert!(id == "s-1" && id != *"s-2");
+        assert_eq!(format!("{id:>5}"), "  s-1");
+        assert_eq!(format!("{id:?}"), r#""s-1""#);
+        assert!(id == "s-1");
+        assert!(id != *"s-2");
     }
 
     #[test]
     fn a_map_of_ids_is_looked_up_by_text() {
         let hashed = HashMap::from([(TenantId::from("t"), 1)]);
         let sorted = BTreeMap::from([(ExchangeId::from(String::from("e")), 2)]);
-        assert_eq!((hashed.get("t"), hashed.get("u"), sorted.get("e")), (Some(&1), None, Some(&2)));
+        assert_eq!(hashed.get("t"), Some(&1));
+        assert_eq!(hashed.get("u"), None);
+        assert_eq!(sorted.get("e"), Some(&2));
     }
 }

@@ -323,11 +323,13 @@ mod tests {
     #[test]
     fn websocket_and_aws_event_stream_endpoints_are_recognised() {
         let ws = endpoint(&Method::GET, "/v1/responses").unwrap();
-        assert_eq!((ws.dialect, ws.transport), (OpenaiResponses, Transport::WebSocket));
+        assert_eq!(ws.dialect, OpenaiResponses);
+        assert_eq!(ws.transport, Transport::WebSocket);
         assert_eq!(endpoint(&Method::GET, "/v1/messages"), None);
         let aws = "/model/anthropic.claude-x/invoke-with-response-stream";
         let aws = endpoint(&Method::POST, aws).unwrap();
-        assert_eq!((aws.dialect, aws.transport), (Anthropic, Transport::AwsEventStream));
+        assert_eq!(aws.dialect, Anthropic);
+        assert_eq!(aws.transport, Transport::AwsEventStream);
     }
 
     #[test]

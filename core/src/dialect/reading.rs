@@ -266,7 +266,7 @@ impl ResponseReader {
             match document.reread(&self.body).ok().and_then(|()| document.root(&self.body)) {
                 Some(value) => builder.body(value, self.status),
                 None if is_whole && !gave_up && !self.body.is_empty() => {
-                    builder.note(Note::NotJson)
+                    builder.note(Note::NotJson);
                 }
                 None => {}
             }

@@ -84,11 +84,13 @@ impl Decoder {
         let names = lines.into_iter().flat_map(|line| line.split(',')).map(str::trim);
         let mut steps = Vec::new();
         let mut unknown = false;
+        // In the order of the header: each coding was applied to the result of the one before.
         for name in names.filter(|name| !name.is_empty() && !is(name, "identity")) {
             if steps.len() == MOST_CODINGS {
                 return Err(UnsupportedEncoding::TooMany);
             }
             let coding = Coding::named(name);
+            // All names are read first, so that too many are refused as too many.
             unknown |= coding.is_none();
             let output =
                 BoundedOutput { bytes: Vec::new(), limit, of: coding, passed: 0, memory: memory() };
@@ -279,6 +281,7 @@ impl Write for BoundedOutput {
             capacity = length.max(capacity + capacity / 2).min(self.limit);
         }
         self.holds(capacity)?;
+        // Exactly what was granted, however the vector would grow by itself.
         self.bytes.reserve_exact(capacity - self.bytes.len());
         self.bytes.extend_from_slice(bytes);
         Ok(bytes.len())

@@ -453,13 +453,13 @@ impl Scanner<'_, '_> {
     fn close(&mut self) -> Result<bool, JsonError> {
         while self.open != NONE {
             let byte = self.next()?;
-            let next = self.nodes.len() as u32;
+            let next_index = self.nodes.len() as u32;
             let top = &mut self.nodes[self.open as usize];
             let kind = top.kind;
             self.at += 1;
             if byte == closer(kind) {
                 self.open = std::mem::replace(&mut top.end, self.at as u32);
-                top.next = next;
+                top.next = next_index;
                 self.depth -= 1;
             } else if byte == b',' {
                 self.key_in(kind)?;
@@ -580,7 +580,8 @@ pub fn fuzz(bytes: &[u8]) {
     let mut open = vec![root];
     while let Some(value) = open.pop() {
         let (parent, mut at) = (value.span(), value.span().start);
-        assert!(parent.start < parent.end && parent.end <= bytes.len());
+        assert!(parent.start < parent.end);
+        assert!(parent.end <= bytes.len());
         let alone = Document::read(value.raw()).map(|document| document.nodes.len());
         assert_eq!(alone, Ok(value.node().next as usize - value.index));
         let (mut appended, numbers) = (Vec::new(), (value.as_u64(), value.as_f64()));
@@ -592,7 +593,8 @@ pub fn fuzz(bytes: &[u8]) {
         assert!(text.is_none_or(|text| text == String::from_utf8_lossy(&appended)));
         let members = value.entries().flat_map(|(key, value)| [key.0, value]);
         for child in members.chain(value.items()) {
-            assert!(at < child.span().start && child.span().end < parent.end);
+            assert!(at < child.span().start);
+            assert!(child.span().end < parent.end);
             at = child.span().end;
             if open.len() < 1000 {
                 open.push(child);
@@ -601,7 +603,8 @@ pub fn fuzz(bytes: &[u8]) {
         // (A key of broken UTF-8 has no name by which it could be found.)
         let last = value.entries().last().map(|(key, _)| (key, key.text()));
         if let Some((key, name)) = last.filter(|(_, name)| !name.contains('\u{fffd}')) {
-            assert!(key.is(&name) && value.get(&name).is_some());
+            assert!(key.is(&name));
+            assert!(value.get(&name).is_some());
         }
     }
 }

@@ -61,6 +61,7 @@ pub fn splice(body: &Bytes, mut edits: Vec<Edit>) -> Result<Vec<Bytes>, EditConf
     }
     check(&edits, body.len())?;
     edits.sort_by_key(|edit| edit.at);
+    // Each edit has an unchanged range before it, and one follows the last.
     let mut slices = Vec::with_capacity(edits.len() * 2 + 1);
     let mut done = 0;
     for edit in edits {
@@ -136,7 +137,7 @@ pub(crate) fn compose(first: &[Edit], middle: &[u8], second: Vec<Edit>) -> Optio
     merged.extend(second.into_iter().map(|edit| (edit.at, None, Some(edit.with))));
     merged.sort_by_key(|(at, ..)| *at);
     let mut composed = Vec::new();
-    let mut back = 0isize;
+    let mut unshift = 0isize;
     let mut rest = &merged[..];
     while let Some((at, ..)) = rest.first() {
         // Edits that touch become one, because only their common range exists in the original.
@@ -150,12 +151,12 @@ pub(crate) fn compose(first: &[Edit], middle: &[u8], second: Vec<Edit>) -> Optio
             count += 1;
         }
         let (group, after) = rest.split_at(count);
-        let from = begin.checked_add_signed(back)?;
+        let from = begin.checked_add_signed(unshift)?;
         let mut with = Vec::new();
         let mut done = begin;
         for (at, of_first, of_second) in group {
             if let Some(edit) = of_first {
-                back += edit.at.len() as isize - edit.with.len() as isize;
+                unshift += edit.at.len() as isize - edit.with.len() as isize;
             }
             if let Some(new) = of_second {
                 with.extend_from_slice(middle.get(done..at.start)?);
@@ -164,7 +165,8 @@ pub(crate) fn compose(first: &[Edit], middle: &[u8], second: Vec<Edit>) -> Optio
             }
         }
         with.extend_from_slice(middle.get(done..end)?);
-        let to = end.checked_add_signed(back)?;
+        let to = end.checked_add_signed(unshift)?;
+        // Bytes between the edits of a group are written again, because they lie in one range.
         composed.push(Edit { at: Span::new(from, to), with: with.into() });
         rest = after;
     }
@@ -193,7 +195,8 @@ pub fn fuzz(bytes: &[u8]) {
     assert_eq!(out.len(), body.len() - removed + edits.len() * b"<edit>".len());
     let first = edits.iter().map(|edit| edit.at.start).min().unwrap_or(body.len());
     let last = edits.iter().map(|edit| edit.at.end).max().unwrap_or(0);
-    assert!(out.starts_with(&body[..first]) && out.ends_with(&body[last..]));
+    assert!(out.starts_with(&body[..first]));
+    assert!(out.ends_with(&body[last..]));
 }
 
 #[cfg(test)]

@@ -70,7 +70,6 @@ impl Framer {
         }
     }
 
-    /// Whether an event was longer than the limit; no event is framed after that.
     pub(crate) fn gave_up(&self) -> bool {
         self.gave_up
     }
@@ -142,6 +141,7 @@ impl Framer {
             line.extend_from_slice(&bytes[..end]);
             self.take_line(&line, each);
             line.clear();
+            // The buffer is kept for the next line that arrives in pieces.
             self.line = line;
         }
         &bytes[end + 1..]
@@ -188,6 +188,7 @@ impl Framer {
     }
 
     fn dispatch(&mut self, each: &mut impl FnMut(SseEvent<'_>)) {
+        // An event without data is not dispatched, as the standard has it.
         if self.has_data && !self.gave_up {
             each(SseEvent { name: &self.name, data: &self.data, start: self.start, end: self.at });
         }
@@ -231,13 +232,13 @@ impl<'b> PlainEvent<'b> {
         // An event with other fields, or several lines of data, is put together line by line.
         let mut name = "";
         let mut data = None;
-        let mut at = 0;
+        let mut position = 0;
         loop {
-            let rest = bytes.get(at..)?;
+            let rest = bytes.get(position..)?;
             let end = memchr2(b'\n', b'\r', rest)?;
             let is_cr = rest[end] == b'\r';
             if end == 0 {
-                return Some(Self { name, data: data?, len: at + 1, ends_in_cr: is_cr });
+                return Some(Self { name, data: data?, len: position + 1, ends_in_cr: is_cr });
             }
             match field(&rest[..end]) {
                 (b"data", value) if data.is_none() => data = Some(value),
@@ -245,7 +246,7 @@ impl<'b> PlainEvent<'b> {
                 _ => return None,
             }
             let is_crlf = is_cr && *rest.get(end + 1)? == b'\n';
-            at += end + 1 + usize::from(is_crlf);
+            position += end + 1 + usize::from(is_crlf);
         }
     }
 }
@@ -267,7 +268,8 @@ pub fn fuzz(bytes: &[u8]) {
         let has_error = whole.iter().any(|event| event.0 == "error");
         let ends = std::iter::once(0).chain(whole.iter().map(|event| event.3));
         for (before, (name, data, start, end)) in ends.zip(&whole) {
-            assert!(start < end && *end <= bytes.len() as u64);
+            assert!(start < end);
+            assert!(*end <= bytes.len() as u64);
             if name != "error" {
                 assert!(before <= *start || has_error);
                 let own = &bytes[*start as usize..*end as usize];

@@ -227,6 +227,7 @@ impl MessageDecoder {
             mask: if is_masked { mask.try_into().ok() } else { None },
             seen: 0,
         };
+        // A control frame is short and whole; a length never has its highest bit set.
         if left >> 63 != 0 || frame.control.is_some() && (left > 125 || !frame.last) {
             return Err(FrameError::Length);
         }
@@ -270,6 +271,7 @@ impl MessageDecoder {
             }
         }
         frame.left -= used as u64;
+        // The mask goes on where it was, however the payload is cut.
         frame.seen = (frame.seen + used) % 4;
         self.state = FrameState::Payload(frame);
         Ok(used)
@@ -313,6 +315,7 @@ impl MessageDecoder {
         }
         let mut large = Vec::new();
         if self.text.capacity() > KEPT_BETWEEN {
+            // A large text is given away, so that an idle connection holds little.
             large = std::mem::take(&mut self.text);
             self.memory.hold(if self.inflate.is_some() { INFLATING } else { 0 });
         }

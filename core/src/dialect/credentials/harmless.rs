@@ -176,7 +176,8 @@ mod tests {
 
     #[test]
     fn the_tables_of_harmless_names_are_sorted_and_hold_no_credential() {
-        assert!(HEADERS.is_sorted() && PARAMETERS.is_sorted());
+        assert!(HEADERS.is_sorted());
+        assert!(PARAMETERS.is_sorted());
         for name in HEADERS {
             assert!(super::super::HEADERS.binary_search(name).is_err(), "{name}");
         }

@@ -242,7 +242,8 @@ mod tests {
     #[test]
     fn every_known_refusal_message_is_read_with_its_cause() {
         let file = built_in();
-        assert!(file.refusal.len() > 50 && file.except.len() > 8, "the data does not parse");
+        assert!(file.refusal.len() > 50, "the data does not parse");
+        assert!(file.except.len() > 8, "the data does not parse");
         for known in &file.refusal {
             let words = known.words.iter().map(|list| &*list[0]).collect::<Vec<_>>().join(" ");
             let pattern = format!("{}{words}", known.text);
@@ -266,7 +267,8 @@ mod tests {
             r#"{"error":{"message":"messages.16.content.2.image.source.base64: image exceeds 5 MB maximum: 6521204 bytes > 5242880 bytes"}}"#,
         )
         .unwrap();
-        assert_eq!((image.limit, image.count), (Some(5_242_880), Some(6_521_204)));
+        assert_eq!(image.limit, Some(5_242_880));
+        assert_eq!(image.count, Some(6_521_204));
         assert_eq!(image.detail, Some(RefusalDetail::Bytes));
         assert!(image.place.is_some());
         let item = captured(
@@ -333,7 +335,9 @@ mod tests {
             (400, r#"{"error":{"message":"max_tokens must be less than or equal to 16384, the maximum value for max_tokens is less than the context_window for this model"}}"#.into(), MaxTokens, Some(ModelLimit), Some(16_384)),
         ] {
             let seen = captured(status, &body).unwrap_or_else(|| panic!("{body}"));
-            assert_eq!((seen.cause, seen.detail, seen.limit), (cause, detail, limit), "{body}");
+            assert_eq!(seen.cause, cause, "{body}");
+            assert_eq!(seen.detail, detail, "{body}");
+            assert_eq!(seen.limit, limit, "{body}");
         }
         let order = r#"{"object":"error","message":"Unexpected role 'user' after role 'tool'","type":"invalid_request_message_order"}"#;
         assert_eq!(captured(400, order), None, "nothing that an edit can answer");

@@ -152,12 +152,14 @@ mod tests {
             let large = file(400, 100, format);
             let goal = Goal { side: 200, bytes: 1 << 20 };
             let small = shrink(&large, Some(mime), goal).unwrap_or_else(|| panic!("{mime}"));
-            assert_eq!((size(&small), image::guess_format(&small).unwrap()), ((200, 50), format));
+            assert_eq!(size(&small), (200, 50));
+            assert_eq!(image::guess_format(&small).unwrap(), format);
             assert_eq!(shrink(&large, Some(mime), goal), Some(small), "{mime}: the same bytes");
         }
         let large = file(400, 300, ImageFormat::Png);
         let small = shrink(&large, None, Goal { side: 8_000, bytes: large.len() / 4 }).unwrap();
-        assert!(small.len() <= large.len() / 4 && size(&small).0 > 100, "{:?}", size(&small));
+        assert!(small.len() <= large.len() / 4, "{:?}", size(&small));
+        assert!(size(&small).0 > 100, "{:?}", size(&small));
     }
 
     #[test]

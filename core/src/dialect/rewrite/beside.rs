@@ -47,16 +47,16 @@ pub(in crate::dialect) fn runs(body: &[u8], mut spans: Vec<Span>) -> Vec<Span> {
 /// not such a run. It includes the comma before, not the one after, so that runs that are removed separately
 /// from the end of a list do not overlap.
 pub(in crate::dialect) fn room(body: &[u8], run: Span) -> Option<Removal> {
-    let before = last_before(body, run.start)?;
-    let after = first_from(body, run.end)?;
-    match (body[before], body[after]) {
+    let preceding = last_before(body, run.start)?;
+    let following = first_from(body, run.end)?;
+    match (body[preceding], body[following]) {
         // With the comma before, not the one after, so that runs that are removed separately from
         // the end of a list do not overlap.
-        (b',', b',' | b']' | b'}') => Some(Removal::Shared(Span::new(before, run.end))),
+        (b',', b',' | b']' | b'}') => Some(Removal::Shared(Span::new(preceding, run.end))),
         (b'[' | b'{', b',') => {
-            Some(Removal::Shared(Span::new(run.start, first_from(body, after + 1)?)))
+            Some(Removal::Shared(Span::new(run.start, first_from(body, following + 1)?)))
         }
-        (b'[', b']') | (b'{', b'}') => Some(Removal::Alone(Span::new(before, after + 1))),
+        (b'[', b']') | (b'{', b'}') => Some(Removal::Alone(Span::new(preceding, following + 1))),
         _ => None,
     }
 }

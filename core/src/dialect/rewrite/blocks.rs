@@ -59,16 +59,16 @@ pub(super) fn around(
     close: &str,
     blocks: &[ReasoningInsert<'_>],
 ) -> Vec<Edit> {
-    let mut before = "[".to_owned();
-    let mut after = close.to_owned();
+    let mut head = "[".to_owned();
+    let mut tail = close.to_owned();
     for block in blocks {
         if block.before == 0 {
-            before.extend([block.raw, ","]);
+            head.extend([block.raw, ","]);
         } else {
-            after.extend([",", block.raw]);
+            tail.extend([",", block.raw]);
         }
     }
-    before.push_str(open);
-    after.push(']');
-    vec![insert(value.start, before), insert(value.end, after)]
+    head.push_str(open);
+    tail.push(']');
+    vec![insert(value.start, head), insert(value.end, tail)]
 }

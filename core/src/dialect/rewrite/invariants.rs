@@ -294,18 +294,21 @@ impl RequestSnapshot<'_> {
             return 0;
         }
         let after = self.after(edits);
-        let new = after.those(|part| after.is_inserted(part));
+        let inserted = after.those(|part| after.is_inserted(part));
         if !self.those(|part| self.is_inserted(part)).is_empty() {
             return blocks.len(); // ours cannot be distinguished from its own
         }
-        assert_eq!(new.len(), blocks.len());
+        assert_eq!(inserted.len(), blocks.len());
         let all_say = self.read.messages[message].parts.iter().all(has_content);
         if !self.is(Dialect::OpenaiChat) && all_say {
             let start =
                 self.number(PartIndex::new(message, self.outermost(message, blocks[0].before)));
-            assert!(new.iter().copied().eq(start..start + blocks.len()), "{new:?} at {start}");
+            assert!(
+                inserted.iter().copied().eq(start..start + blocks.len()),
+                "{inserted:?} at {start}"
+            );
         }
-        let snapshots = without(after.snapshots(), &[new, after.empty()].concat());
+        let snapshots = without(after.snapshots(), &[inserted, after.empty()].concat());
         agree(&snapshots, &without(self.snapshots(), &self.empty()));
         blocks.len()
     }

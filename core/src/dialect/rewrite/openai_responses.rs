@@ -18,17 +18,17 @@ pub(super) fn put_back(
     blocks: &[ReasoningInsert<'_>],
 ) -> Vec<Edit> {
     let has_id = item.get_any(&["id"]).is_some();
-    let mut before = String::new();
-    let mut after = String::new();
+    let mut preceding = String::new();
+    let mut following = String::new();
     for block in blocks {
         let Some(raw) = fitting(block.raw, has_id, stored) else { continue };
         if block.before > 0 && block.before >= message.parts.len() {
-            after.extend([",", &raw]);
+            following.extend([",", &raw]);
         } else {
-            before.extend([&raw, ","]);
+            preceding.extend([&raw, ","]);
         }
     }
-    let edits = [insert(message.span.start, before), insert(message.span.end, after)];
+    let edits = [insert(message.span.start, preceding), insert(message.span.end, following)];
     edits.into_iter().filter(|edit| !edit.with.is_empty()).collect()
 }
 

@@ -121,7 +121,7 @@ fn markers(text: &str) -> Vec<usize> {
     let mut markers = Vec::new();
     // A role counts only at the start of a line.
     let mut begins = true;
-    let mut before = None;
+    let mut previous = None;
     for (at, one) in text.char_indices() {
         if begins {
             markers.extend(role(&text[at..]).map(|inside| at + inside));
@@ -129,7 +129,7 @@ fn markers(text: &str) -> Vec<usize> {
         let end = at + one.len_utf8();
         let rest = text[end..].trim_start_matches('\\');
         let is_marker = match one {
-            '<' | '＜' | '﹤' => is_tag(rest, before),
+            '<' | '＜' | '﹤' => is_tag(rest, previous),
             '[' => is_bracket(rest),
             _ => false,
         };
@@ -137,7 +137,7 @@ fn markers(text: &str) -> Vec<usize> {
             markers.push(end);
         }
         begins = matches!(one, '\n' | '\r');
-        before = Some(one);
+        previous = Some(one);
     }
     markers.sort_unstable();
     markers.dedup();

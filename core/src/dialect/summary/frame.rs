@@ -164,7 +164,8 @@ mod tests {
         assert!(message.contains(expected), "{message}");
         assert_eq!(message, frame.text(255), "the same arguments, the same bytes");
         let none = SummaryFrame { summary: "It was so.", quotes: &[], messages: 0 }.text(1);
-        assert!(none.contains(NONE_QUOTED) && !none.contains("more message"), "{none}");
+        assert!(none.contains(NONE_QUOTED), "{none}");
+        assert!(!none.contains("more message"), "{none}");
     }
 
     /// If a text contains the delimiter, another one is used.

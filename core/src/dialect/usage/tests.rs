@@ -47,7 +47,8 @@ fn sums_over_several_calls_may_be_larger_than_a_window() {
     let mut summed = Usage { last_call: Some(last), ..used(560_000, 40) };
     assert!(!summed.forget_impossible(limit));
     summed.last_call = Some(LastCall { input: 200_001, ..last });
-    assert!(summed.forget_impossible(limit) && summed.last_call.is_none());
+    assert!(summed.forget_impossible(limit));
+    assert!(summed.last_call.is_none());
     assert!(Usage { input: Some(20_000_001), ..hosted }.forget_impossible(limit));
 }
 

@@ -4,8 +4,6 @@
 
 use std::borrow::Cow;
 
-/// The text of a string literal by itself, like [`super::Value::text`]; `None` if `raw` is not a string
-/// literal.
 pub(crate) fn text_of(raw: &[u8]) -> Option<Cow<'_, str>> {
     let inner = raw.strip_prefix(b"\"")?;
     let (quote, escaped) = closing_quote(inner, 0)?;
@@ -15,7 +13,6 @@ pub(crate) fn text_of(raw: &[u8]) -> Option<Cow<'_, str>> {
     Some(meaning(&inner[..quote], escaped))
 }
 
-/// The text of the bytes between a string's quotes; `escaped`: they contain a backslash.
 pub(super) fn meaning(raw: &[u8], escaped: bool) -> Cow<'_, str> {
     if escaped {
         return Cow::Owned(unescape(raw));
@@ -36,6 +33,7 @@ pub(super) fn closing_quote(bytes: &[u8], mut at: usize) -> Option<(usize, bool)
         if *bytes.get(at)? == b'"' {
             return Some((at, escaped));
         }
+        // Whatever the backslash escapes, two bytes are no end of the string.
         escaped = true;
         at += 2;
     }
