@@ -80,6 +80,7 @@ impl Agent {
         if let Some(row) = FILE.agent.iter().find(|row| row.has_prompt(conversation, body)) {
             return Some(Self { name: row.name.clone(), version: row.version(user_agent) });
         }
+        // The prompt is more certain than the user agent, which SDKs write.
         let stated = FILE.agent.iter().find(|row| row.is_stated_by(user_agent));
         match stated {
             Some(row) => Some(Self { name: row.name.clone(), version: row.version(user_agent) }),

@@ -92,7 +92,7 @@ fn window(entry: Value<'_>) -> Option<u64> {
         .iter()
         .filter_map(|path| path.iter().try_fold(entry, |value, member| value.get(member)));
     for value in inside {
-        // Copilot's limit of the prompt is smaller than the window, and is the one that refuses.
+        // A limit of the prompt is what refuses, so it comes before the window.
         let window = window_in(value, &COPILOT).or_else(|| window_in(value, &WINDOW));
         if window.is_some() {
             return window;

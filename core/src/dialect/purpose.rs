@@ -51,7 +51,6 @@ pub(super) fn by_text(conversation: &Conversation, body: &[u8]) -> Option<Purpos
     let parts = parts.chain(first.into_iter().chain(last).flat_map(|message| &message.parts));
     let texts = parts.flat_map(|part| &part.texts).map(|text| text.slice(body));
     texts.map(|text| &text[..text.len().min(NEAR)]).find_map(|text| {
-        // A finder reads a text that is shorter than its needle all the same.
         let mut fitting = FINDERS.iter().filter(|(finder, _)| finder.needle().len() <= text.len());
         let row = fitting.find(|(finder, _)| finder.find(text).is_some());
         row.map(|(_, purpose)| *purpose)

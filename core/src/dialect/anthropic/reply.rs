@@ -95,6 +95,7 @@ impl ReplyStream {
             let mut part = finished(block, &mut self.keyer);
             if part.kind == PartKind::Reasoning && is_open {
                 // Its signature may be incomplete.
+                // The provider refuses a thought whose signature was cut.
                 part.raw = None;
             }
             reply.parts.push(part);

@@ -208,6 +208,7 @@ impl CandidateContent {
                     last = Some(at);
                 }
                 PartKind::Reasoning if !ended => part.raw = None,
+                PartKind::Reasoning => {}
                 _ if part.key.is_some() => {
                     self.end_run(&std::mem::take(&mut run), last.take());
                 }

@@ -337,6 +337,7 @@ impl ChoiceContent {
             (Some(first), Some(id)) => add_other_id(&mut call.other_ids, Some(first), &id),
             (Some(_), None) => {}
         }
+        // The first name stays: later pieces repeat it, or have none.
         call.name = call.name.take().or(name);
         // Some servers send the whole call again at the end.
         if call.arguments.text != arguments || !is_json(&arguments) {

@@ -178,7 +178,7 @@ fn media(kind: PartKind, role: Role, block: Value<'_>, keyer: &mut Keyer) -> Par
 
 fn reasoning(item: Value<'_>) -> Part {
     let mut part = Part::at(PartKind::Reasoning, Role::Assistant, item);
-    // The summary repeats the content, where that is shown at all.
+    // A summary counts only where the provider does not show the content.
     for name in ["content", "summary"] {
         if part.texts.is_empty() {
             let blocks = item.get(name);

@@ -89,6 +89,7 @@ pub(super) fn responses(root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
             .filter(|(id, _)| !answered.contains(id))
             .map(|(id, at)| (at, id))
             .collect();
+        // In the order of the body: the map has none.
         missing.sort_unstable();
         for (at, id) in missing {
             // The result came before its call, or never.

@@ -35,6 +35,7 @@ pub(super) fn between(
         };
         places.push((place, block.raw));
     }
+    // Stable, so that blocks at one place keep their order; two insertions there would be refused.
     places.sort_by_key(|(place, _)| *place);
     let groups = places.chunk_by(|one, two| one.0 == two.0);
     groups
