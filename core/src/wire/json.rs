@@ -6,12 +6,14 @@
 
 mod most;
 mod nesting;
+mod optional;
 mod strings;
 
 use std::borrow::Cow;
 
 pub use most::most_values;
 pub(crate) use nesting::Nesting;
+pub(crate) use optional::{first, owned_text};
 use strings::{append_unescaped, closing_quote, meaning};
 pub(crate) use strings::{text_of, unescape};
 
@@ -158,10 +160,7 @@ impl Document {
 
     /// The outermost value. `bytes` must be the text that was read.
     pub fn root<'d>(&'d self, bytes: &'d [u8]) -> Option<Value<'d>> {
-        if self.nodes.is_empty() {
-            return None;
-        }
-        Some(Value { bytes, nodes: &self.nodes, index: 0 })
+        (!self.nodes.is_empty()).then_some(Value { bytes, nodes: &self.nodes, index: 0 })
     }
 }
 
@@ -236,8 +235,7 @@ impl<'d> Value<'d> {
         text.parse().ok().or_else(|| {
             let number: f64 = text.parse().ok()?;
             // Past 2^53, a float is not exact.
-            let is_whole = number >= 0.0 && number.fract() == 0.0 && number < 9.0e15;
-            if is_whole { Some(number as u64) } else { None }
+            (number >= 0.0 && number.fract() == 0.0 && number < 9.0e15).then_some(number as u64)
         })
     }
 
@@ -325,16 +323,6 @@ impl<'d> Value<'d> {
             Some(child)
         })
     }
-}
-
-/// The first of several alternative members that is present and not `null`.
-pub(crate) fn first<const N: usize>(members: [Option<Value<'_>>; N]) -> Option<Value<'_>> {
-    members.into_iter().flatten().find(|value| !value.is_null())
-}
-
-/// The text of a member that is a string.
-pub(crate) fn owned_text(member: Option<Value<'_>>) -> Option<Box<str>> {
-    Some(member?.text()?.into())
 }
 
 /// Declares a struct of an object's members, each an `Option<Value>` under its own name or the given one;
