@@ -40,7 +40,7 @@ pub(crate) fn files(folder: &Path) -> Vec<PathBuf> {
 pub(crate) fn read(dialect: Dialect, status: u16, bytes: &[u8], size: usize, whole: bool) -> Reply {
     let mut reading = ResponseReader::new(dialect, status, Framing::Unknown, 16 << 20);
     bytes.chunks(size.max(1)).for_each(|chunk| reading.push(chunk));
-    reading.finish(BodyEnd::of(whole))
+    reading.finish(BodyEnd::new(whole))
 }
 
 /// One call of a recorded conversation.

@@ -66,7 +66,7 @@ fn conversation(read: &Conversation, body: &[u8]) -> Value {
 
 /// A part in one line: kind, role, ids, the length of each text, its media and its key.
 fn part(part: &Part, body: &[u8]) -> Value {
-    let texts: Vec<usize> = part.texts.iter().map(|text| text.of(body).len()).collect();
+    let texts: Vec<usize> = part.texts.iter().map(|text| text.slice(body).len()).collect();
     let word = |value: Value| value.as_str().unwrap_or_default().to_owned();
     let mut line = format!("{} of {}", word(json!(part.kind)), word(json!(part.role)));
     for (name, value) in [("id", &part.id), ("name", &part.name)] {

@@ -195,10 +195,11 @@ trait Shown {
 impl Shown for Conversation {
     fn parts_and(&self, body: &[u8]) -> Vec<Seen> {
         let seen = |part: &Part| {
-            let sealed = part.signature.map(|sealed| normal(sealed.of(body))).unwrap_or_default();
+            let sealed =
+                part.signature.map(|sealed| normal(sealed.slice(body))).unwrap_or_default();
             let is_reasoning = part.kind == PartKind::Reasoning;
             let text: String = match is_reasoning {
-                true => part.texts.iter().map(|text| normal(text.of(body))).collect(),
+                true => part.texts.iter().map(|text| normal(text.slice(body))).collect(),
                 false => part.key.map(|key| key.to_string()).unwrap_or_default(),
             };
             let identity = match (sealed.is_empty(), is_reasoning) {

@@ -83,7 +83,7 @@ fn recorded_agents_are_named() {
             let conversation = dialect::read(endpoint.dialect, target, body);
             let is_main =
                 conversation.purpose == Purpose::Turn && !conversation.messages.is_empty();
-            let agent = Agent::of(&headers(&call), &conversation, body);
+            let agent = Agent::from_request(&headers(&call), &conversation, body);
             is_main
                 .then(|| (agent.map(|it| it.to_string()), agent::project_path(&conversation, body)))
         });

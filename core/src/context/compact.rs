@@ -399,7 +399,8 @@ impl MessageWeights {
         for (index, message) in request.conversation.messages.iter().enumerate() {
             open[index] |= !calls.is_empty() || unnamed > 0;
             let tokens = |part: &Part| {
-                let key = part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.of(request.body)));
+                let key =
+                    part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.slice(request.body)));
                 let cut = part.key.and_then(|key| own.get(&key.cut()));
                 let cleared = || part.key.and_then(|key| own.get(&key.cut().cut()));
                 cut.or_else(cleared)

@@ -247,7 +247,7 @@ impl ContentWriter<'_> {
                 // Without its quotes.
                 outline.chars = data.len().saturating_sub(2) as u64;
                 if part.kind == PartKind::Image
-                    && let Some(size) = media::size(data.of(self.body))
+                    && let Some(size) = media::size(data.slice(self.body))
                 {
                     outline.width = size.width as u64;
                     outline.height = size.height as u64;
@@ -269,7 +269,7 @@ impl ContentWriter<'_> {
 
     /// The text of a JSON string.
     fn decoded(&mut self, value: Span) -> String {
-        let bytes = value.of(self.body);
+        let bytes = value.slice(self.body);
         if self.document.reread(bytes).is_ok()
             && let Some(text) = self.document.root(bytes).and_then(|value| value.text())
         {

@@ -125,7 +125,7 @@ fn identity(
 }
 
 fn value(span: Span, body: &[u8]) -> Option<(&[u8], Document)> {
-    let raw = span.of(body);
+    let raw = span.slice(body);
     Some((raw, Document::read(raw).ok()?))
 }
 

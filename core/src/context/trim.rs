@@ -81,7 +81,7 @@ pub(super) fn head_and_tail(part: &Part, body: &[u8], tokens: u64, target: u64) 
 
 /// The text of a JSON string, or the bytes of another value.
 pub(super) fn text_at(span: Span, body: &[u8]) -> String {
-    let raw = span.of(body);
+    let raw = span.slice(body);
     let document = Document::read(raw);
     let text = document
         .as_ref()

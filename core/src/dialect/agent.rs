@@ -68,7 +68,11 @@ static FILE: LazyLock<AgentFile> = LazyLock::new(|| {
 
 impl Agent {
     /// The agent that sends a request with these headers. `body`: what `conversation` was read from.
-    pub fn of(headers: &HeaderMap, conversation: &Conversation, body: &[u8]) -> Option<Self> {
+    pub fn from_request(
+        headers: &HeaderMap,
+        conversation: &Conversation,
+        body: &[u8],
+    ) -> Option<Self> {
         let user_agent = headers.get(USER_AGENT).and_then(|value| value.to_str().ok());
         let user_agent = user_agent.unwrap_or_default().trim();
         // It is ASCII, so it can be cut anywhere.
@@ -76,6 +80,7 @@ impl Agent {
         if let Some(row) = FILE.agent.iter().find(|row| row.has_prompt(conversation, body)) {
             return Some(Self { name: row.name.clone(), version: row.version(user_agent) });
         }
+        // The prompt is more certain than the user agent, which SDKs write.
         let stated = FILE.agent.iter().find(|row| row.is_stated_by(user_agent));
         match stated {
             Some(row) => Some(Self { name: row.name.clone(), version: row.version(user_agent) }),
@@ -83,20 +88,24 @@ impl Agent {
         }
     }
 
-    /// An agent that is not in the table, by the first product of its user agent: `name/version` or `name version`.
     fn unlisted(user_agent: &str) -> Option<Self> {
-        let at = user_agent.find([' ', ';', '(']).unwrap_or(user_agent.len());
-        let (product, rest) = user_agent.split_at(at);
-        let is_version = |at: &usize| product[at + 1..].starts_with(|c: char| c.is_ascii_digit());
-        let mut slashes = product.match_indices('/').map(|(at, _)| at);
-        let (name, version) = match slashes.find(is_version) {
-            Some(at) => (&product[..at], &product[at + 1..]),
+        // The first product, written `name/version` or `name version`.
+        let end = user_agent.find([' ', ';', '(']).unwrap_or(user_agent.len());
+        let (product, rest) = user_agent.split_at(end);
+        let mut slashes = product.match_indices('/').map(|(slash, _)| slash);
+        let version_slash =
+            slashes.find(|slash| product[slash + 1..].starts_with(|c: char| c.is_ascii_digit()));
+        let (name, version) = match version_slash {
+            Some(slash) => (&product[..slash], &product[slash + 1..]),
             // `OpenAI/Python 2.20.0`
             None => (product, rest.trim_start()),
         };
-        let is_plain = |c: char| c.is_ascii_alphanumeric() || "._-/".contains(c);
-        let is_name = !name.is_empty() && name.len() <= NAME_BYTES && name.chars().all(is_plain);
-        is_name.then(|| Self { name: name.into(), version: leading_version(version) })
+        let has_name_characters =
+            name.chars().all(|c| c.is_ascii_alphanumeric() || "._-/".contains(c));
+        if name.is_empty() || name.len() > NAME_BYTES || !has_name_characters {
+            return None;
+        }
+        Some(Self { name: name.into(), version: leading_version(version) })
     }
 
     /// Its memory, bytes.
@@ -121,8 +130,9 @@ impl AgentRow {
     }
 
     fn is_stated_by(&self, user_agent: &str) -> bool {
-        let mut own = self.user_agent.iter().filter(|it| !self.only_by_prompt.contains(it));
-        own.any(|start| after(user_agent, start).is_some())
+        let mut starts =
+            self.user_agent.iter().filter(|start| !self.only_by_prompt.contains(start));
+        starts.any(|start| after(user_agent, start).is_some())
     }
 
     fn version(&self, user_agent: &str) -> Option<Box<str>> {
@@ -130,8 +140,8 @@ impl AgentRow {
     }
 }
 
-/// What follows the beginning of one of the products in a user agent, without regard to case.
 fn after<'t>(user_agent: &'t str, start: &str) -> Option<&'t str> {
+    // Without regard to case, and not only in the first product: SDKs put their own name before it.
     let later = user_agent.match_indices(' ').map(|(at, _)| &user_agent[at + 1..]);
     std::iter::once(user_agent).chain(later).find_map(|products| {
         let (head, rest) = products.split_at_checked(start.len())?;
@@ -139,12 +149,12 @@ fn after<'t>(user_agent: &'t str, start: &str) -> Option<&'t str> {
     })
 }
 
-/// The version at the beginning of a text.
 fn leading_version(text: &str) -> Option<Box<str>> {
-    let is_part = |c: char| c.is_ascii_alphanumeric() || "._+-".contains(c);
-    let end = text.find(|c| !is_part(c)).unwrap_or(text.len()).min(VERSION_BYTES);
-    let version = &text[..end];
-    version.starts_with(|c: char| c.is_ascii_digit()).then(|| version.into())
+    if !text.starts_with(|c: char| c.is_ascii_digit()) {
+        return None;
+    }
+    let end = text.find(|c: char| !(c.is_ascii_alphanumeric() || "._+-".contains(c)));
+    Some(text[..end.unwrap_or(text.len()).min(VERSION_BYTES)].into())
 }
 
 /// The texts that may have instructions: the system prompt, and the first messages of its user. Of each, at most `most` bytes,
@@ -154,28 +164,30 @@ fn instructions<'b>(
     body: &'b [u8],
     most: usize,
 ) -> impl Iterator<Item = &'b [u8]> {
+    // The system prompt, and what its user says first: agents put their instructions into either.
     let users = conversation.messages.iter().filter(|message| message.role != Role::Assistant);
     let parts = users.take(MESSAGES).flat_map(|message| &message.parts);
     let parts = conversation.system.iter().chain(parts).take(TEXTS);
-    let texts = parts.flat_map(|part| &part.texts).take(TEXTS).map(|span| span.of(body));
+    let texts = parts.flat_map(|part| &part.texts).take(TEXTS).map(|span| span.slice(body));
     texts.map(move |text| &text[..text.len().min(most)])
 }
 
 /// The path of the folder that the agent works in, if its prompt states one.
 pub fn project_path(conversation: &Conversation, body: &[u8]) -> Option<String> {
     FILE.project.iter().find_map(|row| {
-        let before = row.before.replace('\n', "\\n");
+        let introduction = row.before.replace('\n', "\\n");
         instructions(conversation, body, FAR).find_map(|text| {
-            let at = memmem::find(text, before.as_bytes())? + before.len();
-            path(&text[at..])
+            let start = memmem::find(text, introduction.as_bytes())? + introduction.len();
+            path(&text[start..])
         })
     })
 }
 
-/// The path at the beginning of a text that is written in JSON.
 fn path(text: &[u8]) -> Option<String> {
     let text = &text[..text.len().min(PATH_BYTES)];
     let mut end = 0;
+    // As it is written in JSON: an escaped newline or a quote ends the path, an escaped slash does
+    // not.
     loop {
         match text.get(end)? {
             b'\\' if matches!(text.get(end + 1), Some(b'\\' | b'/' | b'u')) => end += 2,
@@ -187,10 +199,11 @@ fn path(text: &[u8]) -> Option<String> {
     let path: String = serde_json::from_str(&format!("\"{written}\"")).ok()?;
     let path = path.trim_end_matches(['/', '\\', '.']);
     let mut chars = path.chars();
-    let is_drive = |first: Option<char>| first.is_some_and(|c| c.is_ascii_alphabetic());
-    let is_root =
-        path.starts_with(['/', '~']) || is_drive(chars.next()) && chars.next() == Some(':');
-    (is_root && path.len() > 1).then(|| path.to_owned())
+    // Absolute, in a home, or on a drive of Windows. The root alone names no project.
+    let has_drive =
+        chars.next().is_some_and(|c| c.is_ascii_alphabetic()) && chars.next() == Some(':');
+    let is_absolute = path.starts_with(['/', '~']) || has_drive;
+    if is_absolute && path.len() > 1 { Some(path.to_owned()) } else { None }
 }
 
 /// The last folder of a path, as a name.
@@ -200,16 +213,16 @@ pub fn folder(path: &str) -> Option<Box<str>> {
 
 /// A name that others chose, in one line and cut to a bounded length; `None` if nothing is left.
 pub fn display_name(text: &str) -> Option<Box<str>> {
-    // Also the characters that change the direction of what follows, and those without a width.
-    let is_hidden = |c: char| {
-        c.is_control()
-            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
-    };
-    let plain: String =
+    let visible: String =
         text.trim().chars().map(|c| if is_hidden(c) { ' ' } else { c }).take(NAME_BYTES).collect();
-    let cut = &plain[..plain.floor_char_boundary(NAME_BYTES)];
-    let name = cut.trim();
-    (!name.is_empty()).then(|| name.into())
+    let name = visible[..visible.floor_char_boundary(NAME_BYTES)].trim();
+    if name.is_empty() { None } else { Some(name.into()) }
+}
+
+fn is_hidden(c: char) -> bool {
+    // Also the characters that change the direction of what follows, and those without a width.
+    c.is_control()
+        || matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
 }
 
 /// How far before the word the verb may be.
@@ -217,18 +230,21 @@ const TITLE_BYTES: usize = 40;
 
 /// Whether a call beside a conversation asks for its title: its instructions say so.
 pub fn asks_for_title(conversation: &Conversation, body: &[u8]) -> bool {
-    let last = conversation.messages.last().into_iter().flat_map(|message| &message.parts);
-    let last = last.flat_map(|part| &part.texts).map(|span| span.of(body));
-    let last = last.map(|text| &text[..text.len().min(NEAR)]);
-    instructions(conversation, body, NEAR).chain(last).any(requests_title)
+    let mut texts = instructions(conversation, body, NEAR);
+    if texts.any(requests_title) {
+        return true;
+    }
+    let Some(message) = conversation.messages.last() else { return false };
+    let mut texts = message.parts.iter().flat_map(|part| &part.texts).map(|span| span.slice(body));
+    texts.any(|text| requests_title(&text[..text.len().min(NEAR)]))
 }
 
-/// Whether a text says to write a title. Other calls only mention one.
 fn requests_title(text: &[u8]) -> bool {
+    // Other calls only mention a title.
     let verbs = [&b"enerate"[..], b"rite", b"reate"];
     memmem::find_iter(text, b"itle").any(|at| {
-        let before = &text[at.saturating_sub(TITLE_BYTES)..at];
-        let has_verb = verbs.iter().any(|verb| memmem::find(before, verb).is_some());
+        let introduction = &text[at.saturating_sub(TITLE_BYTES)..at];
+        let has_verb = verbs.iter().any(|verb| memmem::find(introduction, verb).is_some());
         has_verb || text[at..].starts_with(b"itle generator")
     })
 }
@@ -265,7 +281,7 @@ mod tests {
         let (conversation, body) = read(system, "hi");
         let value = HeaderValue::from_bytes(user_agent).unwrap();
         let headers = HeaderMap::from_iter([(USER_AGENT, value)]);
-        Agent::of(&headers, &conversation, &body).map(|agent| agent.to_string())
+        Agent::from_request(&headers, &conversation, &body).map(|agent| agent.to_string())
     }
 
     fn project(system: &str, user: &str) -> Option<String> {
@@ -289,7 +305,8 @@ mod tests {
 
     #[test]
     fn the_table_can_be_read() {
-        assert!(FILE.agent.len() > 20 && FILE.project.len() > 5);
+        assert!(FILE.agent.len() > 20);
+        assert!(FILE.project.len() > 5);
         let only =
             FILE.agent.iter().flat_map(|row| row.only_by_prompt.iter().map(move |it| (row, it)));
         only.for_each(|(row, it)| assert!(row.user_agent.contains(it), "{}", row.name));

@@ -22,7 +22,6 @@ pub fn read(body: &[u8]) -> Conversation {
     read_in(&Document::read(body).unwrap_or_default(), body)
 }
 
-/// [`read`] for a body that is already parsed.
 pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     let mut conversation = Conversation::empty(Dialect::Anthropic);
     let Some(root) = document.root(body) else {
@@ -33,14 +32,15 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
         conversation.notes.push(Note::UnknownStructure);
         return conversation;
     }
-    let request = RequestMembers::of(root);
+    let request = RequestMembers::from_value(root);
     conversation.model = request.model.and_then(|model| model.text()).map(Into::into);
     conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
     conversation.max_output = request.max_tokens.and_then(|limit| limit.as_u64());
     let thinking = request.thinking.and_then(|thinking| thinking.get("type"));
     conversation.thinks = thinking.map(|kind| kind.text().as_deref() != Some("disabled"));
     conversation.held = request.thread.and_then(held);
-    conversation.redeems_credit = request.fallback_credit_token.is_some_and(|it| !it.is_null());
+    conversation.redeems_credit =
+        request.fallback_credit_token.is_some_and(|token| !token.is_null());
     conversation.clears_past =
         request.context_management.and_then(|_| super::editing::trigger_in(root));
     conversation.session = super::identity::session_in_body(&root);
@@ -74,7 +74,6 @@ members! {
 }
 
 impl<'d> RequestMembers<'d> {
-    /// The response format.
     fn format(&self) -> Option<Value<'d>> {
         self.output_config?.get_any(&["format"])
     }
@@ -198,7 +197,6 @@ impl Reader {
         part
     }
 
-    /// A tool result with its text; images and documents in it become parts of their own.
     fn tool_result(&mut self, role: Role, block: Value<'_>, parts: &mut Vec<Part>) {
         let mut part = Part::at(PartKind::ToolResult, role, block);
         part.audience = Audience::by_caller(block);
@@ -208,10 +206,14 @@ impl Reader {
         part.is_error = error.and_then(|error| error.as_bool()).unwrap_or(false);
         // A provider's own tool responds with its own objects: they are its result, not further parts.
         let hosted = kind.and_then(|kind| kind.text()).is_some_and(|kind| kind != "tool_result");
-        part.server_step = hosted.then_some(ServerStep::Ends);
+        part.server_step = if hosted { Some(ServerStep::Ends) } else { None };
         let content = content.filter(|content| !content.is_null());
-        part.content = content.filter(|it| !hosted && may_give_way(*it)).map(|it| it.span());
+        part.content = content
+            .filter(|content| !hosted && may_give_way(*content))
+            .map(|content| content.span());
         let mut texts = Vec::new();
+        // Images and documents in a result become parts of their own, because they are counted and
+        // cut by themselves.
         let mut inner = Vec::new();
         match content {
             Some(content) if content.kind() == Kind::Array => {
@@ -271,18 +273,17 @@ impl Reader {
     }
 }
 
-/// Whether a result's content may be replaced. Not if it loads a tool's definition, which later calls depend
-/// on.
 fn may_give_way(content: Value<'_>) -> bool {
-    let loads = |item: Value<'_>| item.get_text("type").is_some_and(|it| it == "tool_reference");
+    // Not if it loads a tool's definition, which later calls depend on.
     match content.kind() {
         Kind::String => true,
-        Kind::Array => !content.items().any(loads),
+        Kind::Array => {
+            content.items().all(|item| item.get_text("type").as_deref() != Some("tool_reference"))
+        }
         Kind::Null | Kind::Bool | Kind::Number | Kind::Object => false,
     }
 }
 
-/// The tools that the provider's search found.
 fn found(references: &Value<'_>) -> Vec<Box<str>> {
     references.items().flat_map(referenced).collect()
 }
@@ -295,7 +296,6 @@ fn referenced(block: Value<'_>) -> Vec<Box<str>> {
     name.map(Into::into).into_iter().collect()
 }
 
-/// What the model reads of a block that loads a tool besides the definition in `tools`.
 fn loaded_texts(block: Value<'_>) -> Vec<Span> {
     let definition = block.path(&["tool", "definition"]);
     definition.iter().map(Value::span).collect()
@@ -304,38 +304,41 @@ fn loaded_texts(block: Value<'_>) -> Vec<Span> {
 fn reasoning(role: Role, block: Value<'_>) -> Part {
     let mut part = Part::at(PartKind::Reasoning, role, block);
     part.texts = block.get("thinking").iter().map(Value::span).collect();
-    part.signature = block.get_any(&["signature", "data"]).map(|it| it.span());
+    part.signature = block.get_any(&["signature", "data"]).map(|value| value.span());
     part
 }
 
-/// A provider's summary is identified by its text, not by its signature.
 fn compaction_key(keyer: &mut Keyer, content_text: &str) -> Option<PartKey> {
+    // By its text, not by its signature: the signature differs each time.
     keyer.text_of_kind(PartKind::Opaque, Role::Assistant, content_text)
 }
 
 /// Whether `system` begins with Claude Code's attribution line.
 fn is_billing_line(system: Value<'_>) -> bool {
-    let first = system.items().next().and_then(|block| block.get_text("text"));
-    first
+    let first_block = system.items().next().and_then(|block| block.get_text("text"));
+    first_block
         .or_else(|| system.text())
         .is_some_and(|text| text.starts_with("x-anthropic-billing-header"))
 }
 
-/// The history of a server-held thread (`docs/protocols.md` 1.3).
 fn held(thread: Value<'_>) -> Option<HeldHistory> {
-    (thread.get_text("type")? == "continue")
-        .then(|| thread.get_text("previous_message_id").map(|id| HeldHistory::After(id.into())))
-        .flatten()
+    // A thread that the server holds (`docs/protocols.md` 1.3): the body brings only what is new.
+    if thread.get_text("type")? != "continue" {
+        return None;
+    }
+    let id = thread.get_text("previous_message_id")?;
+    Some(HeldHistory::After(id.into()))
 }
 
-/// `limit`: the output limit, tokens.
 fn purpose(request: &RequestMembers<'_>, limit: Option<u64>) -> Purpose {
     let has_tools = request.tools.is_some_and(|tools| tools.items().next().is_some());
     let mut messages = request.messages.into_iter().flat_map(|messages| messages.items());
-    let (first, second) = (messages.next(), messages.next());
-    let last = messages.last().or(second);
+    let first = messages.next();
+    let second = messages.next();
+    let last_message = messages.last().or(second);
+    // A single token is the least that can be asked for: clients do it to fill the cache.
     let compacts = request.compaction.is_some_and(|compaction| !compaction.is_null());
-    if compacts || last.is_some_and(asks_for_a_summary) {
+    if compacts || last_message.is_some_and(asks_for_a_summary) {
         Purpose::Compaction
     } else if limit.is_some_and(|limit| limit <= 1) {
         Purpose::WarmUp
@@ -346,20 +349,20 @@ fn purpose(request: &RequestMembers<'_>, limit: Option<u64>) -> Purpose {
     }
 }
 
-/// Whether a message is Claude Code's request for a summary: it keeps tools, prompt and history, and asks in
-/// the last message only (`docs/protocols.md` 10.12).
 fn asks_for_a_summary(message: Value<'_>) -> bool {
     const NEAR: usize = 2048;
     const PHRASE: &[u8] = b"create a detailed summary of the conversation";
     let [role, content] = message.members(["role", "content"]);
+    // Claude Code keeps tools, prompt and history, and asks in the last message only
+    // (`docs/protocols.md` 10.12).
     let is_user = role.and_then(|role| role.text()).is_some_and(|role| role == "user");
-    let content = content.filter(|_| is_user);
-    let blocks = content.into_iter().flat_map(|content| content.items());
-    let last = blocks.last().map_or(content, |block| block.get("text"));
-    last.is_some_and(|text| {
-        let raw = text.raw();
-        memchr::memmem::find(&raw[..raw.len().min(NEAR)], PHRASE).is_some()
-    })
+    let Some(content) = content else { return false };
+    let text = content.items().last().map_or(Some(content), |block| block.get("text"));
+    is_user
+        && text.is_some_and(|text| {
+            let raw = text.raw();
+            memchr::memmem::find(&raw[..raw.len().min(NEAR)], PHRASE).is_some()
+        })
 }
 
 /// Fuzz target: no bytes make the reader panic, and every range is within the body.

@@ -18,7 +18,7 @@ pub(super) fn choice_in(body: &[u8], root: Value<'_>) -> Option<u64> {
     for member in CHOICES {
         if let Some(value) = root.get(member) {
             choice.extend_from_slice(member.as_bytes());
-            choice.extend_from_slice(value.span().of(body));
+            choice.extend_from_slice(value.span().slice(body));
         }
     }
     (!choice.is_empty()).then(|| xxh3_64(&choice))

@@ -63,7 +63,7 @@ impl CacheMiss {
             "unavailable" => CacheMissCause::Unavailable,
             _ => CacheMissCause::Other,
         };
-        let tokens = Count::of(reason.get("cache_missed_input_tokens")).value();
+        let tokens = Count::from_member(reason.get("cache_missed_input_tokens")).value();
         Some(Self { cause, tokens })
     }
 
@@ -88,7 +88,7 @@ impl CacheMiss {
             },
             _ => CacheMissCause::Other,
         };
-        let tokens = Count::of(diagnostics.get("cache_missed_tokens")).value();
+        let tokens = Count::from_member(diagnostics.get("cache_missed_tokens")).value();
         Some(Self { cause, tokens })
     }
 }

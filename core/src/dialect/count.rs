@@ -19,20 +19,26 @@ pub(super) struct Count {
 }
 
 impl Count {
-    /// A reported number. What is no number was not reported.
-    pub(super) fn of(value: Option<Value<'_>>) -> Self {
+    pub(super) fn from_member(value: Option<Value<'_>>) -> Self {
+        // What is no number was not reported.
         let number = value.filter(|value| value.kind() == Kind::Number);
-        let most = number.and_then(|number| number.as_u64()).filter(|count| *count <= MOST);
-        Self { most, is_impossible: number.is_some() && most.is_none() }
+        let count = number.and_then(|number| number.as_u64()).filter(|count| *count <= MOST);
+        Self { most: count, is_impossible: number.is_some() && count.is_none() }
     }
 
     /// The largest of several spellings of the same number: one that is 0 was not filled in.
     pub(super) fn of_any(spellings: &[Option<Value<'_>>]) -> Self {
+        // A spelling that is 0 was not filled in.
         let mut largest = Self::default();
         for spelling in spellings {
-            largest.grow(Self::of(*spelling));
+            largest.grow(Self::from_member(*spelling));
         }
         largest
+    }
+
+    /// This report, or an earlier one where nothing was reported.
+    pub(super) fn or(self, earlier: Self) -> Self {
+        if self == Self::default() { earlier } else { self }
     }
 
     /// Takes over a later report, unless that is smaller. Returns whether the count is larger than before.
@@ -46,16 +52,21 @@ impl Count {
     /// Takes over a later report, also a smaller one, but no 0: for a prompt that is counted better at the end.
     pub(super) fn correct(&mut self, later: Self) {
         let is_reported = later.most.is_some_and(|count| count > 0) || self.most.is_none();
-        let most = if is_reported { later.most } else { self.most };
-        *self = Self { most, is_impossible: self.is_impossible || later.is_impossible };
+        if is_reported {
+            self.most = later.most;
+        }
+        self.is_impossible |= later.is_impossible;
     }
 
     /// The sum of two parts; what was not reported adds nothing.
     pub(super) fn plus(self, other: Self) -> Self {
         let is_impossible = self.is_impossible || other.is_impossible;
-        let sum = self.most.unwrap_or(0) + other.most.unwrap_or(0);
-        let most = self.most.or(other.most).filter(|_| !is_impossible).map(|_| sum);
-        Self { most, is_impossible }
+        let sum = match (self.most, other.most) {
+            _ if is_impossible => None,
+            (None, None) => None,
+            (one, other) => Some(one.unwrap_or(0) + other.unwrap_or(0)),
+        };
+        Self { most: sum, is_impossible }
     }
 
     /// The count; `None` if it was not reported, or cannot be.
@@ -86,7 +97,7 @@ mod tests {
 
     fn read(number: &str) -> Count {
         let document = Document::read(number.as_bytes()).unwrap();
-        Count::of(document.root(number.as_bytes()))
+        Count::from_member(document.root(number.as_bytes()))
     }
 
     #[test]
@@ -102,7 +113,8 @@ mod tests {
             ("-1", None),
             ("0.5", None),
         ] {
-            assert_eq!((read(number).value(), read(number).is_unknown()), (count, count.is_none()));
+            assert_eq!(read(number).value(), count);
+            assert_eq!(read(number).is_unknown(), count.is_none());
         }
         for nothing in ["null", "\"12\"", "{}", "[]", "true"] {
             assert_eq!(read(nothing), Count::default(), "{nothing}");
@@ -114,7 +126,8 @@ mod tests {
         let mut count = read("500");
         for later in ["0", "null", "-3", "9223372036854775808", "499"] {
             assert!(!count.grow(read(later)), "{later}");
-            assert_eq!((count.value(), count.is_unknown()), (Some(500), false), "{later}");
+            assert_eq!(count.value(), Some(500), "{later}");
+            assert!(!count.is_unknown(), "{later}");
         }
         assert!(count.grow(read("501")));
         assert_eq!(count.value(), Some(501));

@@ -22,22 +22,22 @@ pub struct CountQuestion {
 impl CountQuestion {
     /// The request that counts the prompt of `body`, which is meant for `target` (path and query). `None` if
     /// the protocol has no count endpoint (Chat Completions), the path has none, or the body cannot be read.
-    pub fn of(dialect: Dialect, target: &str, body: &[u8]) -> Option<Self> {
+    pub fn new(dialect: Dialect, target: &str, body: &[u8]) -> Option<Self> {
         let (path, query) = target.split_once('?').unwrap_or((target, ""));
         let document = Document::read(body).ok()?;
         let root = document.root(body)?;
         let (path, body) = match dialect {
             Dialect::Anthropic => {
-                let at = path.strip_suffix("/messages")?;
-                (format!("{at}/messages/count_tokens"), only(root, MESSAGES))
+                let base = path.strip_suffix("/messages")?;
+                (format!("{base}/messages/count_tokens"), only(root, MESSAGES))
             }
             Dialect::OpenaiResponses => {
-                let at = path.strip_suffix("/responses")?;
-                (format!("{at}/responses/input_tokens"), only(root, RESPONSES))
+                let base = path.strip_suffix("/responses")?;
+                (format!("{base}/responses/input_tokens"), only(root, RESPONSES))
             }
             Dialect::Gemini => {
-                let (at, _) = path.rsplit_once(':')?;
-                (format!("{at}:countTokens"), contents(at, root)?)
+                let (base, _) = path.rsplit_once(':')?;
+                (format!("{base}:countTokens"), contents(base, root)?)
             }
             Dialect::OpenaiChat => return None,
         };
@@ -54,22 +54,26 @@ pub fn answer(dialect: Dialect, body: &[u8]) -> Option<u64> {
     let document = Document::read(body).ok()?;
     let root = document.root(body)?;
     let name = if dialect == Dialect::Gemini { "totalTokens" } else { "input_tokens" };
-    Count::of(root.get(name)).value()
+    Count::from_member(root.get(name)).value()
 }
 
 /// The response of the count endpoint at `target` (path and query) for this many tokens. `None` if its form
 /// is unknown (Bedrock), or there is no count endpoint.
 pub fn estimated(dialect: Dialect, target: &str, tokens: u64) -> Option<String> {
     let path = target.split_once('?').map_or(target, |(path, _)| path);
-    let ends = |with: &[&str]| with.iter().any(|with| path.trim_end_matches('/').ends_with(with));
+    let path = path.trim_end_matches('/');
     let body = match dialect {
-        Dialect::Anthropic if ends(&["/count_tokens", "/count-tokens:rawPredict"]) => {
+        Dialect::Anthropic
+            if ends_with_any(path, &["/count_tokens", "/count-tokens:rawPredict"]) =>
+        {
             json!({"input_tokens": tokens})
         }
-        Dialect::OpenaiResponses if ends(&["/input_tokens"]) => {
+        Dialect::OpenaiResponses if path.ends_with("/input_tokens") => {
             json!({"object": "response.input_tokens", "input_tokens": tokens})
         }
-        Dialect::Gemini if ends(&[":countTokens", "%3AcountTokens", "%3acountTokens"]) => {
+        Dialect::Gemini
+            if ends_with_any(path, &[":countTokens", "%3AcountTokens", "%3acountTokens"]) =>
+        {
             json!({"totalTokens": tokens})
         }
         _ => return None,
@@ -110,19 +114,23 @@ const RESPONSES: &[&str] = &[
 /// The members that Vertex counts (`docs/protocols.md` 6).
 const CONTENTS: &[&str] = &["contents", "systemInstruction", "tools", "generationConfig"];
 
+fn ends_with_any(path: &str, endings: &[&str]) -> bool {
+    endings.iter().any(|ending| path.ends_with(ending))
+}
+
 /// An object with these members of `root`, each as in the body.
 fn only(root: Value<'_>, names: &[&str]) -> String {
     members(root, |name| names.contains(&name))
 }
 
-/// Gemini's API expects a whole request inside, which repeats its model; Vertex does not.
-fn contents(at: &str, root: Value<'_>) -> Option<String> {
-    if at.contains("/publishers/") {
+fn contents(base: &str, root: Value<'_>) -> Option<String> {
+    // Gemini's API expects a whole request inside, which repeats its model; Vertex does not.
+    if base.contains("/publishers/") {
         return Some(only(root, CONTENTS));
     }
-    let model = at.rsplit_once("models/")?.1;
-    let whole = members(root, |name| name != "model");
-    let rest = whole.strip_prefix('{')?;
+    let model = base.rsplit_once("models/")?.1;
+    let request = members(root, |name| name != "model");
+    let rest = request.strip_prefix('{')?;
     let comma = if rest == "}" { "" } else { "," };
     let model = json!(format!("models/{model}"));
     Some(format!("{{\"generateContentRequest\":{{\"model\":{model}{comma}{rest}}}"))
@@ -131,8 +139,10 @@ fn contents(at: &str, root: Value<'_>) -> Option<String> {
 fn members(root: Value<'_>, wanted: impl Fn(&str) -> bool) -> String {
     let mut object = String::from("{");
     for (key, value) in root.entries() {
-        let (name, value) = (key.text(), std::str::from_utf8(value.raw()));
-        if let (true, Ok(value)) = (wanted(&name), value) {
+        let name = key.text();
+        if let Ok(value) = std::str::from_utf8(value.raw())
+            && wanted(&name)
+        {
             let comma = if object.len() > 1 { "," } else { "" };
             object.push_str(&format!("{comma}{}:{value}", json!(name)));
         }
@@ -145,7 +155,7 @@ mod tests {
     use super::*;
 
     fn question_of(dialect: Dialect, target: &str, body: &str) -> Option<(String, String)> {
-        let question = CountQuestion::of(dialect, target, body.as_bytes())?;
+        let question = CountQuestion::new(dialect, target, body.as_bytes())?;
         Some((question.target, String::from_utf8(question.body.into()).unwrap()))
     }
 
@@ -224,9 +234,9 @@ mod tests {
             assert_eq!(number(Dialect::OpenaiResponses, nothing), None, "{nothing}");
         }
         assert_eq!(
-            CountQuestion::of(Dialect::Anthropic, "/v1/messages", b"[1]").unwrap().body,
+            CountQuestion::new(Dialect::Anthropic, "/v1/messages", b"[1]").unwrap().body,
             "{}"
         );
-        assert_eq!(CountQuestion::of(Dialect::Anthropic, "/v1/messages", b"no"), None);
+        assert_eq!(CountQuestion::new(Dialect::Anthropic, "/v1/messages", b"no"), None);
     }
 }

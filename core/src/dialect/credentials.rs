@@ -10,6 +10,7 @@ use std::borrow::Cow;
 
 use http::header::{AUTHORIZATION, COOKIE};
 use http::{HeaderMap, HeaderName};
+use memchr::memmem;
 
 use super::ids::TenantId;
 use super::percent::decoded;
@@ -171,8 +172,7 @@ impl CredentialRules {
 
     /// Whether a request has the client token: in its own header, or in the place of a credential.
     pub fn has_token(&self, headers: &HeaderMap, target: &str) -> bool {
-        let mut sent = headers.iter();
-        sent.any(|(name, value)| self.is_token(name, value.as_bytes()))
+        headers.iter().any(|(name, value)| self.is_token(name, value.as_bytes()))
             || pairs(target).any(|pair| self.is_token_pair(pair))
     }
 
@@ -187,8 +187,8 @@ impl CredentialRules {
         self.token.is_some() && is_parameter(pair) && self.equals_token(decoded(value).as_bytes())
     }
 
-    /// Compares in constant time, by comparing hashes.
     fn equals_token(&self, given: &[u8]) -> bool {
+        // By hashes, so that the time says nothing about how much of it is right.
         self.token.is_some_and(|token| token == blake3::hash(given))
     }
 
@@ -203,21 +203,21 @@ impl CredentialRules {
     /// Whether a text contains a credential of a request, or a part of one.
     pub fn appear_in(&self, text: &str, headers: &HeaderMap, target: &str) -> bool {
         let RequestCredentials { secrets, cookies, .. } = self.found(headers, target);
-        let mut all = secrets.iter().map(AsRef::as_ref).chain(cookies);
-        self.equals_token(text.as_bytes()) || all.any(|secret| gives_away(text, secret))
+        let mut values = secrets.iter().map(AsRef::as_ref).chain(cookies);
+        self.equals_token(text.as_bytes()) || values.any(|secret| gives_away(text, secret))
     }
 
     fn found<'r>(&self, headers: &'r HeaderMap, target: &'r str) -> RequestCredentials<'r> {
-        let mut found = RequestCredentials::default();
+        let mut credentials = RequestCredentials::default();
         for (name, value) in headers {
-            self.look_at_header(name, value.as_bytes(), &mut found);
+            self.look_at_header(name, value.as_bytes(), &mut credentials);
         }
         for pair in pairs(target) {
-            self.look_at_parameter(pair, &mut found);
+            self.look_at_parameter(pair, &mut credentials);
         }
         let segments = path_of(target).split('/').filter(|segment| is_key(segment));
-        found.secrets.extend(segments.map(|segment| Cow::Borrowed(segment.as_bytes())));
-        found
+        credentials.secrets.extend(segments.map(|segment| Cow::Borrowed(segment.as_bytes())));
+        credentials
     }
 
     fn look_at_header<'h>(
@@ -232,7 +232,8 @@ impl CredentialRules {
         } else if !self.is_header(name) {
             found.is_unknown |= !is_harmless_header(name.as_str());
         } else if !self.is_token(name, value) {
-            match amazon_id(value).filter(|_| *name == AUTHORIZATION) {
+            let amazon = if *name == AUTHORIZATION { amazon_id(value) } else { None };
+            match amazon {
                 Some(id) => found.amazon = Some(Cow::Borrowed(id)),
                 None => found.secrets.push(Cow::Borrowed(bare_secret(value))),
             }
@@ -246,30 +247,35 @@ impl CredentialRules {
             found.is_unknown |= !is_harmless_parameter(&name);
             return;
         }
-        let secret = || match decoded(value) {
+        let secret = match decoded(value) {
+            // Decoded, so that one key has one hash however it is written.
             Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
             Cow::Owned(text) => Cow::Owned(text.into_bytes()),
         };
         match &*name {
             // A signature differs in each request, and its key id is no secret.
-            "x-amz-credential" | "x-goog-credential" => found.amazon = Some(secret()),
+            "x-amz-credential" | "x-goog-credential" => found.amazon = Some(secret),
             "x-amz-signature" | "x-goog-signature" => {
                 found.amazon.get_or_insert(Cow::Borrowed(b""));
             }
             _ if self.is_token_pair(pair) => {}
-            _ => found.secrets.push(secret()),
+            _ => found.secrets.push(secret),
         }
     }
 
     /// A path and query without the client token; `all`: without any credential in the query.
     pub fn without<'t>(&self, target: &'t str, all: bool) -> Cow<'t, str> {
         let Some((path, query)) = target.split_once('?') else { return Cow::Borrowed(target) };
-        let goes = |pair: &&str| all && is_parameter(pair) || self.is_token_pair(pair);
-        if !query.split('&').any(|pair| goes(&pair)) {
-            return Cow::Borrowed(target);
+        let (secret, harmless): (Vec<&str>, Vec<&str>) = query
+            .split('&')
+            .partition(|pair| all && is_parameter(pair) || self.is_token_pair(pair));
+        if secret.is_empty() {
+            Cow::Borrowed(target)
+        } else if harmless.is_empty() {
+            path.into()
+        } else {
+            format!("{path}?{}", harmless.join("&")).into()
         }
-        let kept: Vec<&str> = query.split('&').filter(|pair| !goes(pair)).collect();
-        if kept.is_empty() { path.into() } else { format!("{path}?{}", kept.join("&")).into() }
     }
 }
 
@@ -280,13 +286,13 @@ pub fn redact(target: &str) -> Cow<'_, str> {
         return Cow::Borrowed(target);
     }
     let segments: Vec<Cow<'_, str>> = path_of(target).split('/').map(hidden_segment).collect();
-    let mut shown = segments.join("/");
+    let mut redacted = segments.join("/");
     if let Some((_, query)) = target.split_once('?') {
         let pairs: Vec<Cow<'_, str>> = query.split('&').map(hidden_pair).collect();
-        shown += "?";
-        shown += &pairs.join("&");
+        redacted += "?";
+        redacted += &pairs.join("&");
     }
-    Cow::Owned(shown)
+    Cow::Owned(redacted)
 }
 
 const HIDDEN: &str = "REDACTED";
@@ -296,10 +302,9 @@ const SHORTEST_PIECE: usize = 8;
 
 /// Whether a text contains a secret, or is a piece of it.
 pub fn gives_away(text: &str, secret: &[u8]) -> bool {
-    let holds = |all: &[u8], piece: &[u8]| all.windows(piece.len()).any(|it| it == piece);
     let text = text.as_bytes();
-    let is_piece = text.len() >= SHORTEST_PIECE && holds(secret, text);
-    is_piece || !secret.is_empty() && holds(text, secret)
+    let is_piece = text.len() >= SHORTEST_PIECE && memmem::find(secret, text).is_some();
+    is_piece || !secret.is_empty() && memmem::find(text, secret).is_some()
 }
 
 #[derive(Default)]
@@ -337,14 +342,15 @@ impl RequestCredentials<'_> {
 fn hash(key: &[u8; 32], secrets: &[Cow<'_, [u8]>]) -> TenantId {
     let mut hasher = blake3::Hasher::new_keyed(key);
     for secret in secrets {
+        // With its length, so that two secrets do not hash like their concatenation.
         hasher.update(&(secret.len() as u64).to_le_bytes());
         hasher.update(secret);
     }
     hasher.finalize().to_hex()[..16].into()
 }
 
-/// The secret without its scheme. In any other value with several words, all of them count.
 fn bare_secret(value: &[u8]) -> &[u8] {
+    // In any other value with several words, all of them count.
     let value = value.trim_ascii();
     let space = value.iter().position(|byte| *byte == b' ').unwrap_or(value.len());
     let (scheme, rest) = value.split_at(space);
@@ -355,7 +361,6 @@ fn bare_secret(value: &[u8]) -> &[u8] {
 /// Schemes before a key in `authorization` and similar headers.
 const SCHEMES: &[&str] = &["bearer", "basic", "token", "apikey"];
 
-/// The access key id in an Amazon `authorization` header.
 fn amazon_id(value: &[u8]) -> Option<&[u8]> {
     let value = value.trim_ascii();
     if !value.get(..5).is_some_and(|start| start.eq_ignore_ascii_case(b"AWS4-")) {
@@ -368,10 +373,11 @@ fn amazon_id(value: &[u8]) -> Option<&[u8]> {
 }
 
 fn is_rotating(cookie: &[u8]) -> bool {
-    let begins = |with: &&str| {
-        cookie.get(..with.len()).is_some_and(|it| it.eq_ignore_ascii_case(with.as_bytes()))
-    };
-    cookie.is_empty() || ROTATING_COOKIES.iter().any(begins)
+    cookie.is_empty()
+        || ROTATING_COOKIES.iter().any(|name| {
+            let start = cookie.get(..name.len());
+            start.is_some_and(|start| start.eq_ignore_ascii_case(name.as_bytes()))
+        })
 }
 
 /// What people write where a client insists on a key and the server wants none: strangers would share it.
@@ -414,7 +420,6 @@ const PLACEHOLDERS: &[&str] = &[
     "your_api_key",
 ];
 
-/// Whether a secret is none.
 fn is_placeholder(secret: &[u8]) -> bool {
     let secret = String::from_utf8_lossy(secret).to_ascii_lowercase();
     PLACEHOLDERS.binary_search(&&*secret).is_ok()
@@ -428,9 +433,9 @@ fn path_of(target: &str) -> &str {
     target.split_once('?').map_or(target, |(path, _)| path)
 }
 
-/// The parameters of the query and of the path's segments (`;key=…`).
 fn pairs(target: &str) -> impl Iterator<Item = &str> {
     let query = target.split_once('?').map_or("", |(_, query)| query);
+    // Also what follows a semicolon in a segment of the path: `;key=…`.
     let segments = path_of(target).split('/');
     let after_semicolon =
         segments.chain(query.split('&')).flat_map(|piece| piece.split(';').skip(1));
@@ -456,8 +461,9 @@ fn hidden_segment(segment: &str) -> Cow<'_, str> {
     }
 }
 
-/// A parameter, or several with `;` between them: what follows the name of a credential is hidden to the end.
 fn hidden_pair(pair: &str) -> Cow<'_, str> {
+    // What follows the name of a credential is hidden to the end, because its value may hold a
+    // semicolon.
     let mut start = 0;
     for part in pair.split(';') {
         if is_parameter(part) {

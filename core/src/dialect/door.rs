@@ -21,7 +21,7 @@ const ACCOUNT: &str = "chatgpt-account-id";
 
 impl Door {
     /// The door of a request with this path and these headers.
-    pub fn of(path: &str, headers: &HeaderMap) -> Self {
+    pub fn from_request(path: &str, headers: &HeaderMap) -> Self {
         let is_chatgpt = headers.contains_key(ACCOUNT)
             || path.split('/').any(|segment| segment == "backend-api");
         if is_chatgpt { Self::Chatgpt } else { Self::Api }
@@ -48,10 +48,16 @@ mod tests {
                 http::HeaderValue::from_static("acc"),
             )])
         };
-        assert_eq!(Door::of("/backend-api/codex/responses", &HeaderMap::new()), Door::Chatgpt);
-        assert_eq!(Door::of("/up/backend-api/codex/models", &HeaderMap::new()), Door::Chatgpt);
-        assert_eq!(Door::of("/v1/responses", &with(ACCOUNT)), Door::Chatgpt);
-        assert_eq!(Door::of("/v1/responses", &with("originator")), Door::Api);
-        assert_eq!(Door::of("/v1/my-backend-api", &HeaderMap::new()), Door::Api);
+        assert_eq!(
+            Door::from_request("/backend-api/codex/responses", &HeaderMap::new()),
+            Door::Chatgpt
+        );
+        assert_eq!(
+            Door::from_request("/up/backend-api/codex/models", &HeaderMap::new()),
+            Door::Chatgpt
+        );
+        assert_eq!(Door::from_request("/v1/responses", &with(ACCOUNT)), Door::Chatgpt);
+        assert_eq!(Door::from_request("/v1/responses", &with("originator")), Door::Api);
+        assert_eq!(Door::from_request("/v1/my-backend-api", &HeaderMap::new()), Door::Api);
     }
 }

@@ -43,23 +43,26 @@ impl ContextEditing {
     /// kind that does not allow `context_management` (a thread, a requested compaction), or if betas are
     /// listed in the body (Bedrock).
     pub fn ask(&self, body: &[u8]) -> Option<Edit> {
-        let named = |name: &&str| memmem::find(body, name.as_bytes()).is_some();
-        if ALONE.iter().chain([&BEDROCK]).any(named) {
+        // Most bodies name none of these, and are not parsed.
+        let mut names = ALONE.iter().chain([&BEDROCK]);
+        if names.any(|name| memmem::find(body, name.as_bytes()).is_some()) {
             let document = Document::read(body).ok()?;
             let root = document.root(body)?;
-            let has = |name: &&str| root.get(name.trim_matches('"')).is_some();
+            let is_managed = ALONE.iter().any(|name| root.get(name.trim_matches('"')).is_some());
             let version = root.get_text("anthropic_version").unwrap_or_default();
-            if ALONE.iter().any(has) || version.starts_with(BEDROCK.trim_matches('"')) {
+            if is_managed || version.starts_with(BEDROCK.trim_matches('"')) {
                 return None;
             }
         }
         let start = body.iter().position(|byte| !byte.is_ascii_whitespace())?;
-        let first = body.get(start + 1..)?.trim_ascii_start().first()?;
-        if body[start] != b'{' || *first != b'"' {
+        let first_byte = body.get(start + 1..)?.trim_ascii_start().first()?;
+        if body[start] != b'{' || *first_byte != b'"' {
             return None;
         }
-        let at = Span::new(start + 1, start + 1);
-        Some(Edit { at, with: Bytes::from(format!("\"context_management\":{},", self.json())) })
+        Some(Edit {
+            at: Span::new(start + 1, start + 1),
+            with: Bytes::from(format!("\"context_management\":{},", self.json())),
+        })
     }
 
     fn json(&self) -> serde_json::Value {
@@ -89,35 +92,41 @@ const BEDROCK: &str = "\"bedrock-";
 /// Input tokens past which a request asks its provider to clear results; `None` if it does not. 0 if the
 /// trigger counts something else, because it may then fire at any size.
 pub(super) fn trigger_in(root: Value<'_>) -> Option<u64> {
+    let edits = root.path(&["context_management", "edits"])?;
+    edits.items().filter(clears).map(trigger).min()
+}
+
+fn clears(edit: &Value<'_>) -> bool {
+    edit.get_text("type").is_some_and(|kind| kind.starts_with("clear_"))
+        && edit.path(&["keep"]).and_then(|keep| keep.text()).as_deref() != Some("all")
+}
+
+fn trigger(edit: Value<'_>) -> u64 {
     /// The provider's default, input tokens (`docs/protocols.md` 1.3).
     const DEFAULT: u64 = 100_000;
-    let edits = root.path(&["context_management", "edits"])?;
-    let clears = |edit: &Value<'_>| {
-        edit.get_text("type").is_some_and(|kind| kind.starts_with("clear_"))
-            && edit.path(&["keep"]).and_then(|keep| keep.text()).as_deref() != Some("all")
+    let clears_results = edit.get_text("type").is_some_and(|kind| kind.starts_with(KIND));
+    let Some(trigger) = edit.get("trigger").filter(|trigger| trigger.kind() == Kind::Object) else {
+        return if clears_results { DEFAULT } else { 0 };
     };
-    let trigger = |edit: Value<'_>| {
-        let is_of_results = edit.get_text("type").is_some_and(|kind| kind.starts_with(KIND));
-        let Some(trigger) = edit.get("trigger").filter(|it| it.kind() == Kind::Object) else {
-            return if is_of_results { DEFAULT } else { 0 };
-        };
-        let counts_tokens = trigger.get_text("type").as_deref() == Some("input_tokens");
-        let value = trigger.get("value").and_then(|value| value.as_u64());
-        value.filter(|_| counts_tokens).unwrap_or(0)
-    };
-    edits.items().filter(clears).map(trigger).min()
+    // What counts something else may fire at any size.
+    if trigger.get_text("type").as_deref() != Some("input_tokens") {
+        return 0;
+    }
+    trigger.get("value").and_then(|value| value.as_u64()).unwrap_or(0)
 }
 
 impl ClearingReport {
     /// From a message, or the last `message_delta`; `None` if nothing was cleared.
-    pub(super) fn of(value: Value<'_>) -> Option<Self> {
+    pub(super) fn from_reply(value: Value<'_>) -> Option<Self> {
         let mut cleared = Self::default();
         let applied = value.path(&["context_management", "applied_edits"])?;
         for edit in applied.items() {
-            let number = |name| Count::of(edit.get(name)).value().unwrap_or(0);
-            let add = |sum: &mut u64, more| *sum = sum.saturating_add(more);
-            add(&mut cleared.tool_uses, number("cleared_tool_uses"));
-            add(&mut cleared.input_tokens, number("cleared_input_tokens"));
+            for (sum, name) in [
+                (&mut cleared.tool_uses, "cleared_tool_uses"),
+                (&mut cleared.input_tokens, "cleared_input_tokens"),
+            ] {
+                *sum = sum.saturating_add(Count::from_member(edit.get(name)).value().unwrap_or(0));
+            }
         }
         (cleared != Self::default()).then_some(cleared)
     }
@@ -142,10 +151,8 @@ mod tests {
     fn context_editing_is_inserted_first_and_the_rest_is_unchanged() {
         let body = " {\n \"model\": \"m\" }";
         let out = edited(body).unwrap();
-        assert!(
-            out.starts_with(" {\"context_management\":{") && out.ends_with(&body[2..]),
-            "{out}"
-        );
+        assert!(out.starts_with(" {\"context_management\":{"), "{out}");
+        assert!(out.ends_with(&body[2..]), "{out}");
         let read: serde_json::Value = serde_json::from_str(&out).unwrap();
         let expected = json!([{
             "type": "clear_tool_uses_20250919",
@@ -157,7 +164,8 @@ mod tests {
         assert_eq!(read["context_management"]["edits"], expected);
         let plain = ContextEditing { at_least: 0, except: Vec::new(), ..editing() };
         let edit = &plain.json()["edits"][0];
-        assert!(edit.get("clear_at_least").is_none() && edit.get("exclude_tools").is_none());
+        assert!(edit.get("clear_at_least").is_none());
+        assert!(edit.get("exclude_tools").is_none());
     }
 
     #[test]
@@ -207,7 +215,8 @@ mod tests {
                 r#"[{{"type":"clear_tool_uses_20250919","trigger":{{"type":"{kind}","value":7}}}}]"#
             ))
         };
-        assert_eq!((at("input_tokens"), at("tool_uses")), (Some(7), Some(0)));
+        assert_eq!(at("input_tokens"), Some(7));
+        assert_eq!(at("tool_uses"), Some(0));
         let edited = edited(r#"{"model":"m"}"#).unwrap();
         assert_eq!(trigger(&edited), Some(100));
     }
@@ -216,7 +225,7 @@ mod tests {
     fn the_tokens_that_the_provider_cleared_are_summed() {
         let read = |body: &str| {
             let document = Document::read(body.as_bytes()).unwrap();
-            ClearingReport::of(document.root(body.as_bytes()).unwrap())
+            ClearingReport::from_reply(document.root(body.as_bytes()).unwrap())
         };
         assert_eq!(read("{}"), None);
         assert_eq!(read(r#"{"context_management":{"applied_edits":[]}}"#), None);

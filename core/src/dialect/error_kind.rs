@@ -52,24 +52,28 @@ impl ErrorKind {
     /// The kind of the error that ended a reply; `None` if none did. A reply may say that it failed without an
     /// error (`docs/protocols.md` 4.3, 5.1).
     pub fn in_reply(reply: &Reply) -> Option<Self> {
-        let failed = || (reply.stop == Some(StopReason::Failed)).then_some(Self::Provider);
-        reply.error.as_ref().map(Self::of).or_else(failed)
+        match &reply.error {
+            Some(error) => Some(Self::from_error(error)),
+            // A reply may say that it failed without an error (`docs/protocols.md` 4.3, 5.1).
+            None if reply.stop == Some(StopReason::Failed) => Some(Self::Provider),
+            None => None,
+        }
     }
 
     /// The kind of an error.
-    pub(super) fn of(error: &ProviderError) -> Self {
+    pub(super) fn from_error(error: &ProviderError) -> Self {
         let Some(name) = error.kind.as_deref().map(str::to_ascii_lowercase) else {
             return Self::Other;
         };
         if let Ok(status) = name.parse::<u16>() {
             return Self::of_status(status);
         }
-        let holds =
-            |(fragments, _): &&(&[&str], Self)| fragments.iter().any(|it| name.contains(it));
-        NAMES.iter().find(holds).map_or(Self::Other, |(_, kind)| *kind)
+        let row = NAMES
+            .iter()
+            .find(|(fragments, _)| fragments.iter().any(|fragment| name.contains(fragment)));
+        row.map_or(Self::Other, |(_, kind)| *kind)
     }
 
-    /// The kind for a code that is an HTTP status.
     fn of_status(status: u16) -> Self {
         match status {
             401 | 403 => Self::Credential,
@@ -125,8 +129,8 @@ mod tests {
             ("hm", ErrorKind::Other),
         ] {
             let error = ProviderError { kind: Some(name.into()), message: None };
-            assert_eq!(ErrorKind::of(&error), kind, "{name}");
+            assert_eq!(ErrorKind::from_error(&error), kind, "{name}");
         }
-        assert_eq!(ErrorKind::of(&ProviderError::default()), ErrorKind::Other);
+        assert_eq!(ErrorKind::from_error(&ProviderError::default()), ErrorKind::Other);
     }
 }

@@ -30,13 +30,13 @@ const WRAPPED: usize = 3;
 impl ErrorMessage {
     /// All messages in an error's body, the outermost first.
     pub(super) fn all(body: &[u8]) -> Vec<Self> {
-        let mut found = Vec::new();
-        read(body, 0, &mut found);
-        found
+        let mut messages = Vec::new();
+        read(body, 0, &mut messages);
+        messages
     }
 
     /// The message of an error in a reply.
-    pub(super) fn of(error: &ProviderError) -> Self {
+    pub(super) fn from_error(error: &ProviderError) -> Self {
         let text = error.message.clone().unwrap_or_default();
         Self { kinds: error.kind.clone().into_iter().collect(), text, ..Self::default() }
     }
@@ -46,10 +46,13 @@ fn read(body: &[u8], depth: usize, found: &mut Vec<ErrorMessage>) {
     let document = Document::read(body).ok();
     let Some(root) = document.as_ref().and_then(|document| document.root(body)) else {
         let Ok(text) = std::str::from_utf8(body) else { return };
+        // Of a body that is no JSON, as a proxy's page: only a short one is a message.
         if text.len() <= PLAIN_BYTES {
             found.push(ErrorMessage { text: text.into(), ..ErrorMessage::default() });
         }
-        if let Some(wrapped) = json_in(text).filter(|_| depth < WRAPPED) {
+        if depth < WRAPPED
+            && let Some(wrapped) = json_in(text)
+        {
             read(wrapped.as_bytes(), depth + 1, found);
         }
         return;
@@ -81,8 +84,8 @@ fn read(body: &[u8], depth: usize, found: &mut Vec<ErrorMessage>) {
     }
 }
 
-/// The JSON object in a message that a gateway made of another one.
 fn json_in(text: &str) -> Option<&str> {
+    // A gateway puts another server's error into its own message.
     let json = text.get(text.find('{')?..=text.rfind('}')?)?;
     Document::read(json.as_bytes()).is_ok().then_some(json)
 }
@@ -114,7 +117,6 @@ fn places(error: Value<'_>) -> Vec<Box<str>> {
     paths.chain(error.get_text("param")).map(Into::into).collect()
 }
 
-/// The message of an error, from any of its known places.
 fn message(error: Value<'_>) -> Option<Box<str>> {
     if let Some(text) = error.text() {
         return Some(text.into());
@@ -132,7 +134,10 @@ fn message(error: Value<'_>) -> Option<Box<str>> {
     }
     // A single schema violation of a request; with several, none is the message.
     let mut faults = detail.items();
-    let (fault, None) = (faults.next()?, faults.next()) else { return None };
+    let fault = faults.next()?;
+    if faults.next().is_some() {
+        return None;
+    }
     let place: Vec<String> = fault.get("loc")?.items().map(step).collect();
     Some(format!("{}: {}", place.join("."), fault.get_text("msg")?).into())
 }
@@ -187,14 +192,16 @@ mod tests {
             r#"{"error":{"message":"No.","param":"input[2]","details":{"paths":["a.1","b"]}}}"#;
         assert_eq!(read(error).places, ["a.1".into(), "b".into(), "input[2]".into()]);
         let counted = read(r#"{"error":{"n_ctx":512,"n_prompt_tokens":2009,"code":400}}"#);
-        assert_eq!((counted.window, counted.input), (Some(512), Some(2009)));
+        assert_eq!(counted.window, Some(512));
+        assert_eq!(counted.input, Some(2009));
     }
 
     #[test]
     fn an_error_that_a_gateway_put_into_its_message_is_read() {
         let body = r#"{"error":{"message":"litellm.BadRequestError: Exception - {\"error\":{\"message\":\"No.\",\"code\":\"c\"}} (400)","code":"400"}}"#;
         let all = ErrorMessage::all(body.as_bytes());
-        assert_eq!((&*all[1].text, &all[1].kinds[..]), ("No.", &["c".into()][..]));
+        assert_eq!(&*all[1].text, "No.");
+        assert_eq!(&all[1].kinds[..], &["c".into()][..]);
         let plain = r#"Error code: 400 - {"error":{"message":"No."}}"#;
         assert_eq!(texts(plain), [plain, "No."]);
     }

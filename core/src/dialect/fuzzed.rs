@@ -71,15 +71,15 @@ fn attack(dialect: Dialect, bytes: &[u8]) {
 /// The bytes that replace others: each has a meaning for one of the readers.
 const BENT: &[u8] = b"\0\r\n\"{}[],:\\\xff0e-";
 
-/// The same bytes with some of them replaced. The choice depends only on the length.
 fn bent(bytes: &[u8]) -> Vec<u8> {
+    // The choice depends only on the length, so that a failure can be repeated.
     let mut bent = bytes.to_vec();
     let mut state = bytes.len() as u64;
     for _ in 0..bytes.len() / 100 + 1 {
         state =
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        let at = (state >> 33) as usize % bent.len().max(1);
-        if let Some(byte) = bent.get_mut(at) {
+        let index = (state >> 33) as usize % bent.len().max(1);
+        if let Some(byte) = bent.get_mut(index) {
             *byte = BENT[(state >> 20) as usize % BENT.len()];
         }
     }

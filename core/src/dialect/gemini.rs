@@ -28,7 +28,6 @@ pub fn read(_path: &str, body: &[u8]) -> Conversation {
     read_in(&Document::read(body).unwrap_or_default(), body)
 }
 
-/// [`read`] for a body that is already parsed.
 pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     let mut conversation = Conversation::empty(Dialect::Gemini);
     let Some(outer) = document.root(body) else {
@@ -55,8 +54,8 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     conversation.held = cached.map(|name| HeldHistory::Named(name.into()));
 
     let resolution = generation_config(root).and_then(resolution);
-    let (keyer, run) = Default::default();
-    let mut reader = Reader { keyer, conversation, run, resolution };
+    let mut reader =
+        Reader { keyer: Keyer::default(), conversation, run: Default::default(), resolution };
     reader.head(root);
     reader.contents(root);
     reader.conversation
@@ -143,8 +142,8 @@ impl Reader {
         self.end_run(&mut []);
     }
 
-    /// The parts of a content; accepts a bare string, and a single part instead of a list.
     fn parts(&mut self, role: Role, content: Value<'_>, parts: &mut Vec<Part>) {
+        // Google's own parser accepts a bare string, and a single part instead of a list.
         if content.kind() == Kind::String {
             return parts.push(Part::text(role, content, &mut self.keyer));
         }
@@ -181,11 +180,15 @@ impl Reader {
             PartData::Response(response) => return self.response(part, response, parts),
             PartData::Inline(inline) => {
                 let MediaPart { kind, media, key } = inline_media(&mut self.keyer, role, inline);
-                (part.kind, part.media, part.key) = (kind, Some(media), key);
+                part.kind = kind;
+                part.media = Some(media);
+                part.key = key;
             }
             PartData::File(file) => {
                 let MediaPart { kind, media, key } = file_media(&mut self.keyer, role, file);
-                (part.kind, part.media, part.key) = (kind, Some(media), key);
+                part.kind = kind;
+                part.media = Some(media);
+                part.key = key;
             }
             PartData::Hosted(hosted) => {
                 part.texts = hosted_text(hosted).iter().map(Value::span).collect();
@@ -205,22 +208,22 @@ impl Reader {
         parts.push(part);
     }
 
-    /// Adds a text of the model to the run; other texts get a key of their own.
     fn text(&mut self, role: Role, text: &str, part: &mut Part, parts: &[Part]) {
         if role != Role::Assistant {
             part.key = self.keyer.text(role, text);
             return;
         }
+        // Clients merge and split the texts of the model: the run as a whole has one key.
         self.run.text.push_str(text);
         self.run.last = Some(PartIndex::new(self.conversation.messages.len(), parts.len()));
     }
 
-    /// Ends the run of texts: its last piece gets the key. `parts` are those of the unfinished message.
     fn end_run(&mut self, parts: &mut [Part]) {
         let run = std::mem::take(&mut self.run);
         let Some(PartIndex { message, part: index }) = run.last else { return };
         let part = match self.conversation.messages.get_mut(message) {
             Some(message) => message.parts.get_mut(index),
+            // The last piece may be in the message that is not finished yet, whose parts these are.
             None => parts.get_mut(index),
         };
         if let Some(part) = part {
@@ -228,14 +231,12 @@ impl Reader {
         }
     }
 
-    /// A tool result, identified by the tool's name and its content, in any order of members. Images in it
-    /// become parts of their own.
     fn response(&mut self, mut part: Part, response: Value<'_>, parts: &mut Vec<Part>) {
         part.kind = PartKind::ToolResult;
         part.id = known(response, "id");
         part.name = known(response, "name");
         if let Some(answer) = response.get_any(&["response"]) {
-            part.content = (answer.kind() == Kind::Object).then(|| answer.span());
+            part.content = if answer.kind() == Kind::Object { Some(answer.span()) } else { None };
             part.is_error = answer.get_any(&["error"]).is_some();
             let all_strings = answer.entries().all(|(_, value)| value.kind() == Kind::String);
             part.texts = match answer.kind() {
@@ -244,6 +245,7 @@ impl Reader {
             };
             let key = self.keyer.value(PartKind::ToolResult, Role::Tool, answer);
             let key = key.map(|key| Cow::Owned(key.to_string()));
+            // In any order of members, because clients write the result anew.
             part.key = self.keyer.tool_result(part.name.as_deref().unwrap_or_default(), key);
         }
         let role = part.role;
@@ -270,7 +272,7 @@ enum PartData<'d> {
 }
 
 fn data(part: Value<'_>) -> PartData<'_> {
-    let inside = PartMembers::of(part);
+    let inside = PartMembers::from_value(part);
     if let Some(call) = first([inside.call, inside.snake_call]) {
         return PartData::Call(call);
     }
@@ -287,6 +289,7 @@ fn data(part: Value<'_>) -> PartData<'_> {
         return PartData::Hosted(hosted);
     }
     let text = inside.text.filter(|text| text.kind() == Kind::String);
+    // A signature without text signs a thought that is not shown.
     let is_thought = inside.thought.and_then(|thought| thought.as_bool()) == Some(true);
     let is_signed = signature(part).is_some();
     match text {
@@ -330,10 +333,9 @@ fn generation_config(root: Value<'_>) -> Option<Value<'_>> {
     root.get_any(&["generationConfig", "generation_config"])
 }
 
-/// The media resolution that a part or the configuration asks for.
 fn resolution(value: Value<'_>) -> Option<PictureDetail> {
-    let asked = value.get_any(&["mediaResolution", "media_resolution"])?;
-    PictureDetail::of(asked.get("level").or(Some(asked)))
+    let value = value.get_any(&["mediaResolution", "media_resolution"])?;
+    PictureDetail::from_member(value.get("level").or(Some(value)))
 }
 
 fn signature(part: Value<'_>) -> Option<Value<'_>> {
@@ -341,7 +343,6 @@ fn signature(part: Value<'_>) -> Option<Value<'_>> {
         .filter(|signature| signature.kind() == Kind::String)
 }
 
-/// The text of something that ran at the provider: the code, its output, or all of it.
 fn hosted_text(hosted: Value<'_>) -> Option<Value<'_>> {
     match hosted.get_any(&["code", "output"]) {
         Some(code_text) if code_text.kind() == Kind::String => Some(code_text),
@@ -349,8 +350,8 @@ fn hosted_text(hosted: Value<'_>) -> Option<Value<'_>> {
     }
 }
 
-/// Its key, made from the text, so that an id that a client adds or drops does not matter.
 fn hosted_key(keyer: &mut Keyer, hosted: Value<'_>) -> Option<PartKey> {
+    // From the text, so that an id that a client adds or drops does not matter.
     keyer.value(PartKind::Opaque, Role::Assistant, hosted_text(hosted)?)
 }
 
@@ -382,10 +383,13 @@ fn kind_of_media(value: Value<'_>) -> (PartKind, Option<Box<str>>) {
     (if is_image { PartKind::Image } else { PartKind::Document }, mime.map(Into::into))
 }
 
-/// The items of a list, or a single value instead of it, as Google's own parser accepts.
 fn listed<'d>(value: &Value<'d>) -> impl Iterator<Item = Value<'d>> + use<'d> {
-    let one = (value.kind() != Kind::Array && !value.is_null()).then_some(*value);
-    value.items().chain(one)
+    // As Google's own parser accepts it.
+    let single = match value.kind() {
+        Kind::Array | Kind::Null => None,
+        _ => Some(*value),
+    };
+    value.items().chain(single)
 }
 
 fn known(value: Value<'_>, name: &str) -> Option<Box<str>> {

@@ -109,20 +109,19 @@ const MOST_TOOLS: usize = 32;
 
 impl ClientHints {
     /// Reads the headers; `None` if they have no hint.
-    pub fn of(headers: &HeaderMap) -> Option<Box<Self>> {
-        let text = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
-        let name = |header: &str| text(header).filter(|text| is_name(text)).map(Into::into);
+    pub fn from_headers(headers: &HeaderMap) -> Option<Box<Self>> {
+        let tools = text(headers, "x-claude-code-prev-tool-durations").map(tools);
         let hints = Self {
-            class: text("x-claude-code-request-class").map(class),
-            agent_type: text("x-claude-code-agent-type").map(agent_type),
-            agent: name("x-claude-code-agent-id"),
-            parent_agent: name("x-claude-code-parent-agent-id"),
-            compaction: text("x-claude-code-compaction").map(cause),
-            compacted: text("x-claude-code-context-compacted").map(cause),
-            prompt: name("x-claude-code-prompt-id"),
-            tools: text("x-claude-code-prev-tool-durations").map(tools).unwrap_or_default(),
+            class: text(headers, "x-claude-code-request-class").map(class),
+            agent_type: text(headers, "x-claude-code-agent-type").map(agent_type),
+            agent: name(headers, "x-claude-code-agent-id"),
+            parent_agent: name(headers, "x-claude-code-parent-agent-id"),
+            compaction: text(headers, "x-claude-code-compaction").map(cause),
+            compacted: text(headers, "x-claude-code-context-compacted").map(cause),
+            prompt: name(headers, "x-claude-code-prompt-id"),
+            tools: tools.unwrap_or_default(),
         };
-        (hints != Self::default()).then(|| Box::new(hints))
+        if hints == Self::default() { None } else { Some(Box::new(hints)) }
     }
 
     /// Its memory, bytes.
@@ -131,6 +130,14 @@ impl ClientHints {
         let tools = self.tools.iter().map(|tool| tool.name.len() + size_of::<ToolTime>());
         size_of::<Self>() + names.map(|name| name.len()).sum::<usize>() + tools.sum::<usize>()
     }
+}
+
+fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+    headers.get(name)?.to_str().ok().map(str::trim)
+}
+
+fn name(headers: &HeaderMap, header: &str) -> Option<Box<str>> {
+    text(headers, header).filter(|text| is_name(text)).map(Into::into)
 }
 
 fn class(text: &str) -> RequestClass {
@@ -167,12 +174,13 @@ fn cause(text: &str) -> CompactionCause {
 
 /// `Bash=742;Read=9`, with names percent-encoded.
 fn tools(text: &str) -> Vec<ToolTime> {
-    let tool = |entry: &str| {
-        let (name, ms) = entry.split_once('=')?;
-        let name = decoded(name.trim()).chars().take(128).collect::<String>().into();
-        Some(ToolTime { name, ms: ms.trim().parse().ok()? })
-    };
     text.split(';').filter_map(tool).take(MOST_TOOLS).collect()
+}
+
+fn tool(entry: &str) -> Option<ToolTime> {
+    let (name, ms) = entry.split_once('=')?;
+    let name = decoded(name.trim()).chars().take(128).collect::<String>().into();
+    Some(ToolTime { name, ms: ms.trim().parse().ok()? })
 }
 
 #[cfg(test)]
@@ -183,7 +191,7 @@ mod tests {
         let pair = |(name, value): &(&'static str, &'static str)| {
             (http::HeaderName::from_static(name), http::HeaderValue::from_static(value))
         };
-        ClientHints::of(&pairs.iter().map(pair).collect())
+        ClientHints::from_headers(&pairs.iter().map(pair).collect())
     }
 
     #[test]
@@ -225,7 +233,8 @@ mod tests {
         .unwrap();
         assert_eq!(read.class, Some(RequestClass::Other));
         assert_eq!(read.agent_type, Some(AgentType::Other));
-        assert_eq!((read.compaction, read.parent_agent), (Some(CompactionCause::Other), None));
+        assert_eq!(read.compaction, Some(CompactionCause::Other));
+        assert_eq!(read.parent_agent, None);
         assert_eq!(hints(&[("x-app", "cli")]), None);
     }
 

@@ -3,7 +3,7 @@
 //! Pure, from headers and the body. A name is only used if it is meant for one session. Too broad a name does
 //! no harm, because threads are distinguished by lineage; a name that changes with every request would.
 
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderValue};
 
 use super::hints::{ClientHints, RequestClass};
 use super::ids::{SessionId, is_name};
@@ -35,28 +35,36 @@ pub fn identify(
     conversation: &Conversation,
     transport: Transport,
 ) -> Identity {
-    let ids = IdentityHeaders::of(headers);
-    let own = session_in_headers(&ids, headers)
+    let ids = IdentityHeaders::from_headers(headers);
+    let named_session = session_in_headers(&ids, headers)
         .or_else(|| conversation.session.clone().filter(|name| is_name(name.as_str())))
         .or_else(|| named(ids.trace));
     let parent: Option<SessionId> = named(ids.parent);
     let thread = named(ids.agent)
         .or_else(|| named(ids.thread))
-        .or_else(|| own.as_ref().filter(|_| parent.is_some()).map(|own| own.as_str().into()))
+        .or_else(|| {
+            // Under a parent, the session's own name is that of a thread.
+            let name = named_session.as_ref().map(|session| session.as_str().into());
+            if parent.is_some() { name } else { None }
+        })
         .or_else(|| named::<Box<str>>(ids.subagent).filter(|agent| **agent != *"compact"));
+    // On a WebSocket, the headers are those of the connection: they identify the client, but not
+    // the purpose of each request on it.
     let is_each_request = transport != Transport::WebSocket;
-    let hints = if is_each_request { ClientHints::of(headers) } else { None };
+    let hints = if is_each_request { ClientHints::from_headers(headers) } else { None };
     let thread = thread.or_else(|| unnamed_agent(hints.as_deref()?).map(Into::into));
-    let session = parent.or(own);
-    let thread = thread.filter(|thread| session.as_ref().is_none_or(|it| *it != **thread));
-    let stated = || purpose(&ids).or_else(|| hinted_purpose(hints.as_deref()?));
+    let session = parent.or(named_session);
+    let thread = thread.filter(|thread| session.as_ref().is_none_or(|id| *id != **thread));
     // A count is one whatever it counts, and a warm-up has no output.
     let may_be_stated = !matches!(conversation.purpose, Purpose::Count | Purpose::WarmUp);
-    let purpose = if is_each_request && may_be_stated { stated() } else { None };
+    let purpose = if is_each_request && may_be_stated {
+        purpose(&ids).or_else(|| hinted_purpose(hints.as_deref()?))
+    } else {
+        None
+    };
     Identity { session, thread, purpose, hints }
 }
 
-/// The purpose that Claude Code states (`docs/protocols.md` 8.1).
 fn hinted_purpose(hints: &ClientHints) -> Option<Purpose> {
     if hints.compaction.is_some() {
         return Some(Purpose::Compaction);
@@ -69,8 +77,8 @@ fn hinted_purpose(hints: &ClientHints) -> Option<Purpose> {
     }
 }
 
-/// The thread of an agent that is not the main one, if it does not say which.
 fn unnamed_agent(hints: &ClientHints) -> Option<&'static str> {
+    // An agent that is not the main one, and does not say which.
     match hints.class? {
         RequestClass::Subagent => Some("subagent"),
         RequestClass::Workflow => Some("workflow"),
@@ -82,12 +90,8 @@ fn unnamed_agent(hints: &ClientHints) -> Option<&'static str> {
 ///
 /// `user` and `safety_identifier` are not used: they name a user, not a session.
 pub(super) fn session_in_body(root: &Value<'_>) -> Option<SessionId> {
-    let body = SessionMembers::of(*root);
-    let metadata = body.metadata.map(MetadataMembers::of).unwrap_or_default();
-    let name = |value: Option<Value<'_>>| {
-        let text = value?.text()?;
-        is_name(&text).then(|| text.into())
-    };
+    let body = SessionMembers::from_value(*root);
+    let metadata = body.metadata.map(MetadataMembers::from_value).unwrap_or_default();
     name(body.litellm_session_id)
         .or_else(|| name(metadata.session_id))
         .or_else(|| name(body.session_id))
@@ -107,10 +111,14 @@ members! {
     MetadataMembers { session_id, user_id }
 }
 
-/// The session in Anthropic's `metadata.user_id`: a JSON string with a `session_id` (Claude Code),
-/// `user_…_account_…_session_{uuid}` (older versions), or `session_…` (Kimi Code). Any other text names a
-/// user.
+fn name(value: Option<Value<'_>>) -> Option<SessionId> {
+    let text = value?.text()?;
+    if is_name(&text) { Some(text.into()) } else { None }
+}
+
 fn session_in_user_id(text: &str) -> Option<SessionId> {
+    // A JSON string with a `session_id` (Claude Code), `user_…_account_…_session_{uuid}` (older
+    // versions), or `session_…` (Kimi Code). Any other text names a user.
     let name = if text.trim_start().starts_with('{') {
         let document = Document::read(text.as_bytes()).ok()?;
         document.root(text.as_bytes())?.get_text("session_id")?.into_owned()
@@ -154,7 +162,7 @@ struct IdentityHeaders<'h> {
 }
 
 impl<'h> IdentityHeaders<'h> {
-    fn of(headers: &'h HeaderMap) -> Self {
+    fn from_headers(headers: &'h HeaderMap) -> Self {
         let mut ids = Self::default();
         for (name, value) in headers {
             let slot = match name.as_str() {
@@ -185,34 +193,37 @@ fn session_in_headers(ids: &IdentityHeaders<'_>, headers: &HeaderMap) -> Option<
         .or_else(|| named(ids.thread))
 }
 
-/// The value of `x-<vendor>-session-id`, as LiteLLM accepts it: eight characters or more, which excludes
-/// counters.
+/// Of a vendor's session id, characters, as LiteLLM accepts it: this excludes counters.
+const SHORTEST_SESSION: usize = 8;
+
+/// The value of `x-<vendor>-session-id`.
 fn vendor_session(headers: &HeaderMap) -> Option<SessionId> {
-    let fits = |name: &HeaderName| {
+    for (name, value) in headers {
         let name = name.as_str();
-        name.ends_with("-session-id") && name.starts_with("x-") && name != "x-parent-session-id"
-    };
-    let strict = |name: &str| {
-        let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_');
-        name.len() >= 8 && name.bytes().all(plain)
-    };
-    headers.iter().filter(|(name, _)| fits(name)).find_map(|(_, value)| {
-        let value = value.to_str().ok()?;
-        (strict(value) && is_name(value)).then(|| value.into())
-    })
+        let is_session = name.ends_with("-session-id") && name.starts_with("x-");
+        if !is_session || name == "x-parent-session-id" {
+            continue;
+        }
+        let Ok(value) = value.to_str() else { continue };
+        let has_only_words =
+            value.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'));
+        if value.len() >= SHORTEST_SESSION && has_only_words && is_name(value) {
+            return Some(value.into());
+        }
+    }
+    None
 }
 
-/// `session.id=…` in W3C baggage.
 fn baggage_session(headers: &HeaderMap) -> Option<SessionId> {
+    // `session.id=…` in W3C baggage.
     let values = headers.get_all("baggage").iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|list| list.split(',')).find_map(|member| {
         let (name, rest) = member.split_once('=')?;
         let value = decoded(rest.split(';').next()?.trim()).into_owned();
-        (name.trim() == "session.id" && is_name(&value)).then(|| value.into())
+        if name.trim() == "session.id" && is_name(&value) { Some(value.into()) } else { None }
     })
 }
 
-/// The purpose that Codex states in its headers (`docs/protocols.md` 10.12).
 fn purpose(ids: &IdentityHeaders<'_>) -> Option<Purpose> {
     let metadata = ids.codex_turn.map(HeaderValue::as_bytes);
     let kind = metadata.and_then(|bytes| {
@@ -234,6 +245,7 @@ fn named<N: for<'h> From<&'h str>>(value: Option<&HeaderValue>) -> Option<N> {
 
 #[cfg(test)]
 mod tests {
+    use http::HeaderName;
     use proptest::prelude::*;
 
     use super::*;
@@ -284,7 +296,8 @@ mod tests {
             (&[("x-client-request-id", "r"), ("x-request-id", "r")], None, None),
         ] {
             let (found, thread) = who(pairs, body);
-            assert_eq!((found.as_deref(), thread), (session, None), "{pairs:?} {body:?}");
+            assert_eq!(found.as_deref(), session, "{pairs:?} {body:?}");
+            assert_eq!(thread, None, "{pairs:?} {body:?}");
         }
     }
 
@@ -313,7 +326,8 @@ mod tests {
             (&[("session-id", "s"), ("x-openai-subagent", "review")], "s", "review"),
         ] {
             let found = who(pairs, None);
-            assert_eq!((found.0.as_deref(), found.1.as_deref()), (Some(session), Some(thread)));
+            assert_eq!(found.0.as_deref(), Some(session));
+            assert_eq!(found.1.as_deref(), Some(thread));
         }
     }
 
@@ -355,9 +369,11 @@ mod tests {
         ] {
             let headers = headers(&[("x-claude-code-request-class", class)]);
             let found = identify(&headers, &conversation, Transport::Http);
-            assert_eq!((found.purpose, found.thread.as_deref()), (purpose, thread), "{class}");
+            assert_eq!(found.purpose, purpose, "{class}");
+            assert_eq!(found.thread.as_deref(), thread, "{class}");
             let opened = identify(&headers, &conversation, Transport::WebSocket);
-            assert_eq!((opened.purpose, opened.hints), (None, None));
+            assert_eq!(opened.purpose, None);
+            assert_eq!(opened.hints, None);
         }
         let pairs = [("x-claude-code-compaction", "auto"), ("x-claude-code-agent-id", "a1")];
         let compacts = identify(&headers(&pairs), &conversation, Transport::Http);

@@ -82,13 +82,12 @@ ids! {
 /// Longest name of a client that is accepted, bytes. The longest seen has 90.
 pub(super) const MAX_NAME: usize = 128;
 
-/// Whether a text can be a name. Names appear in logs, addresses and terminals, so they must be short and
-/// have only safe characters.
 pub(super) fn is_name(text: &str) -> bool {
-    let harmless = |b: u8| b.is_ascii_alphanumeric() || b"-_.:@+=~".contains(&b);
+    // Names appear in logs, addresses and terminals, so they must be short and have only safe
+    // characters.
     !text.is_empty()
         && text.len() <= MAX_NAME
-        && text.bytes().all(harmless)
+        && text.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:@+=~".contains(&b))
         && text.bytes().any(|b| b.is_ascii_alphanumeric())
         && !matches!(text, "null" | "undefined" | "none" | "None" | "unknown" | "default")
 }
@@ -105,14 +104,18 @@ mod tests {
         let id = SessionId::from("s-1");
         assert_eq!(serde_json::to_string(&id).unwrap(), r#""s-1""#);
         assert_eq!(serde_json::from_str::<SessionId>(r#""s-1""#).unwrap(), id);
-        assert_eq!((format!("{id:>5}"), format!("{id:?}")), ("  s-1".into(), r#""s-1""#.into()));
-        assert!(id == "s-1" && id != *"s-2");
+        assert_eq!(format!("{id:>5}"), "  s-1");
+        assert_eq!(format!("{id:?}"), r#""s-1""#);
+        assert!(id == "s-1");
+        assert!(id != *"s-2");
     }
 
     #[test]
     fn a_map_of_ids_is_looked_up_by_text() {
         let hashed = HashMap::from([(TenantId::from("t"), 1)]);
         let sorted = BTreeMap::from([(ExchangeId::from(String::from("e")), 2)]);
-        assert_eq!((hashed.get("t"), hashed.get("u"), sorted.get("e")), (Some(&1), None, Some(&2)));
+        assert_eq!(hashed.get("t"), Some(&1));
+        assert_eq!(hashed.get("u"), None);
+        assert_eq!(sorted.get("e"), Some(&2));
     }
 }

@@ -17,13 +17,12 @@ use crate::wire::json::{Document, Kind, Value};
 pub struct PartKey(pub u128);
 
 impl PartKey {
-    /// The key of something identified by its bytes.
     pub(crate) fn of_bytes(bytes: &[u8]) -> PartKey {
         PartKey(xxh3_128(bytes))
     }
 
-    /// The same of a JSON string literal: of what stands between its quotes, as it is written.
     pub(super) fn of_literal(literal: &[u8]) -> PartKey {
+        // What stands between its quotes, as it is written: escapes are not resolved.
         let text = literal.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\""));
         PartKey::of_bytes(text.unwrap_or(literal))
     }
@@ -84,9 +83,8 @@ macro_rules! as_hex {
     };
 }
 
-/// Writes 32 hex digits. Each turn writes several; with `format!`, they took two fifths of the time for its
-/// JSON.
 fn hex(number: u128, digits: &mut [u8; 32]) -> &str {
+    // Each turn writes several; with `format!`, they took two fifths of the time for its JSON.
     for (byte, pair) in number.to_be_bytes().into_iter().zip(digits.as_chunks_mut().0) {
         *pair = PAIRS[usize::from(byte)];
     }
@@ -165,6 +163,7 @@ impl Keyer {
         self.begin(PartKind::Text, role);
         let start = self.buffer.len();
         self.append(text.into());
+        // White space around it is ignored, because clients trim; an empty text has no key.
         trim(&mut self.buffer, start);
         (self.buffer.len() > start).then(|| self.end())
     }
@@ -199,6 +198,7 @@ impl Keyer {
         self.begin(PartKind::ToolResult, Role::Tool);
         self.word(id);
         let start = self.buffer.len();
+        // A single string and several blocks with the same text have the same key.
         for piece in pieces {
             self.append(piece.into());
         }
@@ -270,8 +270,8 @@ impl Keyer {
         }
     }
 
-    /// Keys are stored, so the numbers of kinds and roles must never change.
     fn begin(&mut self, kind: PartKind, role: Role) {
+        // Keys are stored, so the numbers of kinds and roles must never change.
         self.buffer.clear();
         self.buffer.reserve(SHORT);
         self.buffer.extend_from_slice(&[kind as u8, role as u8]);
@@ -286,10 +286,10 @@ impl Keyer {
     }
 }
 
-/// Writes a value in a canonical form: no white space, escapes resolved, numbers as doubles (because half of
-/// all clients know no others), members in any order, without cache markers and `null`s, which clients add
-/// and drop. Recursion is limited by the depth of the JSON reader.
 fn canonical(out: &mut Vec<u8>, value: Value<'_>) {
+    // No white space, escapes resolved, numbers as doubles (because half of all clients know no
+    // others), members in any order, without cache markers and `null`s, which clients add and drop.
+    // Recursion is limited by the depth of the JSON reader.
     match value.kind() {
         Kind::Null | Kind::Bool => out.extend_from_slice(value.raw()),
         Kind::Number => match value.as_f64() {
@@ -325,8 +325,8 @@ fn canonical(out: &mut Vec<u8>, value: Value<'_>) {
     }
 }
 
-/// Writes data with its length in front, so that what follows cannot be confused with it.
 fn sized(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
+    // Writes data with its length in front, so that what follows cannot be confused with it.
     out.extend_from_slice(&[b'"', 0, 0, 0, 0]);
     let start = out.len();
     write(out);
@@ -334,28 +334,25 @@ fn sized(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
     out[start - 4..start].copy_from_slice(&length.to_le_bytes());
 }
 
-/// Removes white space from both ends of the data from `start` on.
 fn trim(out: &mut Vec<u8>, start: usize) {
-    let mut kept = out[start..].trim_ascii();
-    let is_ascii = |byte: Option<&u8>| byte.is_none_or(u8::is_ascii);
-    if !is_ascii(kept.first()) || !is_ascii(kept.last()) {
+    let mut text = out[start..].trim_ascii();
+    let ends = [text.first(), text.last()];
+    if !ends.into_iter().flatten().all(u8::is_ascii) {
         // Unicode white space is rare, so the slower search is only made here.
-        kept = std::str::from_utf8(kept).map_or(kept, |text| text.trim().as_bytes());
+        text = std::str::from_utf8(text).map_or(text, |unicode| unicode.trim().as_bytes());
     }
-    let leading = kept.as_ptr() as usize - out[start..].as_ptr() as usize;
-    let length = kept.len();
+    let leading = text.as_ptr() as usize - out[start..].as_ptr() as usize;
+    let length = text.len();
     out.truncate(start + leading + length);
     out.drain(start..start + leading);
 }
 
-/// Converts base64 data from `start` on to the standard alphabet without padding.
 fn standard_base64(out: &mut Vec<u8>, start: usize) {
     let padding = out[start..].iter().rev().take_while(|byte| **byte == b'=').count();
     out.truncate(out.len() - padding);
     standard_alphabet(&mut out[start..]);
 }
 
-/// Converts base64 data to the standard alphabet.
 pub(crate) fn standard_alphabet(base64: &mut [u8]) {
     for byte in base64 {
         *byte = match *byte {

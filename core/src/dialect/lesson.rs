@@ -123,7 +123,7 @@ pub fn taught_in_reply(
     status: u16,
     request: &QuotableText<'_>,
 ) -> LessonMatch {
-    judged(&[ErrorMessage::of(error)], status, request)
+    judged(&[ErrorMessage::from_error(error)], status, request)
 }
 
 fn judged(messages: &[ErrorMessage], status: u16, request: &QuotableText<'_>) -> LessonMatch {
@@ -177,7 +177,6 @@ enum LessonRule {
 }
 
 impl LessonRule {
-    /// `limit`: the number in the message.
     fn lesson(self, limit: Option<u64>) -> Option<Lesson> {
         Some(match self {
             Self::Window => Lesson::Window(limit?),
@@ -201,8 +200,8 @@ fn refusals() -> Vec<u16> {
     vec![400, 413, 422]
 }
 
-/// The built-in patterns, parsed on first use. A test checks that they are valid.
 fn built_in() -> &'static LessonFile {
+    // A test checks that the file is valid.
     static FILE: OnceLock<LessonFile> = OnceLock::new();
     FILE.get_or_init(|| {
         let mut file: LessonFile = toml::from_str(include_str!("../../../config/lessons.toml"))
@@ -220,10 +219,11 @@ fn form(message: &ErrorMessage, status: u16) -> Option<(&'static LessonPattern, 
     let text = plain(&message.text);
     let forms = built_in().form.iter().filter(|form| {
         let kinds = &form.kind;
-        let is_kind = |kind: &str| kinds.iter().any(|known| **known == kind.to_lowercase());
-        let fits = kinds.is_empty()
-            || message.kinds.is_empty()
-            || message.kinds.iter().any(|kind| is_kind(kind));
+        let names_kind = message.kinds.iter().any(|kind| {
+            let kind = kind.to_lowercase();
+            kinds.iter().any(|expected| **expected == kind)
+        });
+        let fits = kinds.is_empty() || message.kinds.is_empty() || names_kind;
         fits && form.status.contains(&status)
     });
     forms.filter_map(|form| Some((form, whole(&form.message, &text)?))).next()
@@ -260,29 +260,25 @@ struct MatchedNumbers {
 
 /// The numbers in `text`, if all of it matches `form`.
 fn matched(form: &str, text: &str) -> Option<MatchedNumbers> {
-    let (mut form, mut text) = (form, text);
-    let (mut limit, mut input) = (None, None);
+    let mut form = form;
+    let mut text = text;
+    let mut limit = None;
+    let mut input = None;
     while let Some(next) = form.chars().next() {
         if let Some((name, rest)) = placeholder(form) {
             form = rest;
-            let is_part = |byte: &u8| match name {
-                "name" => byte.is_ascii_alphanumeric() || b"._:/@-[]".contains(byte),
-                _ => byte.is_ascii_digit() || matches!(byte, b',' | b'_'),
-            };
-            let longest = text.bytes().take_while(is_part).take(LONGEST_NAME).count();
-            // The next literal decides where a name ends: a dot or a bracket may belong to either.
-            let literal = form.chars().next().filter(|_| placeholder(form).is_none());
-            let ends = |end: &usize| literal.is_none_or(|next| text[*end..].starts_with(next));
             if name == "name" {
-                let rests = (1..=longest).rev().filter(|end| ends(end));
-                return rests
-                    .filter_map(|end| matched(form, text.get(end..)?))
-                    .map(|more| MatchedNumbers {
-                        limit: limit.or(more.limit),
-                        input: input.or(more.input),
-                    })
-                    .next();
+                let more = matched_after_name(form, text)?;
+                return Some(MatchedNumbers {
+                    limit: limit.or(more.limit),
+                    input: input.or(more.input),
+                });
             }
+            let longest = text
+                .bytes()
+                .take_while(|byte| byte.is_ascii_digit() || matches!(byte, b',' | b'_'))
+                .take(LONGEST_NAME)
+                .count();
             let digits: String = text[..longest].chars().filter(char::is_ascii_digit).collect();
             // A comma after the number may belong to the sentence.
             let end = text[..longest].trim_end_matches([',', '_']).len();
@@ -301,7 +297,26 @@ fn matched(form: &str, text: &str) -> Option<MatchedNumbers> {
     text.is_empty().then_some(MatchedNumbers { limit, input })
 }
 
-/// The placeholder at the start of `form`, and the rest.
+/// The numbers in the rest of a text after a name, if that matches `form`.
+fn matched_after_name(form: &str, text: &str) -> Option<MatchedNumbers> {
+    let longest = text
+        .bytes()
+        .take_while(|byte| byte.is_ascii_alphanumeric() || b"._:/@-[]".contains(byte))
+        .take(LONGEST_NAME)
+        .count();
+    // The next literal decides where a name ends: a dot or a bracket may belong to either.
+    let literal = if placeholder(form).is_some() { None } else { form.chars().next() };
+    for end in (1..=longest).rev() {
+        let Some(rest) = text.get(end..) else { continue };
+        if literal.is_none_or(|literal| rest.starts_with(literal))
+            && let Some(numbers) = matched(form, rest)
+        {
+            return Some(numbers);
+        }
+    }
+    None
+}
+
 fn placeholder(form: &str) -> Option<(&'static str, &str)> {
     const NAMES: [(&str, &str); 5] = [
         ("{}", ""),
@@ -318,56 +333,54 @@ const LONGEST_NAME: usize = 200;
 /// A message with fewer letters might be ordinary text of a request.
 const MIN_DECISIVE: usize = 12;
 
-/// What must not be in the request: each sentence with the limit's number, else the whole message.
-/// A final full stop is ignored.
 fn decisive(text: &str, limit: Option<u64>) -> Vec<String> {
-    let without_stop = |sentence: &str| sentence.trim_end_matches('.').to_owned();
     let Some(limit) = limit else {
-        return vec![without_stop(text)]
-            .into_iter()
-            .filter(|sentence| sentence.len() >= MIN_DECISIVE)
-            .collect();
+        let sentence = text.trim_end_matches('.');
+        return if sentence.len() >= MIN_DECISIVE { vec![sentence.to_owned()] } else { vec![] };
     };
+    // The sentences with the limit's number: an error may also quote the request.
     let digits = limit.to_string();
-    let has_it = |sentence: &&str| {
-        let plain: String = sentence.chars().filter(|sign| !matches!(sign, ',' | '_')).collect();
-        plain.contains(&digits)
-    };
-    text.split(". ").filter(has_it).map(without_stop).collect()
-}
-
-/// The text in lower case, with single blanks.
-fn plain(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for word in text.split_whitespace() {
-        if !out.is_empty() {
-            out.push(' ');
+    let mut sentences = Vec::new();
+    for sentence in text.split(". ") {
+        let without_separators: String =
+            sentence.chars().filter(|sign| !matches!(sign, ',' | '_')).collect();
+        if without_separators.contains(&digits) {
+            sentences.push(sentence.trim_end_matches('.').to_owned());
         }
-        out.extend(word.chars().flat_map(char::to_lowercase));
     }
-    out
+    sentences
 }
 
-/// All text that a provider could quote, in the form used for comparison.
+fn plain(text: &str) -> String {
+    let mut words = String::with_capacity(text.len());
+    for word in text.split_whitespace() {
+        if !words.is_empty() {
+            words.push(' ');
+        }
+        words.extend(word.chars().flat_map(char::to_lowercase));
+    }
+    words
+}
+
 fn request_text(request: &QuotableText<'_>) -> String {
-    let mut out = String::with_capacity(request.body.len());
+    // Whatever a provider could quote, in the form used for comparison.
+    let mut quotable = String::with_capacity(request.body.len());
     for text in &request.texts {
-        out.push_str(text);
-        out.push('\n');
-        out.push_str(&url_decoded(text));
-        out.push('\n');
+        quotable.push_str(text);
+        quotable.push('\n');
+        quotable.push_str(&url_decoded(text));
+        quotable.push('\n');
     }
     let document = Document::read(request.body).ok();
     match document.as_ref().and_then(|document| document.root(request.body)) {
-        Some(root) => gather(root, &mut out),
-        None => out.push_str(&String::from_utf8_lossy(request.body)),
+        Some(root) => gather(root, &mut quotable),
+        None => quotable.push_str(&String::from_utf8_lossy(request.body)),
     }
-    plain(&out)
+    plain(&quotable)
 }
 
-/// Collects every name and string of a value; if a string contains JSON (arguments of a call), its content as
-/// well. Without recursion, so that nesting needs no stack.
 fn gather(root: Value<'_>, out: &mut String) {
+    // Without recursion, so that nesting needs no stack.
     let mut waiting = vec![root];
     while let Some(value) = waiting.pop() {
         match value.kind() {
@@ -383,6 +396,7 @@ fn gather(root: Value<'_>, out: &mut String) {
                 let text = value.text().unwrap_or_default();
                 out.push_str(&text);
                 out.push('\n');
+                // A string may contain JSON, as the arguments of a call.
                 if text.contains('\\') {
                     out.push_str(&text.replace("\\\"", "\"").replace("\\n", " "));
                     out.push('\n');
@@ -393,8 +407,8 @@ fn gather(root: Value<'_>, out: &mut String) {
     }
 }
 
-/// A path or query with `%xx` and `+` decoded; empty if it has neither.
 fn url_decoded(text: &str) -> String {
+    // A path or query with `%xx` and `+` decoded; empty if it has neither.
     if !text.contains(['%', '+']) {
         return String::new();
     }

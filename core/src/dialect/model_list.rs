@@ -53,26 +53,26 @@ pub fn read(target: &str, body: &[u8]) -> Vec<ListedModel> {
     let Ok(document) = Document::read(body) else { return Vec::new() };
     let Some(root) = document.root(body) else { return Vec::new() };
     let is_server = segments(target).last() == Some(&"props");
-    let mut found = Vec::new();
+    let mut models = Vec::new();
     if is_server {
-        found.extend(window(root).map(|window| ListedModel { name: "".into(), window }));
-        return found;
+        models.extend(window(root).map(|window| ListedModel { name: "".into(), window }));
+        return models;
     }
     let lists = [root.get("data"), root.get("models"), Some(root)];
     for entry in
         lists.iter().flatten().filter(|list| list.kind() == Kind::Array).flat_map(Value::items)
     {
-        add(entry, &mut found);
+        add(entry, &mut models);
     }
-    add(root, &mut found);
-    found
+    add(root, &mut models);
+    models
 }
 
-/// Adds what is said of one model, also under its name without a date, if that is not listed itself.
 fn add(entry: Value<'_>, found: &mut Vec<ListedModel>) {
     let named = ["slug", "id", "name", "model"].iter().find_map(|member| entry.get_text(member));
     let (Some(name), Some(window)) = (named, window(entry)) else { return };
     let name = name.strip_prefix("models/").unwrap_or(&name).to_owned();
+    // Also under its name without a date, if that is not listed itself: clients call it so.
     let undated = name.len().checked_sub(9).and_then(|at| name.split_at_checked(at));
     let undated = undated.filter(|(_, date)| {
         date.starts_with('-') && date[1..].bytes().all(|byte| byte.is_ascii_digit())
@@ -84,18 +84,26 @@ fn add(entry: Value<'_>, found: &mut Vec<ListedModel>) {
     }
 }
 
-/// The window that an entry names.
 fn window(entry: Value<'_>) -> Option<u64> {
-    let number = |value: Value<'_>, members: &[&str]| {
-        let mut numbers = members.iter().filter_map(|member| value.get(member)?.as_u64());
-        numbers.find(|window| WINDOWS.contains(window))
-    };
+    if let Some(window) = window_in(entry, &WINDOW) {
+        return Some(window);
+    }
     let inside = INSIDE
         .iter()
         .filter_map(|path| path.iter().try_fold(entry, |value, member| value.get(member)));
-    let mut inside =
-        inside.filter_map(|value| number(value, &COPILOT).or_else(|| number(value, &WINDOW)));
-    number(entry, &WINDOW).or_else(|| inside.next())
+    for value in inside {
+        // A limit of the prompt is what refuses, so it comes before the window.
+        let window = window_in(value, &COPILOT).or_else(|| window_in(value, &WINDOW));
+        if window.is_some() {
+            return window;
+        }
+    }
+    None
+}
+
+fn window_in(value: Value<'_>, members: &[&str]) -> Option<u64> {
+    let mut numbers = members.iter().filter_map(|member| value.get(member)?.as_u64());
+    numbers.find(|window| WINDOWS.contains(window))
 }
 
 /// Fuzz target: no bytes make the reader panic.

@@ -182,9 +182,9 @@ impl Model {
         }
     }
 
-    /// The same, with the rule for pictures that its names or its family have.
     fn with_pictures(self, names: &[String]) -> Self {
-        Self { pictures: PictureRule::of(names, self.family), ..self }
+        // By its names, else by its family.
+        Self { pictures: PictureRule::by_name(names, self.family), ..self }
     }
 
     /// Whether a carriage return before a line feed costs nothing: Gemini from 3 on reads both as one.
@@ -234,8 +234,8 @@ struct CatalogueFile {
     families: HashMap<Box<str>, Model>,
 }
 
-/// The built-in catalogue, parsed on first use. A test checks that it is valid.
 fn built_in() -> &'static CatalogueFile {
+    // A test checks that it is valid.
     static FILE: OnceLock<CatalogueFile> = OnceLock::new();
     FILE.get_or_init(|| {
         toml::from_str(include_str!("../../../config/models.toml")).unwrap_or_else(|_| {
@@ -266,6 +266,8 @@ impl Catalogue {
         let spelled = name.trim().to_lowercase();
         let mut model = find(&spelled);
         let claude = matches!(model.family, Family::Claude | Family::ClaudeNew);
+        // A beta once gave a window of 1M tokens; of a model that is not in the catalogue it still
+        // says that there is one (`docs/protocols.md` 9).
         let asks = spelled.ends_with("[1m]") || betas.contains("context-1m");
         if claude && asks && !model.known {
             model.window = model.window.max(1_000_000);
@@ -322,12 +324,12 @@ fn find(name: &str) -> Model {
     model.with_pictures(&spellings)
 }
 
-/// The model of the catalogue that this name or its start means. If what is cut off may name a product of its own
-/// (`-highspeed`, `-cyber`, `-flashx`), the rest is a guess, and the price is unknown.
 fn listed(name: &str) -> Option<Model> {
     for end in cuts(name) {
         let (start, suffix) = name.split_at(end);
         let Some(model) = built_in().models.get(start) else { continue };
+        // What is cut off may name a product of its own (`-highspeed`, `-cyber`, `-flashx`): then
+        // the rest is a guess, and the price is unknown.
         let model = model.clone();
         return Some(match is_alias(suffix) {
             // Mistral changes the price with the month in the name.
@@ -375,15 +377,15 @@ const SAME_MODEL: &[&str] = &[
     "thinking",
 ];
 
-/// The words of a suffix, up to a tag.
 fn words(suffix: &str) -> impl Iterator<Item = &str> {
+    // The words of a suffix, up to a tag.
     let end = suffix.find([':', '@', '[']).unwrap_or(suffix.len());
     suffix[..end].split(['-', '_']).filter(|word| !word.is_empty())
 }
 
-/// Whether a suffix leaves the model the same: tags, dates, sizes (`70b`, `a17b`), quantization (`q4_k_m`), [`SAME_MODEL`].
 fn is_alias(suffix: &str) -> bool {
     words(suffix).all(|word| {
+        // Tags, dates, sizes (`70b`, `a17b`), quantization (`q4_k_m`), `SAME_MODEL`.
         let digits = word.trim_start_matches(['a', 'e', 'q']).trim_end_matches('b');
         let is_number = digits.starts_with(|first: char| first.is_ascii_digit())
             && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
@@ -391,7 +393,6 @@ fn is_alias(suffix: &str) -> bool {
     })
 }
 
-/// Whether a suffix has a month as its only date: `-2505`.
 fn has_month(suffix: &str) -> bool {
     let mut numbers = words(suffix).filter(|word| word.bytes().all(|byte| byte.is_ascii_digit()));
     numbers.next().is_some_and(|word| word.len() == 4) && numbers.next().is_none()
@@ -404,37 +405,36 @@ const DASHED: [&str; 8] =
 /// Names longer than this, bytes, have no other spelling: the number of spellings grows with the length.
 const LONGEST: usize = 512;
 
-/// A name as it is, then without each prefix of routers and clouds (`anthropic/…`, `models/…`,
-/// `us.anthropic.…`, `arn:…/…`, `ft:…`, `databricks-meta-…`), then with its version written in other ways.
 fn spellings(name: &str) -> Vec<String> {
     if name.len() > LONGEST {
         return vec![name.to_owned()];
     }
-    let mut all = Vec::new();
-    without_prefixes(name, &mut all);
+    // Each prefix of routers and clouds: `anthropic/…`, `models/…`, `us.anthropic.…`, `arn:…/…`,
+    // `ft:…`, `databricks-meta-…`.
+    let mut names = Vec::new();
+    without_prefixes(name, &mut names);
     // A slash after a dot or colon at which the loop stopped still ends a prefix.
     if let Some((_, last)) = name.rsplit_once('/') {
-        without_prefixes(last, &mut all);
+        without_prefixes(last, &mut names);
     }
-    for at in 0..all.len() {
-        let mut name = all[at].clone();
+    for index in 0..names.len() {
+        let mut name = names[index].clone();
         while let Some(rest) = DASHED.iter().find_map(|vendor| name.strip_prefix(vendor)) {
             // SAP writes two dashes.
             name = rest.trim_start_matches('-').to_owned();
-            all.push(name.clone());
+            names.push(name.clone());
         }
     }
-    let others: Vec<_> = all.iter().flat_map(|name| other_versions(name)).collect();
-    all.extend(others);
-    all
+    let others: Vec<_> = names.iter().flat_map(|name| other_versions(name)).collect();
+    names.extend(others);
+    names
 }
 
-/// A name as it is, and without each prefix that ends in a slash, dot or colon.
 fn without_prefixes(name: &str, all: &mut Vec<String>) {
     let mut rest = name;
     all.push(rest.to_owned());
     while let Some(at) = rest.find(['/', '.', ':']) {
-        let (prefix, after) = (&rest[..at], &rest[at + 1..]);
+        let prefix = &rest[..at];
         let is_prefix = match rest.as_bytes()[at] {
             b'/' => true,
             b':' => prefix == "ft",
@@ -444,15 +444,15 @@ fn without_prefixes(name: &str, all: &mut Vec<String>) {
         if !is_prefix {
             break;
         }
-        rest = after;
+        rest = &rest[at + 1..];
         all.push(rest.to_owned());
     }
 }
 
-/// The same name with its version written in other ways: with a dash for the dot (`claude-opus-4.5`,
-/// `grok-4.1-fast`) and a dot for the dash (`llama-3-3-70b`), with `p` for the dot (Fireworks: `v3p1`), before
-/// Claude's line (OpenRouter: `claude-4.5-haiku`), and without a dot (Azure: `gpt-35-turbo`).
 fn other_versions(name: &str) -> Vec<String> {
+    // With a dash for the dot (`claude-opus-4.5`, `grok-4.1-fast`) and a dot for the dash
+    // (`llama-3-3-70b`), with `p` for the dot (Fireworks: `v3p1`), before Claude's line
+    // (OpenRouter: `claude-4.5-haiku`), and without a dot (Azure: `gpt-35-turbo`).
     let mut others = Vec::new();
     let dashed = with_separator(name, '.', '-', usize::MAX);
     let ordered = line_first(dashed.as_deref().unwrap_or(name));
@@ -468,20 +468,21 @@ fn other_versions(name: &str) -> Vec<String> {
     others
 }
 
-/// The name with `new` in place of `old` between a digit and a version, `most` times; `None` if there is no
-/// such place.
 fn with_separator(name: &str, old: char, new: char, most: usize) -> Option<String> {
     let mut changed = name.as_bytes().to_vec();
+    // Only between a digit and a version: other dashes and dots are part of the name.
     let places = name.match_indices(old).map(|(at, _)| at).filter(|at| {
-        let before = at.checked_sub(1).map(|before| changed[before]);
-        before.is_some_and(|byte| byte.is_ascii_digit()) && begins_with_version(&name[at + 1..])
+        let follows_digit = at.checked_sub(1).is_some_and(|last| changed[last].is_ascii_digit());
+        follows_digit && begins_with_version(&name[at + 1..])
     });
     let places: Vec<_> = places.take(most).collect();
     for at in &places {
         changed[*at] = new as u8;
     }
-    let changed = String::from_utf8(changed).ok()?;
-    (!places.is_empty()).then_some(changed)
+    if places.is_empty() {
+        return None;
+    }
+    String::from_utf8(changed).ok()
 }
 
 /// `claude-haiku-4-5-20251001` for `claude-4-5-haiku-20251001`; `None` for other names.
@@ -494,11 +495,11 @@ fn line_first(name: &str) -> Option<String> {
     Some(format!("claude-{line}-{version}{after}"))
 }
 
-/// Where a name may be cut so that it still means the same model, longest first: before a date, a tag or a
-/// word (`-latest`, `-preview`, `:free`, `@001`, `[1m]`), but not before a version.
 fn cuts(name: &str) -> impl Iterator<Item = usize> {
     let ends = name.char_indices().rev().filter(|(at, sign)| {
         let rest = name.get(at + sign.len_utf8()..).unwrap_or_default();
+        // Before a date, a tag or a word (`-latest`, `-preview`, `:free`, `@001`, `[1m]`), but not
+        // before a version.
         match sign {
             '-' | '_' => !begins_with_version(rest),
             ':' | '@' | '[' => true,
@@ -508,12 +509,12 @@ fn cuts(name: &str) -> impl Iterator<Item = usize> {
     std::iter::once(name.len()).chain(ends.map(|(at, _)| at))
 }
 
-/// Whether the rest begins with one or two digits: `-5`, `-4-5`, but not `-0613`, `-001`, `-2025-11-01`; nor
-/// a size, `-8b`, `-1.7b`.
 fn begins_with_version(rest: &str) -> bool {
+    // One or two digits: `-5`, `-4-5`, but not `-0613`, `-001`, `-2025-11-01`; nor a size, `-8b`,
+    // `-1.7b`.
     let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-    let whole = rest.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
-    let is_size = rest[whole..].starts_with(|next: char| next.is_ascii_alphabetic());
+    let number = rest.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
+    let is_size = rest[number..].starts_with(|next: char| next.is_ascii_alphabetic());
     (1..=2).contains(&digits) && !is_size
 }
 

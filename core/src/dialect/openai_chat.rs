@@ -26,7 +26,6 @@ pub fn read(_path: &str, body: &[u8]) -> Conversation {
     read_in(&Document::read(body).unwrap_or_default(), body)
 }
 
-/// [`read`] for a body that is already parsed.
 pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     let mut conversation = Conversation::empty(Dialect::OpenaiChat);
     let Some(root) = document.root(body) else {
@@ -37,7 +36,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
         conversation.notes.push(Note::UnknownStructure);
         return conversation;
     }
-    let request = RequestMembers::of(root);
+    let request = RequestMembers::from_value(root);
     conversation.model = request.model.and_then(|model| model.text()).map(Into::into);
     conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
     conversation.several = request.n.and_then(|n| n.as_u64()).is_some_and(|n| n > 1);
@@ -141,7 +140,6 @@ impl Reader {
         }
     }
 
-    /// Reads content: a string, or a list of blocks.
     fn content(&mut self, role: Role, content: Value<'_>, parts: &mut Vec<Part>) {
         match content.kind() {
             Kind::String => parts.push(self.text(role, content, content)),
@@ -183,11 +181,10 @@ impl Reader {
         }
     }
 
-    /// A text at `literal`, which is all or part of `block`. Thinking in tags before the text is not part of
-    /// the key, because clients drop it.
     fn text(&mut self, role: Role, block: Value<'_>, literal: Value<'_>) -> Part {
         let key = match role {
             Role::Assistant => {
+                // Thinking in tags before the text is not part of the key, because clients drop it.
                 self.keyer.text(role, think::split(&literal.text().unwrap_or_default()).1)
             }
             _ => self.keyer.text(role, literal),
@@ -195,7 +192,6 @@ impl Reader {
         Part { texts: vec![literal.span()], key, ..Part::at(PartKind::Text, role, block) }
     }
 
-    /// Reads what an assistant message has besides its content.
     fn other_members(&mut self, message: Value<'_>, parts: &mut Vec<Part>) {
         let [refusal, audio, calls, call] =
             message.members(["refusal", "audio", "tool_calls", "function_call"]);
@@ -239,17 +235,23 @@ impl Reader {
         part
     }
 
-    /// A tool result with its text; images and files in it become parts of their own.
     fn tool_result(&mut self, message: Value<'_>, parts: &mut Vec<Part>) {
         let mut part = Part::at(PartKind::ToolResult, Role::Tool, message);
         let [id, name, content] = message.members(["tool_call_id", "name", "content"]);
-        (part.id, part.name) = (known(id), known(name));
+        part.id = known(id);
+        part.name = known(name);
         let content = first([content]);
-        let is_text = |content: &Value<'_>| matches!(content.kind(), Kind::String | Kind::Array);
+
         part.loads = content.iter().flat_map(Value::items).filter_map(referenced).collect();
         // Later calls depend on a result that loads tools.
-        let may_give_way = part.loads.is_empty();
-        part.content = content.filter(is_text).filter(|_| may_give_way).map(|it| it.span());
+        // Images and files in a result become parts of their own, because they are counted and cut
+        // by themselves.
+        if part.loads.is_empty()
+            && let Some(content) = content
+            && matches!(content.kind(), Kind::String | Kind::Array)
+        {
+            part.content = Some(content.span());
+        }
         let mut pieces = Vec::new();
         let mut inner = Vec::new();
         match content {
@@ -298,19 +300,25 @@ impl Reader {
             return part;
         };
         let is_data = text.starts_with("data:") || inner.get("data").is_some();
-        let declared = || inner.get_any(&["format", "mime_type", "media_type"])?.text();
         let mime = match text.strip_prefix("data:").and_then(|rest| rest.split([';', ',']).next()) {
             Some(mime) => Some(mime.into()),
-            None => declared().map(|format| match block.get("input_audio") {
-                Some(_) => format!("audio/{format}").into(),
-                None => format.into(),
-            }),
+            None => declared_mime(block, inner),
         };
-        let data = address.filter(|_| is_data).map(|address| address.span());
-        let detail = PictureDetail::of(inner.get("detail").or_else(|| block.get("detail")));
+        let data = if is_data { address.map(|address| address.span()) } else { None };
+        let detail =
+            PictureDetail::from_member(inner.get("detail").or_else(|| block.get("detail")));
         part.media = Some(Media { data, mime, detail });
         part.key = self.keyer.media(kind, role, &text);
         part
+    }
+}
+
+fn declared_mime(block: Value<'_>, inner: Value<'_>) -> Option<Box<str>> {
+    let format = inner.get_any(&["format", "mime_type", "media_type"])?.text()?;
+    match block.get("input_audio") {
+        // Audio names its format alone: `wav`.
+        Some(_) => Some(format!("audio/{format}").into()),
+        None => Some(format.into()),
     }
 }
 
@@ -323,19 +331,19 @@ fn role_of(message: Value<'_>) -> Role {
     }
 }
 
-/// The tool that a reference loads (`docs/protocols.md` 12.2).
 fn referenced(block: Value<'_>) -> Option<Box<str>> {
+    // As `docs/protocols.md` 12.2 has it.
     block.get_text("type").filter(|kind| kind == "tool_reference")?;
     block.get_any(&["tool_name", "name"]).and_then(|name| name.text()).map(Into::into)
 }
 
-/// A non-empty string: some servers send `""` or `null` instead of an id.
 fn known(value: Option<Value<'_>>) -> Option<Box<str>> {
+    // Some servers send `""` or `null` instead of an id.
     value?.text().filter(|text| !text.is_empty()).map(Into::into)
 }
 
-/// Google's signature on a call or a message (`docs/protocols.md` 5.4), or LiteLLM's member for it.
 fn signature(value: Value<'_>) -> Option<Value<'_>> {
+    // As `docs/protocols.md` 5.4 has it; the second is LiteLLM's own member for it.
     let google = value.path(&["extra_content", "google", "thought_signature"]);
     google
         .or_else(|| value.path(&["provider_specific_fields", "thought_signature"]))
@@ -356,12 +364,12 @@ const REASONING: &[&str] = &[
     "extra_content",
 ];
 
-/// A part for each member with reasoning: its range goes from the key to the end of the value.
 fn reasoning_fields(message: Value<'_>, parts: &mut Vec<Part>) {
-    let mut found: Vec<(usize, Part)> = Vec::new();
+    let mut fields: Vec<(usize, Part)> = Vec::new();
     for (key, value) in message.entries().filter(|(_, value)| !value.is_null()) {
         let Some(rank) = REASONING.iter().position(|name| key.is(name)) else { continue };
         let mut part = Part::at(PartKind::Reasoning, Role::Assistant, value);
+        // From the key to the end of the value, so that it can be taken out whole.
         part.span.start = key.span().start;
         (part.texts, part.signature) = match REASONING[rank] {
             "extra_content" => match value.path(&["google", "thought_signature"]) {
@@ -369,15 +377,17 @@ fn reasoning_fields(message: Value<'_>, parts: &mut Vec<Part>) {
                 None => continue,
             },
             "reasoning_opaque" | "reasoning_signature" | "reasoning_encrypted" => {
-                (Vec::new(), (value.kind() == Kind::String).then(|| value.span()))
+                let is_text = value.kind() == Kind::String;
+                (Vec::new(), if is_text { Some(value.span()) } else { None })
             }
             _ => thoughts(value),
         };
-        found.push((rank, part));
+        fields.push((rank, part));
     }
-    found.sort_by_key(|(rank, _)| *rank);
+    fields.sort_by_key(|(rank, _)| *rank);
     let mut is_read = false;
-    for (_, mut part) in found {
+    for (_, mut part) in fields {
+        // One thought may stand in several members: the model reads it once.
         if is_read {
             part.texts.clear();
         }
@@ -388,15 +398,17 @@ fn reasoning_fields(message: Value<'_>, parts: &mut Vec<Part>) {
 
 /// The texts in a reasoning member or block, in any of its forms, and the last signature in it.
 fn thoughts(value: Value<'_>) -> (Vec<Span>, Option<Span>) {
-    let (mut texts, mut signature) = (Vec::new(), None);
+    let mut texts = Vec::new();
+    let mut signature = None;
     match value.kind() {
         Kind::String if value.span().len() > 2 => texts.push(value.span()),
         Kind::Array | Kind::Object => {
-            let items = value.items().chain((value.kind() == Kind::Object).then_some(value));
-            for item in items {
+            let single = if value.kind() == Kind::Object { Some(value) } else { None };
+            for item in value.items().chain(single) {
                 let item = item.path(&["reasoningContent", "reasoningText"]).unwrap_or(item);
                 let pieces = item.get_any(&["thinking", "text", "summary", "content"]);
-                match pieces.or((item.kind() == Kind::String).then_some(item)) {
+                match pieces {
+                    None if item.kind() == Kind::String => texts.push(item.span()),
                     Some(pieces) if pieces.kind() == Kind::String => texts.push(pieces.span()),
                     // Mistral: `thinking` is a list of text blocks, not nested.
                     Some(pieces) => texts.extend(
@@ -411,7 +423,7 @@ fn thoughts(value: Value<'_>) -> (Vec<Span>, Option<Span>) {
                 let inner = pieces.iter().flat_map(Value::items);
                 for sealed in inner.chain([item]) {
                     let names = ["signature", "data", "redactedContent"];
-                    signature = sealed.get_any(&names).map(|it| it.span()).or(signature);
+                    signature = sealed.get_any(&names).map(|value| value.span()).or(signature);
                 }
             }
         }

@@ -23,7 +23,6 @@ pub fn read(body: &[u8]) -> Conversation {
     read_in(&Document::read(body).unwrap_or_default(), body)
 }
 
-/// [`read`] for a body that is already parsed.
 pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     let mut conversation = Conversation::empty(Dialect::OpenaiResponses);
     let Some(root) = document.root(body) else {
@@ -34,7 +33,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
         conversation.notes.push(Note::UnknownStructure);
         return conversation;
     }
-    let request = RequestMembers::of(root);
+    let request = RequestMembers::from_value(root);
     conversation.model = request.model.and_then(|model| model.text()).map(Into::into);
     conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
     conversation.max_output = request.max_output_tokens.and_then(|limit| limit.as_u64());
@@ -43,7 +42,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     conversation.session = identity::session_in_body(&root);
     conversation.backend = super::backend::choice_in(body, root);
     let reasoning = request.reasoning.map(|reasoning| reasoning.members(["context", "effort"]));
-    let [context, effort] = reasoning.unwrap_or_default().map(|it| it.and_then(|it| it.text()));
+    let [context, effort] = reasoning.unwrap_or_default().map(|member| member?.text());
     conversation.reasoning_context = context.map(Into::into);
     conversation.thinks = effort.filter(|effort| effort != "none").map(|_| true);
 
@@ -51,7 +50,11 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     reader.head(&request);
     match request.input {
         Some(input) if input.kind() == Kind::String => reader.prompt(input),
-        Some(input) if input.kind() == Kind::Array => input.items().for_each(|i| reader.item(i)),
+        Some(input) if input.kind() == Kind::Array => {
+            for item in input.items() {
+                reader.item(item);
+            }
+        }
         None if reader.conversation.held.is_some() => {}
         _ => note_once(&mut reader.conversation.notes, Note::UnknownStructure),
     }
@@ -111,27 +114,34 @@ impl Reader {
         }
     }
 
-    /// Reads definitions from the request's `tools`, or from an `additional_tools` item.
     fn tools(&mut self, tools: Option<Value<'_>>, in_history: bool) {
+        // Reads definitions from the request's `tools`, or from an `additional_tools` item.
         for tool in tools.iter().flat_map(Value::items) {
             self.tool(tool, in_history);
         }
     }
 
-    /// Of a deferred function or server, and of a namespace with deferred functions, the model reads the name and the
-    /// description; the rest is a part that nobody reads until it is loaded (`docs/protocols.md` 12.2).
     fn tool(&mut self, tool: Value<'_>, in_history: bool) {
+        // Of a deferred function or server, and of a namespace with deferred functions, the model
+        // reads the name and the description; the rest is a part that nobody reads until it is
+        // loaded (`docs/protocols.md` 12.2).
         let part = Part::tool(tool, name_of(tool), &mut self.keyer);
-        let functions = tool.get("tools").filter(|_| tool.get("parameters").is_none());
+        let functions = match tool.get("parameters") {
+            Some(_) => None,
+            None => tool.get("tools"),
+        };
         let functions = functions.iter().flat_map(Value::items);
-        let (mut deferred, loaded): (Vec<_>, Vec<_>) = functions.partition(|it| is_deferred(*it));
-        deferred.extend(is_deferred(tool).then_some(tool));
+        let (mut deferred, loaded): (Vec<_>, Vec<_>) =
+            functions.partition(|function| is_deferred(*function));
+        if is_deferred(tool) {
+            deferred.push(tool);
+        }
         let texts = match deferred.is_empty() {
             true => part.texts,
             false => {
                 let description = tool.get_any(&["description", "server_description"]);
-                let shown = items::tool_name(tool).into_iter().chain(description).chain(loaded);
-                shown.map(|value| value.span()).collect()
+                let visible = items::tool_name(tool).into_iter().chain(description).chain(loaded);
+                visible.map(|value| value.span()).collect()
             }
         };
         self.conversation.tools.push(Part { in_history, texts, ..part });
@@ -142,7 +152,6 @@ impl Reader {
         }
     }
 
-    /// Reads an input that is a single string.
     fn prompt(&mut self, input: Value<'_>) {
         let parts = vec![Part::text(Role::User, input, &mut self.keyer)];
         self.conversation.messages.push(Message { role: Role::User, span: input.span(), parts });
@@ -169,7 +178,9 @@ impl Reader {
             note_once(&mut self.conversation.notes, Note::UnknownPart);
         }
         if read.role == Role::System && !self.begun {
-            read.parts.iter_mut().for_each(|part| part.in_history = true);
+            for part in &mut read.parts {
+                part.in_history = true;
+            }
             self.conversation.system.append(&mut read.parts);
             return;
         }
@@ -187,8 +198,8 @@ fn is_deferred(tool: Value<'_>) -> bool {
     tool.get("defer_loading").and_then(|deferred| deferred.as_bool()) == Some(true)
 }
 
-/// The history that the provider holds (`docs/protocols.md` 3.2).
 fn held(request: &RequestMembers<'_>) -> Option<HeldHistory> {
+    // As `docs/protocols.md` 3.2 has it.
     if let Some(id) = request.previous_response_id.and_then(|id| id.text()) {
         return Some(HeldHistory::After(id.into()));
     }
@@ -197,7 +208,6 @@ fn held(request: &RequestMembers<'_>) -> Option<HeldHistory> {
     Some(HeldHistory::Named(id.into()))
 }
 
-/// The request's purpose, if the body shows that it is not a turn.
 fn purpose(
     request: &RequestMembers<'_>,
     conversation: &Conversation,
@@ -213,15 +223,19 @@ fn purpose(
     if !conversation.tools.is_empty() {
         return None;
     }
-    let begins = |part: Option<&Part>, with: &str| {
-        let text = part.and_then(|part| part.texts.first());
-        let text = text.map(|text| text.of(body)).unwrap_or_default();
-        text.get(1..).unwrap_or_default().starts_with(with.as_bytes())
-    };
-    if begins(conversation.parts().next_back(), CODEX_CHECKPOINT) {
+    if starts_with(conversation.parts().next_back(), CODEX_CHECKPOINT, body) {
         return Some(Purpose::Compaction);
     }
-    begins(conversation.system.first(), OPENCODE_TITLE).then_some(Purpose::Side)
+    if starts_with(conversation.system.first(), OPENCODE_TITLE, body) {
+        return Some(Purpose::Side);
+    }
+    None
+}
+
+fn starts_with(part: Option<&Part>, start: &str, body: &[u8]) -> bool {
+    let Some(text) = part.and_then(|part| part.texts.first()) else { return false };
+    // Past the quote of the literal.
+    text.slice(body).get(1..).is_some_and(|text| text.starts_with(start.as_bytes()))
 }
 
 /// How Codex asks a provider other than OpenAI to compact (`docs/protocols.md` 10.12).
@@ -230,8 +244,8 @@ const CODEX_CHECKPOINT: &str = "You are performing a CONTEXT CHECKPOINT COMPACTI
 /// How opencode asks for a session's title.
 const OPENCODE_TITLE: &str = "You are a title generator";
 
-/// Whether Codex's metadata, a JSON text in a string, says that it is a compaction.
 fn is_compaction_request(metadata: Value<'_>) -> bool {
+    // A JSON text in a string.
     let text = metadata.text().unwrap_or_default();
     let document = Document::read(text.as_bytes()).unwrap_or_default();
     let kind = document.root(text.as_bytes()).and_then(|root| root.get_text("request_kind"));

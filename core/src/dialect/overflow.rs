@@ -64,11 +64,10 @@ pub fn overflow_in_reply(error: &ProviderError, host: &str) -> Option<Overflow> 
     let text = error.text();
     let response = ErrorResponse { status: 200, host, body: text.as_bytes() };
     let mut messages = ErrorMessage::all(error.message.as_deref().unwrap_or_default().as_bytes());
-    messages.push(ErrorMessage::of(error));
+    messages.push(ErrorMessage::from_error(error));
     stated(&lowercase_text(text.as_bytes()), &messages, &response)
 }
 
-/// What an error says about the window. `text`: all of it, in lower case.
 fn stated(text: &str, messages: &[ErrorMessage], answer: &ErrorResponse<'_>) -> Option<Overflow> {
     let file = built_in();
     // A server that failed says so about its own faults, too.
@@ -78,33 +77,37 @@ fn stated(text: &str, messages: &[ErrorMessage], answer: &ErrorResponse<'_>) -> 
     if file.except.iter().any(|pattern| text.contains(&**pattern)) {
         return None;
     }
-    let mut found = Overflow::default();
+    let mut overflow = Overflow::default();
     for message in messages {
-        found.add(message.window, message.input);
+        overflow.add(message.window, message.input);
     }
-    let has_both = found.window.is_some() && found.input > found.window;
+    let has_both = overflow.window.is_some() && overflow.input > overflow.window;
     let is_named = messages.iter().any(|message| file.names(message));
-    let (mut is_certain, mut is_inferred) = (has_both || is_named, false);
+    let mut is_certain = has_both || is_named;
+    let mut is_inferred = false;
     for message in messages {
         let says = sentences::read(&lowercase_text(message.text.as_bytes()));
         is_certain |= says.is_too_long;
         is_inferred |= says.is_too_many && says.is_of_tokens;
         // Numbers that do not explain a refusal are about something else.
         if says.is_too_many || says.input.is_none() {
-            found.add(says.window, says.input);
+            overflow.add(says.window, says.input);
         }
     }
     for known in file.patterns.iter().filter(|known| known.is_for(answer)) {
         if let Some(seen) = known.seen(text) {
             is_certain = true;
-            found.add(seen.window, seen.input);
+            overflow.add(seen.window, seen.input);
         }
     }
-    (is_certain || is_inferred).then_some(Overflow { is_inferred: !is_certain, ..found })
+    if is_certain || is_inferred {
+        Some(Overflow { is_inferred: !is_certain, ..overflow })
+    } else {
+        None
+    }
 }
 
 impl Overflow {
-    /// Adds numbers that are not known yet.
     fn add(&mut self, window: Option<u64>, input: Option<u64>) {
         self.window = self.window.or(window.filter(|window| WINDOWS.contains(window)));
         self.input = self.input.or(input);
@@ -130,34 +133,37 @@ struct OverflowPattern {
     host: Option<Box<str>>,
 }
 
-/// The built-in patterns, parsed on first use. A test checks that they are valid.
 fn built_in() -> &'static OverflowFile {
     static FILE: OnceLock<OverflowFile> = OnceLock::new();
     FILE.get_or_init(|| {
-        let nothing = || OverflowFile { except: vec![], names: vec![], patterns: vec![] };
-        toml::from_str(include_str!("../../../config/overflow.toml")).unwrap_or_else(|_| nothing())
+        // A test checks that it is valid.
+        toml::from_str(include_str!("../../../config/overflow.toml"))
+            .unwrap_or_else(|_| OverflowFile { except: vec![], names: vec![], patterns: vec![] })
     })
 }
 
 impl OverflowFile {
     /// Whether the error has a name that says so, among its kinds or in its text.
     fn names(&self, message: &ErrorMessage) -> bool {
-        let is_listed =
-            |name: &str| self.names.iter().any(|known| known.eq_ignore_ascii_case(name));
-        let is_part = |sign: char| sign.is_ascii_alphanumeric() || matches!(sign, '_' | '-' | '.');
-        let mut words = message.text.split(|sign| !is_part(sign));
-        let is_word_listed = |word: &str| word.contains('_') && is_listed(word);
-        message.kinds.iter().any(|kind| is_listed(kind) || is_of_context(kind))
-            || words.any(|word| is_of_context(word) || is_word_listed(word))
+        let mut words = message
+            .text
+            .split(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.')));
+        // In a sentence, a word without an underscore may be any other word.
+        message.kinds.iter().any(|kind| self.lists(kind) || is_of_context(kind))
+            || words.any(|word| is_of_context(word) || word.contains('_') && self.lists(word))
+    }
+
+    fn lists(&self, name: &str) -> bool {
+        self.names.iter().any(|listed| listed.eq_ignore_ascii_case(name))
     }
 }
 
-/// Whether a name says that a context is too long: `context_length_exceeded`, `ContextWindowExceededError`.
 fn is_of_context(name: &str) -> bool {
-    let plain: String = name.chars().filter(char::is_ascii_alphanumeric).collect();
-    let plain = plain.to_ascii_lowercase();
-    plain.contains("context")
-        && ["exceed", "overflow", "toolong"].iter().any(|word| plain.contains(word))
+    // `context_length_exceeded`, `ContextWindowExceededError`.
+    let letters: String = name.chars().filter(char::is_ascii_alphanumeric).collect();
+    let letters = letters.to_ascii_lowercase();
+    letters.contains("context")
+        && ["exceed", "overflow", "toolong"].iter().any(|word| letters.contains(word))
 }
 
 impl OverflowPattern {
@@ -169,17 +175,18 @@ impl OverflowPattern {
     /// The numbers at the first match of the pattern.
     fn seen(&self, text: &str) -> Option<Overflow> {
         if self.text.is_empty() {
-            return text.trim().is_empty().then(Overflow::default);
+            // A pattern without text means an empty body.
+            return if text.trim().is_empty() { Some(Overflow::default()) } else { None };
         }
-        let first = self.text.split([' ', '{']).next().unwrap_or_default();
-        let starts = memchr::memmem::find_iter(text.as_bytes(), first.as_bytes());
+        let first_word = self.text.split([' ', '{']).next().unwrap_or_default();
+        let starts = memchr::memmem::find_iter(text.as_bytes(), first_word.as_bytes());
         starts.filter_map(|start| fits(&self.text, text.get(start..)?)).next()
     }
 }
 
-/// The numbers in `text`, if it begins with `pattern`.
 fn fits(pattern: &str, text: &str) -> Option<Overflow> {
-    let (mut pattern, mut text) = (pattern, text);
+    let mut pattern = pattern;
+    let mut text = text;
     let mut numbers = Overflow::default();
     while let Some(next) = pattern.chars().next() {
         if next == '{' {
@@ -190,9 +197,11 @@ fn fits(pattern: &str, text: &str) -> Option<Overflow> {
                 "input" => numbers.input = number,
                 _ => {}
             }
-            (pattern, text) = (rest, after);
+            pattern = rest;
+            text = after;
         } else if next == ' ' {
-            (pattern, text) = (&pattern[1..], text.trim_start());
+            pattern = &pattern[1..];
+            text = text.trim_start();
         } else {
             text = text.strip_prefix(next)?;
             pattern = &pattern[next.len_utf8()..];
@@ -201,32 +210,31 @@ fn fits(pattern: &str, text: &str) -> Option<Overflow> {
     Some(numbers)
 }
 
-/// The text of a body in lower case, with JSON escapes decoded: some servers escape `>`, `'` or all quotes in
-/// an error that they forward.
 fn lowercase_text(body: &[u8]) -> String {
+    // Some servers escape `>`, `'` or all quotes in an error that they forward.
     unescaped(body).to_lowercase()
 }
 
 /// The same without lowering the case.
 pub(super) fn unescaped(body: &[u8]) -> String {
     let text = String::from_utf8_lossy(body);
-    let mut out = String::with_capacity(text.len());
+    let mut unescaped = String::with_capacity(text.len());
     let mut rest = &*text;
     while let Some(at) = rest.find('\\') {
-        out.push_str(&rest[..at]);
+        unescaped.push_str(&rest[..at]);
         rest = &rest[at + 1..];
         let hex = rest.strip_prefix('u').and_then(|hex| hex.get(..4));
         let escaped = hex.and_then(|hex| u32::from_str_radix(hex, 16).ok());
         if let Some(sign) = escaped {
-            out.push(char::from_u32(sign).unwrap_or(char::REPLACEMENT_CHARACTER));
+            unescaped.push(char::from_u32(sign).unwrap_or(char::REPLACEMENT_CHARACTER));
             rest = &rest[5..];
         } else if let Some(sign) = rest.chars().next() {
-            out.push(if matches!(sign, 'n' | 'r' | 't') { ' ' } else { sign });
+            unescaped.push(if matches!(sign, 'n' | 'r' | 't') { ' ' } else { sign });
             rest = &rest[sign.len_utf8()..];
         }
     }
-    out.push_str(rest);
-    out
+    unescaped.push_str(rest);
+    unescaped
 }
 
 #[cfg(test)]
@@ -244,7 +252,8 @@ mod tests {
     #[test]
     fn every_listed_message_is_an_overflow() {
         let file = built_in();
-        assert!(file.patterns.len() > 5 && file.except.len() > 10, "the data does not parse");
+        assert!(file.patterns.len() > 5, "the data does not parse");
+        assert!(file.except.len() > 10, "the data does not parse");
         for says in &file.patterns {
             let text = says.text.replace("{window}", "200,000").replace("{}", "77");
             let body = format!(r#"{{"error":{{"message":"Oh: {text}!"}}}}"#);
@@ -254,7 +263,8 @@ mod tests {
             let answer = ErrorResponse { status, host, body: body.as_bytes() };
             let seen = overflow(&answer).unwrap_or_else(|| panic!("{body}"));
             let window = says.text.contains("{window}").then_some(200_000);
-            assert_eq!((seen.window, seen.is_inferred), (window, false), "{body}");
+            assert_eq!(seen.window, window, "{body}");
+            assert!(!seen.is_inferred, "{body}");
             assert_eq!(overflow(&ErrorResponse { status: 429, ..answer }), None, "{body}");
             assert_eq!(overflow(&ErrorResponse { status: 401, ..answer }), None, "{body}");
         }

@@ -27,7 +27,6 @@ impl PartIndex {
         Self { message, part }
     }
 
-    /// The place right after it.
     pub(crate) fn after(self) -> Self {
         Self { part: self.part + 1, ..self }
     }
@@ -91,7 +90,6 @@ pub struct Part {
 }
 
 impl Part {
-    /// A part at `value`, with nothing else known yet.
     pub(super) fn at(kind: PartKind, role: Role, value: Value<'_>) -> Self {
         Self {
             kind,
@@ -119,15 +117,19 @@ impl Part {
     /// equal reasoning came before it. Without a signature a model's reasoning can repeat to the letter.
     pub(crate) fn removal_key(&self) -> Option<u128> {
         let key = self.reasoning_key?;
-        let later = || Chain(key).then(PartKey(u128::from(self.repeats))).0;
-        Some(if self.repeats == 0 { key } else { later() })
+        match self.repeats {
+            0 => Some(key),
+            // Without a signature a model's reasoning can repeat to the letter.
+            repeats => Some(Chain(key).then(PartKey(u128::from(repeats))).0),
+        }
     }
 
-    /// Sets the key of reasoning that has its own: by its signature, else by its text.
     pub(super) fn hash_reasoning(&mut self, body: &[u8]) {
-        let span = self.signature.or_else(|| self.texts.first().copied()).unwrap_or(self.span);
-        let is_reasoning = self.kind == PartKind::Reasoning;
-        self.reasoning_key = is_reasoning.then(|| PartKey::of_literal(span.of(body)).0);
+        // By its signature, else by its text.
+        if self.kind == PartKind::Reasoning {
+            let span = self.signature.or_else(|| self.texts.first().copied()).unwrap_or(self.span);
+            self.reasoning_key = Some(PartKey::of_literal(span.slice(body)).0);
+        }
     }
 
     /// A text part: `value` is the string literal, which is also its range.
@@ -139,8 +141,8 @@ impl Part {
         }
     }
 
-    /// A part that is not understood: it is kept as it is, and its bytes are counted.
     pub(super) fn opaque(role: Role, value: Value<'_>, keyer: &mut Keyer) -> Self {
+        // Its bytes are counted, whatever they mean.
         Self {
             texts: vec![value.span()],
             key: keyer.value(PartKind::Opaque, role, value),
@@ -199,7 +201,7 @@ pub enum PictureDetail {
 
 impl PictureDetail {
     /// The detail in this member; `None` for `auto` and what is not known.
-    pub(super) fn of(value: Option<Value<'_>>) -> Option<Self> {
+    pub(super) fn from_member(value: Option<Value<'_>>) -> Option<Self> {
         let written = value?.text()?.to_ascii_lowercase();
         match written.strip_prefix("media_resolution_").unwrap_or(&written) {
             "low" => Some(Self::Low),

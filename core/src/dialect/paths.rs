@@ -51,44 +51,48 @@ pub fn provider(target: &str, headers: &HeaderMap) -> Provider {
 
 /// The provider that a request's headers or its `key=` indicate, if any.
 pub fn hinted(target: &str, headers: &HeaderMap) -> Option<Provider> {
-    let has = |name: &str| headers.contains_key(name);
-    let starts = |name: header::HeaderName, with: &str| {
-        headers.get(name).is_some_and(|value| value.as_bytes().starts_with(with.as_bytes()))
-    };
-    if starts(header::AUTHORIZATION, "AWS4-HMAC-SHA256") {
+    if starts_with(headers, header::AUTHORIZATION, "AWS4-HMAC-SHA256") {
         return Some(Provider::Bedrock);
     }
-    if has("anthropic-version") || has("anthropic-beta") || has("x-api-key") {
+    if has_any(headers, &["anthropic-version", "anthropic-beta", "x-api-key"]) {
         return Some(Provider::Anthropic);
     }
-    if has("x-goog-api-key") || has("x-goog-api-client") || query_key(target).is_some() {
+    if has_any(headers, &["x-goog-api-key", "x-goog-api-client"]) || query_key(target).is_some() {
         return Some(Provider::Gemini);
     }
-    if has("api-key") || has("openai-organization") || has("openai-beta") || has("originator") {
+    if has_any(headers, &["api-key", "openai-organization", "openai-beta", "originator"]) {
         return Some(Provider::Openai);
     }
-    starts(header::USER_AGENT, "claude-cli/").then_some(Provider::Anthropic)
+    if starts_with(headers, header::USER_AGENT, "claude-cli/") {
+        return Some(Provider::Anthropic);
+    }
+    None
 }
 
-/// The value of `key=` in the query, not decoded.
+fn has_any(headers: &HeaderMap, names: &[&str]) -> bool {
+    names.iter().any(|name| headers.contains_key(*name))
+}
+
+fn starts_with(headers: &HeaderMap, name: header::HeaderName, start: &str) -> bool {
+    headers.get(name).is_some_and(|value| value.as_bytes().starts_with(start.as_bytes()))
+}
+
 fn query_key(target: &str) -> Option<&str> {
     let (_, query) = target.split_once('?')?;
     query.split('&').find_map(|pair| pair.strip_prefix("key=")).filter(|key| !key.is_empty())
 }
 
-/// The provider, if only one has such a path.
 fn owner(segments: &[&str]) -> Option<Provider> {
     // After the name of a resource comes an id, which may be any word.
-    let begins = known::resource(segments).unwrap_or(segments);
-    let has = |names: &[&str]| begins.iter().any(|segment| names.contains(segment));
+    let resource = known::resource(segments).unwrap_or(segments);
     if let Some(at) = segments.iter().position(|segment| *segment == "publishers") {
         let is_claude = segments.get(at + 1) == Some(&"anthropic");
         return Some(if is_claude { Provider::Anthropic } else { Provider::Gemini });
     }
-    if has(GEMINI) || segments.iter().any(|s| s.starts_with("v1internal:")) {
+    if contains_any(resource, GEMINI) || segments.iter().any(|s| s.starts_with("v1internal:")) {
         return Some(Provider::Gemini);
     }
-    if segments.last().and_then(|last| verb(last)).is_some() && has(&["models"]) {
+    if segments.last().and_then(|last| verb(last)).is_some() && resource.contains(&"models") {
         return Some(Provider::Gemini);
     }
     if matches!(segments, [.., "model", _, "invoke" | "converse" | "count-tokens"])
@@ -96,10 +100,17 @@ fn owner(segments: &[&str]) -> Option<Provider> {
     {
         return Some(Provider::Bedrock);
     }
-    if has(OPENAI) {
+    if contains_any(resource, OPENAI) {
         return Some(Provider::Openai);
     }
-    has(ANTHROPIC).then_some(Provider::Anthropic)
+    if contains_any(resource, ANTHROPIC) {
+        return Some(Provider::Anthropic);
+    }
+    None
+}
+
+fn contains_any(segments: &[&str], names: &[&str]) -> bool {
+    segments.iter().any(|segment| names.contains(segment))
 }
 
 /// Fuzz target: no target makes a reader panic, its query decides nothing, and its redacted form keeps the
@@ -312,11 +323,13 @@ mod tests {
     #[test]
     fn websocket_and_aws_event_stream_endpoints_are_recognised() {
         let ws = endpoint(&Method::GET, "/v1/responses").unwrap();
-        assert_eq!((ws.dialect, ws.transport), (OpenaiResponses, Transport::WebSocket));
+        assert_eq!(ws.dialect, OpenaiResponses);
+        assert_eq!(ws.transport, Transport::WebSocket);
         assert_eq!(endpoint(&Method::GET, "/v1/messages"), None);
         let aws = "/model/anthropic.claude-x/invoke-with-response-stream";
         let aws = endpoint(&Method::POST, aws).unwrap();
-        assert_eq!((aws.dialect, aws.transport), (Anthropic, Transport::AwsEventStream));
+        assert_eq!(aws.dialect, Anthropic);
+        assert_eq!(aws.transport, Transport::AwsEventStream);
     }
 
     #[test]

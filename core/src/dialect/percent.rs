@@ -14,9 +14,12 @@ pub(super) fn decoded(text: &str) -> Cow<'_, str> {
 
 /// The same without guessing: `None` if an escape is invalid, or the result is not UTF-8.
 pub fn decoded_whole(text: &str) -> Option<Cow<'_, str>> {
-    let is_escape = |rest: &str| rest.bytes().take(2).filter(u8::is_ascii_hexdigit).count() == 2;
-    let are_escapes = text.split('%').skip(1).all(is_escape);
-    are_escapes.then(|| percent_decode_str(text).decode_utf8().ok()).flatten()
+    for rest in text.split('%').skip(1) {
+        if rest.bytes().take(2).filter(u8::is_ascii_hexdigit).count() < 2 {
+            return None;
+        }
+    }
+    percent_decode_str(text).decode_utf8().ok()
 }
 
 #[cfg(test)]

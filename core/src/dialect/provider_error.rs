@@ -28,25 +28,30 @@ impl ProviderError {
 pub(super) fn error_in(value: Value<'_>) -> ProviderError {
     let value = value.items().next().unwrap_or(value);
     let inner = value.get("error").filter(|error| !error.is_null()).unwrap_or(value);
-    let text_of = |names: &[&str]| names.iter().find_map(|name| word(inner.get(name)?));
     let code = inner.get("code").or_else(|| value.get("code")).and_then(|code| code.text());
     ProviderError {
         kind: code
             .filter(|code| is_name(code))
             .map(Into::into)
-            .or_else(|| text_of(&["type", "status", "code"])),
-        message: inner.text().map(Into::into).or_else(|| text_of(&["message", "detail"])),
+            .or_else(|| first_word(inner, &["type", "status", "code"])),
+        message: inner.text().map(Into::into).or_else(|| first_word(inner, &["message", "detail"])),
     }
 }
 
-/// Whether a code is a name: some servers put a status or a sentence there.
 fn is_name(code: &str) -> bool {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte);
-    code.bytes().all(is_plain) && code.bytes().any(|byte| byte.is_ascii_alphabetic())
+    // Some servers put a status or a sentence there.
+    code.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-.".contains(&byte))
+        && code.bytes().any(|byte| byte.is_ascii_alphabetic())
 }
 
-/// A string, or a number as a string.
+fn first_word(object: Value<'_>, names: &[&str]) -> Option<Box<str>> {
+    names.iter().find_map(|name| word(object.get(name)?))
+}
+
 fn word(value: Value<'_>) -> Option<Box<str>> {
-    let number = || value.as_u64().map(|number| number.to_string().into());
-    value.text().map(Into::into).or_else(number)
+    // A string, or a number as a string.
+    match value.text() {
+        Some(text) => Some(text.into()),
+        None => value.as_u64().map(|number| number.to_string().into()),
+    }
 }

@@ -38,21 +38,21 @@ static FINDERS: LazyLock<Vec<(Finder<'static>, Purpose)>> = LazyLock::new(|| {
 /// How many bytes of a text are searched: instructions state their purpose early.
 const NEAR: usize = 4096;
 
-/// The purpose that the text shows, if any.
 pub(super) fn by_text(conversation: &Conversation, body: &[u8]) -> Option<Purpose> {
     let has_tools = conversation.tools.iter().any(|tool| tool.name.is_some());
     if has_tools {
         return None;
     }
     let mut user = conversation.messages.iter().filter(|message| message.role == Role::User);
-    let (first, last) = (user.next(), user.next_back());
+    let first = user.next();
+    let last = user.next_back();
     let schemas = &conversation.tools;
     let parts = conversation.system.iter().chain(schemas);
     let parts = parts.chain(first.into_iter().chain(last).flat_map(|message| &message.parts));
-    let texts = parts.flat_map(|part| &part.texts).map(|text| text.of(body));
+    let texts = parts.flat_map(|part| &part.texts).map(|text| text.slice(body));
     texts.map(|text| &text[..text.len().min(NEAR)]).find_map(|text| {
         let mut fitting = FINDERS.iter().filter(|(finder, _)| finder.needle().len() <= text.len());
-        let found = fitting.find(|(finder, _)| finder.find(text).is_some());
-        found.map(|(_, purpose)| *purpose)
+        let row = fitting.find(|(finder, _)| finder.find(text).is_some());
+        row.map(|(_, purpose)| *purpose)
     })
 }

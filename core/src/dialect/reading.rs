@@ -36,7 +36,7 @@ pub enum Framing {
 
 impl Framing {
     /// The framing for a `content-type` value.
-    pub fn of(content_type: &str) -> Self {
+    pub fn from_content_type(content_type: &str) -> Self {
         let essence = content_type.split(';').next().unwrap_or_default().trim();
         if essence.eq_ignore_ascii_case("text/event-stream") {
             Framing::Events
@@ -57,7 +57,7 @@ pub enum BodyEnd {
 
 impl BodyEnd {
     /// The end of a body that came to its end, or did not.
-    pub fn of(is_whole: bool) -> Self {
+    pub fn new(is_whole: bool) -> Self {
         if is_whole { BodyEnd::Whole } else { BodyEnd::Cut }
     }
 }
@@ -155,7 +155,8 @@ impl ResponseReader {
         }
         match self.framing {
             Framing::Events => {
-                let (builder, document) = (&mut self.builder, &mut self.document);
+                let builder = &mut self.builder;
+                let document = &mut self.document;
                 self.framer.push(bytes, |event| builder.event(event, document));
                 if self.framer.gave_up() {
                     builder.give_up();
@@ -165,9 +166,9 @@ impl ResponseReader {
         }
     }
 
-    /// Holds the first bytes until one of them decides the framing. White space as keep-alive and a BOM may
-    /// come first.
     fn settle(&mut self, bytes: &[u8]) {
+        // Holds the first bytes until one of them decides the framing. White space as keep-alive
+        // and a BOM may come first.
         self.body.extend_from_slice(bytes);
         if BOM.starts_with(&self.body) {
             return;
@@ -188,11 +189,10 @@ impl ResponseReader {
             self.body.drain(..begins);
             return self.take_elements();
         }
-        let first = std::mem::take(&mut self.body);
-        self.push(&first);
+        let body = std::mem::take(&mut self.body);
+        self.push(&body);
     }
 
-    /// Reads a message of a transport with its own framing (WebSocket): a JSON event.
     fn message(&mut self, data: &[u8]) {
         let event = SseEvent { name: "", data, start: 0, end: 0 };
         self.builder.event(event, &mut self.document);
@@ -251,11 +251,12 @@ impl ResponseReader {
 
     /// Called at the end of the body. Returns what was understood.
     pub fn finish(mut self, end: BodyEnd) -> Reply {
-        let whole = end == BodyEnd::Whole;
-        let (builder, document) = (&mut self.builder, &mut self.document);
+        let is_whole = end == BodyEnd::Whole;
+        let builder = &mut self.builder;
+        let document = &mut self.document;
         let gave_up = builder.gave_up;
         if self.framing == Framing::Events && self.settled {
-            if whole {
+            if is_whole {
                 self.framer.finish(|event| builder.last_event(event, document));
                 if !builder.any && !gave_up {
                     builder.note(Note::NotJson); // plain text, or only comments
@@ -264,13 +265,15 @@ impl ResponseReader {
         } else if !self.elements.started {
             match document.reread(&self.body).ok().and_then(|()| document.root(&self.body)) {
                 Some(value) => builder.body(value, self.status),
-                None if whole && !gave_up && !self.body.is_empty() => builder.note(Note::NotJson),
+                None if is_whole && !gave_up && !self.body.is_empty() => {
+                    builder.note(Note::NotJson);
+                }
                 None => {}
             }
         }
-        builder.finish(whole);
+        builder.finish(is_whole);
         if self.status >= 400 {
-            builder.reply.complete = whole;
+            builder.reply.complete = is_whole;
         } else {
             builder.failed();
         }
@@ -285,10 +288,11 @@ impl ResponseReader {
         self.take_elements();
     }
 
-    /// Reads the complete elements of a streamed array; any other body waits for its end.
     fn take_elements(&mut self) {
-        let (builder, document) = (&mut self.builder, &mut self.document);
-        let (limit, status) = (self.limit, self.status);
+        let builder = &mut self.builder;
+        let document = &mut self.document;
+        let limit = self.limit;
+        let status = self.status;
         self.elements.take(&mut self.body, |element, consumed| {
             if consumed > limit || builder.gave_up {
                 return builder.give_up();
@@ -330,9 +334,8 @@ impl ReplyBuilder {
         }
     }
 
-    /// Reads an unfinished event at the end of the body. A client that leaves in the middle of `[DONE]` has
-    /// the whole reply.
     fn last_event(&mut self, event: SseEvent<'_>, document: &mut Document) {
+        // A client that leaves in the middle of `[DONE]` has the whole reply.
         if DONE.starts_with(event.data.trim_ascii()) && event.data.trim_ascii() != DONE {
             self.any = true;
             return;
@@ -370,20 +373,22 @@ impl ReplyBuilder {
         }
     }
 
-    /// Called for `data: [DONE]`, the last frame of the OpenAI dialects; APIs of other dialects send it, too. It
-    /// ends the stream, and does not say that the reply is whole.
     fn done(&mut self) {
+        // The last frame of the OpenAI dialects; APIs of other dialects send it, too. It ends the
+        // stream, and does not say that the reply is whole.
         self.done = true;
     }
 
     fn finish(&mut self, whole: bool) {
-        let (done, reply) = (self.done, &mut self.reply);
-        let whole = whole || done;
+        let done = self.done;
+        let reply = &mut self.reply;
+        // What follows the last frame is not missed.
+        let is_whole = whole || done;
         match &mut self.stream {
-            DialectStream::Anthropic(stream) => stream.finish(whole, reply),
-            DialectStream::OpenaiChat(stream) => stream.finish(whole, done, reply),
+            DialectStream::Anthropic(stream) => stream.finish(is_whole, reply),
+            DialectStream::OpenaiChat(stream) => stream.finish(is_whole, done, reply),
             DialectStream::OpenaiResponses(stream) => stream.finish(reply),
-            DialectStream::Gemini(stream) => stream.finish(whole, reply),
+            DialectStream::Gemini(stream) => stream.finish(is_whole, reply),
         }
         reply.find_variants();
         if reply.usage.forget_impossible(CountLimit::ANY) {
@@ -391,11 +396,11 @@ impl ReplyBuilder {
         }
     }
 
-    /// Sets the stop reason if an error inside a success ended the reply, in any dialect.
     fn failed(&mut self) {
+        // An error inside a success ended the reply, in any dialect.
         let Reply { error, stop, .. } = &mut self.reply;
         if let (Some(error), None | Some(StopReason::End | StopReason::Failed)) = (error, *stop) {
-            let is_filter = ErrorKind::of(error) == ErrorKind::Filter;
+            let is_filter = ErrorKind::from_error(error) == ErrorKind::Filter;
             *stop = Some(if is_filter { StopReason::Refused } else { StopReason::Failed });
         }
     }
@@ -474,12 +479,12 @@ pub fn fuzz(dialect: Dialect, bytes: &[u8]) {
         (Framing::Unknown, 200),
         (Framing::Unknown, 500),
     ];
-    let cuts = InputCuts::of(bytes);
+    let cuts = InputCuts::new(bytes);
     for (way, (framing, status)) in WAYS.into_iter().enumerate() {
         let read = |chunks: &mut dyn Iterator<Item = &[u8]>, whole: bool| {
             let mut reading = ResponseReader::new(dialect, status, framing, 1 << 20);
             chunks.for_each(|chunk| reading.push(chunk));
-            (reading.is_stream(), reading.finish(BodyEnd::of(whole)))
+            (reading.is_stream(), reading.finish(BodyEnd::new(whole)))
         };
         let (is_stream, whole) = read(&mut std::iter::once(bytes), true);
         if way != cuts.way(WAYS.len()) {

@@ -103,11 +103,12 @@ impl RefusalCause {
     /// Whether reasoning that was put back for the first time may have caused it. Other causes depend on
     /// earlier changes.
     pub fn is_of_what_is_new(self) -> bool {
+        // Other causes depend on earlier changes.
         matches!(self, RefusalCause::Signature | RefusalCause::ReasoningRefused)
     }
 
-    /// Whether it teaches how to send the next request.
     pub(crate) fn teaches(self) -> bool {
+        // Whether it teaches how to send the next request.
         let of_reasoning = matches!(self, RefusalCause::Bound | RefusalCause::ReasoningDemanded);
         of_reasoning || matches!(self, RefusalCause::ReasoningRefused | RefusalCause::Compaction)
     }
@@ -134,13 +135,13 @@ impl RefusalCause {
 
 /// The cause that a refusal's body names.
 pub fn cause(body: &[u8]) -> RefusalCause {
-    let stated = overflow(&ErrorResponse { status: 400, host: "", body });
-    if stated.is_some_and(|stated| !stated.is_inferred) {
+    let overflow = overflow(&ErrorResponse { status: 400, host: "", body });
+    if overflow.is_some_and(|overflow| !overflow.is_inferred) {
         return RefusalCause::Overflow;
     }
     let text = String::from_utf8_lossy(body).to_lowercase();
-    let named = |signs: &[&str]| signs.iter().all(|sign| text.contains(sign));
-    SIGNS.iter().find(|(signs, _)| named(signs)).map_or(RefusalCause::Other, |(_, cause)| *cause)
+    let row = SIGNS.iter().find(|(signs, _)| signs.iter().all(|sign| text.contains(sign)));
+    row.map_or(RefusalCause::Other, |(_, cause)| *cause)
 }
 
 #[cfg(test)]

@@ -145,7 +145,6 @@ pub enum Repair {
 }
 
 impl Repair {
-    /// The cause that it fixes.
     pub(crate) fn cause(&self) -> RepairCause {
         match self {
             Self::Media { .. } | Self::Picture { .. } => RepairCause::Media,
@@ -178,8 +177,8 @@ impl Repair {
         }
     }
 
-    /// The order of edits: first what makes the body readable, last what counts things.
     pub(crate) fn order(&self) -> u8 {
+        // First what makes the body readable, last what counts things.
         match self {
             Self::Unicode => 0,
             Self::Field { .. } => 1,

@@ -114,7 +114,7 @@ const MOST_IDS: usize = 3;
 
 impl ReplyPart {
     /// A part with nothing else known yet.
-    pub fn of(kind: PartKind) -> Self {
+    pub fn new(kind: PartKind) -> Self {
         Self {
             kind,
             audience: Audience::Model,
@@ -128,7 +128,6 @@ impl ReplyPart {
         }
     }
 
-    /// Adds an id that its server gave the call later.
     pub(super) fn add_id(&mut self, id: &str) {
         if self.kind == PartKind::ToolCall {
             add_other_id(&mut self.other_ids, self.id.as_deref(), id);
@@ -138,7 +137,7 @@ impl ReplyPart {
 
 /// Adds a further id of a call, whose first one is `first`, unless it is known or there are enough.
 pub(super) fn add_other_id(others: &mut Vec<Box<str>>, first: Option<&str>, id: &str) {
-    let is_known = first == Some(id) || others.iter().any(|it| **it == *id);
+    let is_known = first == Some(id) || others.iter().any(|other| **other == *id);
     if !is_known && others.len() < MOST_IDS - 1 {
         others.push(id.into());
     }
@@ -192,7 +191,9 @@ impl Reply {
     pub fn delivered(mut self) -> Self {
         if !self.complete {
             let others = self.choices.iter_mut().chain(&mut self.variants);
-            std::iter::once(&mut self.parts).chain(others).for_each(drop_half);
+            for parts in std::iter::once(&mut self.parts).chain(others) {
+                drop_half(parts);
+            }
         }
         self
     }
@@ -205,6 +206,7 @@ impl Reply {
             let mut parts = self.parts.clone();
             for part in &mut parts {
                 let Some(id) = part.other_ids.get(nth).or(part.other_ids.last()) else { continue };
+
                 let name = part.name.as_deref().unwrap_or_default();
                 if part.key.is_some() {
                     part.key = keyer.tool_call(Some(id), name, ToolArguments::Text(&part.text));
@@ -234,7 +236,9 @@ pub fn runs(parts: &[ReplyPart]) -> impl Iterator<Item = (PartKey, Vec<&ReplyPar
             Some((key, pieces))
         }
         None => {
-            run.extend((part.kind == PartKind::Text).then_some(part));
+            if part.kind == PartKind::Text {
+                run.push(part);
+            }
             None
         }
     })
@@ -242,41 +246,44 @@ pub fn runs(parts: &[ReplyPart]) -> impl Iterator<Item = (PartKey, Vec<&ReplyPar
 
 /// Drops the last part of an interrupted reply if it cannot be sent back.
 fn drop_half(parts: &mut Vec<ReplyPart>) {
-    let is_signed = |part: &ReplyPart| part.signature.as_deref().is_some_and(|it| !it.is_empty());
-    let is_thought = |part: &&ReplyPart| part.kind == PartKind::Reasoning;
-    let has_signed_thought = parts.iter().filter(is_thought).any(is_signed);
-    let is_half = |part: &ReplyPart| match part.kind {
-        PartKind::ToolCall => Document::read(part.text.as_bytes()).is_err(),
-        PartKind::Reasoning => has_signed_thought && !is_signed(part),
+    let Some(last) = parts.last() else { return };
+    let is_half = match last.kind {
+        PartKind::ToolCall => Document::read(last.text.as_bytes()).is_err(),
+        // Where no thought is signed, none has to be.
+        PartKind::Reasoning => !is_signed_thought(last) && parts.iter().any(is_signed_thought),
         _ => false,
     };
-    if parts.last().is_some_and(is_half) {
+    if is_half {
         parts.pop();
     }
 }
 
-/// The parts without calls that repeat an earlier one of the reply, whose signature they may bring; `None` if no call
-/// does. Calls with ids of their own are several.
+fn is_signed_thought(part: &ReplyPart) -> bool {
+    part.kind == PartKind::Reasoning
+        && part.signature.as_deref().is_some_and(|signature| !signature.is_empty())
+}
+
 fn without_repeats(parts: &[ReplyPart]) -> Option<Vec<ReplyPart>> {
+    // Calls with ids of their own are several.
     let mut places: HashMap<PartKey, usize> = HashMap::default();
     let mut repeats: Vec<(usize, usize)> = Vec::new();
     let calls = parts.iter().enumerate().filter(|(_, part)| part.kind == PartKind::ToolCall);
     for (index, part) in calls {
         let Some(key) = part.key else { continue };
-        let first = *places.entry(key).or_insert(index);
+        let original = *places.entry(key).or_insert(index);
         let has_own_id =
-            part.id.is_some() && parts[first].id.is_some() && part.id != parts[first].id;
-        if first != index && !has_own_id {
-            repeats.push((index, first));
+            part.id.is_some() && parts[original].id.is_some() && part.id != parts[original].id;
+        if original != index && !has_own_id {
+            repeats.push((index, original));
         }
     }
     if repeats.is_empty() {
         return None;
     }
     let mut once = parts.to_vec();
-    for (index, first) in repeats.into_iter().rev() {
+    for (index, original) in repeats.into_iter().rev() {
         let repeated = once.remove(index);
-        let call = &mut once[first];
+        let call = &mut once[original];
         call.signature = call.signature.take().or(repeated.signature);
     }
     Some(once)

@@ -26,8 +26,9 @@ pub fn read_in(document: &Document, dialect: Dialect, target: &str, body: &[u8])
     };
     assign(&mut conversation);
     if let Some(endpoint) = paths::endpoint(&http::Method::POST, target) {
-        let model = || endpoint.model.as_deref().map(Into::into);
-        conversation.model = conversation.model.or_else(model);
+        // A body that names its model is more exact than the path.
+        conversation.model =
+            conversation.model.or_else(|| endpoint.model.as_deref().map(Into::into));
         conversation.stream = endpoint.stream.unwrap_or(conversation.stream);
         if conversation.purpose == Purpose::Turn {
             conversation.purpose = endpoint.purpose;
@@ -41,13 +42,13 @@ pub fn read_in(document: &Document, dialect: Dialect, target: &str, body: &[u8])
     conversation
 }
 
-/// Gives the reasoning in the history its keys.
 fn key_reasoning(conversation: &mut Conversation, body: &[u8]) {
-    let mut seen: HashMap<u128, u32> = HashMap::default();
+    // Equal reasoning is told apart by how often it came before.
+    let mut counts: HashMap<u128, u32> = HashMap::default();
     for part in conversation.messages.iter_mut().flat_map(|message| &mut message.parts) {
         part.hash_reasoning(body);
         let Some(key) = part.reasoning_key else { continue };
-        let repeats = seen.entry(key).or_default();
+        let repeats = counts.entry(key).or_default();
         part.repeats = *repeats;
         *repeats += 1;
     }

@@ -27,8 +27,9 @@ pub fn provider_request_id(answered: &HeaderMap) -> Option<&str> {
 }
 
 fn is_id(text: &str) -> bool {
-    let fits = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/+=".contains(&byte);
-    !text.is_empty() && text.len() <= LONGEST && text.bytes().all(fits)
+    !text.is_empty()
+        && text.len() <= LONGEST
+        && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.:/+=".contains(&byte))
 }
 
 #[cfg(test)]

@@ -63,23 +63,26 @@ pub(crate) fn cut(
     let Some(content) = part.content else { return Vec::new() };
     // The parts inside a result come after it.
     let inner = &message.parts[at.part + 1..];
-    let inner = &inner[..inner.iter().take_while(|it| within(it.span, part.span)).count()];
-    let kept = if cut.keep_media { inner } else { &[] };
+    let inner = &inner[..inner.iter().take_while(|other| within(other.span, part.span)).count()];
+    let kept_parts = if cut.keep_media { inner } else { &[] };
     let kind = match conversation.dialect {
         Dialect::Gemini => {
-            return gemini::cut(part, body, content, cut.text, kept.len() < inner.len());
+            let drops_media = kept_parts.len() < inner.len();
+            return gemini::cut(part, body, content, cut.text, drops_media);
         }
         Dialect::Anthropic | Dialect::OpenaiChat => "text",
         Dialect::OpenaiResponses => "input_text",
     };
-    listed::cut(&listed::ToolAnswer { part, content, kept, kind }, body, cut.text)
+    listed::cut(&listed::ToolAnswer { part, content, kept: kept_parts, kind }, body, cut.text)
 }
 
 /// The edit that replaces the text of a message of the user. `None` if the part is no such text, or has several.
 pub(crate) fn cut_text(part: &Part, text: &str) -> Option<Edit> {
-    let is_users = part.kind == PartKind::Text && part.role == Role::User;
+    if part.kind != PartKind::Text || part.role != Role::User || part.signature.is_some() {
+        return None;
+    }
     let [span] = part.texts[..] else { return None };
-    (is_users && part.signature.is_none()).then(|| beside::edit(span, beside::literal(text)))
+    Some(beside::edit(span, beside::literal(text)))
 }
 
 /// The edit that replaces an image of the user by text. `at`: message and part. Empty if there is no such
@@ -90,10 +93,13 @@ pub(crate) fn cut_picture(
     at: PartIndex,
     text: &str,
 ) -> Vec<Edit> {
-    let message = conversation.messages.get(at.message);
-    let message =
-        message.filter(|it| it.parts.get(at.part).is_some_and(|it| it.kind == PartKind::Image));
-    message.map_or_else(Vec::new, |it| picture::cut(conversation.dialect, it, at.part, body, text))
+    let Some(message) = conversation.messages.get(at.message) else { return Vec::new() };
+    match message.parts.get(at.part) {
+        Some(part) if part.kind == PartKind::Image => {
+            picture::cut(conversation.dialect, message, at.part, body, text)
+        }
+        _ => Vec::new(),
+    }
 }
 
 /// Edits that put blocks back into message `message` (in Responses, each item is a message here), as they
@@ -107,13 +113,13 @@ pub(crate) fn put_back(
 ) -> Vec<Edit> {
     let Some(message) = conversation.messages.get(message) else { return Vec::new() };
     let blocks: Vec<ReasoningInsert<'_>> =
-        blocks.iter().filter(|it| is_object(it.raw)).copied().collect();
+        blocks.iter().filter(|block| is_object(block.raw)).copied().collect();
     // In other dialects reasoning is inside a message; here the adjacent item may be a tool result.
     let is_beside = conversation.dialect == Dialect::OpenaiResponses;
     if blocks.is_empty() || !(is_beside || message.role == Role::Assistant) {
         return Vec::new();
     }
-    let raw = message.span.of(body);
+    let raw = message.span.slice(body);
     let document = Document::read(raw).unwrap_or_default();
     let Some(root) = document.root(raw).filter(|root| root.kind() == Kind::Object) else {
         return Vec::new();
@@ -137,8 +143,11 @@ pub(crate) fn restore_signature(
     at: PartIndex,
     signature: &str,
 ) -> Option<Edit> {
-    let message = conversation.messages.get(at.message).filter(|it| it.role == Role::Assistant)?;
-    let part = message.parts.get(at.part).filter(|part| part.signature.is_none())?;
+    let message = conversation.messages.get(at.message)?;
+    let part = message.parts.get(at.part)?;
+    if message.role != Role::Assistant || part.signature.is_some() {
+        return None;
+    }
     match conversation.dialect {
         Dialect::Gemini => gemini::restore_signature(part, body, signature),
         Dialect::OpenaiChat => openai_chat::restore_signature(part, body, signature),
@@ -157,28 +166,31 @@ pub(crate) fn take_out(
     message: usize,
     parts: &[usize],
 ) -> Option<Vec<Edit>> {
-    let of = conversation.messages.get(message)?;
-    let mut goes = vec![false; of.parts.len()];
+    let index = message;
+    let message = conversation.messages.get(index)?;
+    let mut goes = vec![false; message.parts.len()];
     for part in parts {
         *goes.get_mut(*part)? = true;
     }
-    let (gone, left): (Vec<_>, Vec<_>) = of.parts.iter().zip(goes).partition(|(_, goes)| *goes);
-    if gone.is_empty() || gone.iter().any(|(part, _)| part.kind != PartKind::Reasoning) {
+    let (removed, rest): (Vec<_>, Vec<_>) =
+        message.parts.iter().zip(goes).partition(|(_, goes)| *goes);
+    if removed.is_empty() || removed.iter().any(|(part, _)| part.kind != PartKind::Reasoning) {
         return None;
     }
     let dialect = conversation.dialect;
-    if dialect == Dialect::Anthropic && left.is_empty() && message > 0 {
-        return match beside::room(body, of.span)? {
+    // Two neighbours of one role are allowed there, an empty message is not.
+    if dialect == Dialect::Anthropic && rest.is_empty() && index > 0 {
+        return match beside::room(body, message.span)? {
             Removal::Shared(at) => Some(vec![edit(at, "")]),
             Removal::Alone(_) => None,
         };
     }
-    if dialect != Dialect::OpenaiResponses && !left.iter().any(|(part, _)| has_content(part)) {
+    if dialect != Dialect::OpenaiResponses && !rest.iter().any(|(part, _)| has_content(part)) {
         return None;
     }
-    let calls = left.iter().any(|(part, _)| part.kind == PartKind::ToolCall);
+    let calls = rest.iter().any(|(part, _)| part.kind == PartKind::ToolCall);
     let mut edits = Vec::new();
-    for run in beside::runs(body, gone.iter().map(|(part, _)| part.span).collect()) {
+    for run in beside::runs(body, removed.iter().map(|(part, _)| part.span).collect()) {
         edits.push(match beside::room(body, run)? {
             Removal::Shared(at) => edit(at, ""),
             // Beside calls, content may be absent, but not an empty list (`docs/protocols.md` 2.2).
@@ -187,17 +199,16 @@ pub(crate) fn take_out(
         });
     }
     if dialect == Dialect::OpenaiResponses {
-        edits.extend(openai_responses::unbind(conversation, body, message)?);
+        edits.extend(openai_responses::unbind(conversation, body, index)?);
     }
     Some(edits)
 }
 
-/// Whether a text may be put into a body: it must be a JSON object for a strict parser.
 fn is_object(raw: &str) -> bool {
+    // A strict parser must accept it, because the body does.
     raw.trim_start().starts_with('{') && serde_json::from_str::<IgnoredAny>(raw).is_ok()
 }
 
-/// Whether a part is more than an empty text.
 fn has_content(part: &Part) -> bool {
     part.kind != PartKind::Text || part.texts.iter().any(|text| text.len() > 2)
 }

@@ -104,8 +104,8 @@ impl UsageSpelling {
         value: Value<'d>,
     ) -> impl Iterator<Item = Value<'d>> + use<'d> {
         let inside = self.envelope.and_then(|name| value.get(name));
-        let report = |value: Value<'d>| self.report.iter().find_map(|name| value.get_any(&[name]));
-        std::iter::once(value).chain(inside).filter_map(report)
+        let values = std::iter::once(value).chain(inside);
+        values.filter_map(|value| self.report.iter().find_map(|name| value.get_any(&[name])))
     }
 }
 
@@ -126,7 +126,7 @@ impl CountLimit {
 
     /// The limit of a request: its model's window, if that is known, or what it was estimated at if that is more,
     /// because a catalogue may be outdated.
-    pub fn of(window: Option<u64>, estimate: Option<u64>) -> Self {
+    pub fn new(window: Option<u64>, estimate: Option<u64>) -> Self {
         let estimated = estimate.unwrap_or(0).saturating_mul(UNDERESTIMATED);
         Self(window.unwrap_or(LARGEST_WINDOW).max(estimated))
     }
@@ -136,12 +136,18 @@ impl Usage {
     /// Input and output, if they measure the context: not if the stream broke off, nor as a sum over several
     /// internal calls, nor if the model was not called (`docs/protocols.md` 12.1). An unreported output counts as 0.
     pub fn context(&self) -> Option<LastCall> {
-        let whole = self
-            .input
-            .filter(|input| *input > 0)
-            .map(|input| LastCall { input, output: self.output.unwrap_or(0) });
-        let measured = self.last_call.or(whole.filter(|_| !self.hosted_tools));
-        measured.filter(|_| !self.lower_bound)
+        if self.lower_bound {
+            return None;
+        }
+        if self.last_call.is_some() {
+            return self.last_call;
+        }
+        // A sum over several internal calls does not measure the context.
+        if self.hosted_tools {
+            return None;
+        }
+        let input = self.input.filter(|input| *input > 0)?;
+        Some(LastCall { input, output: self.output.unwrap_or(0) })
     }
 
     /// Input plus output, if both are known.
@@ -152,29 +158,31 @@ impl Usage {
 
     /// Everything that is billed: for each model (`None`: the requested one), its usage.
     pub fn billed(&self) -> impl Iterator<Item = (Option<&str>, &Self)> {
-        let own = (!self.unbilled).then_some((self.served_by.as_deref(), self));
-        own.into_iter().chain(self.attempts.iter().map(|one| (one.model.as_deref(), &one.usage)))
+        let reply = if self.unbilled { None } else { Some((self.served_by.as_deref(), self)) };
+        reply.into_iter().chain(self.attempts.iter().map(|one| (one.model.as_deref(), &one.usage)))
     }
 
     /// Forgets counts that cannot be, and returns whether there were any: more tokens than one call can have, or
     /// than a hundred calls where tools ran at the provider. What is a share of such a count is unknown, too.
     pub fn forget_impossible(&mut self, limit: CountLimit) -> bool {
         let sums = self.hosted_tools || self.last_call.is_some();
-        let most = if sums { limit.0.saturating_mul(MOST_CALLS) } else { limit.0 };
-        let is_more = |count: Option<u64>| count.is_some_and(|count| count > most);
-        let mut found = false;
-        if is_more(self.input) {
-            found = true;
-            self.input = None;
-            (self.cache_read, self.cache_write, self.cache_write_long) = (None, None, None);
-            (self.tool_use_prompt, self.last_call) = (None, None);
+        let maximum = if sums { limit.0.saturating_mul(MOST_CALLS) } else { limit.0 };
+        let mut has_impossible = false;
+        if self.input.take_if(|input| *input > maximum).is_some() {
+            has_impossible = true;
+            self.cache_read = None;
+            self.cache_write = None;
+            self.cache_write_long = None;
+            self.tool_use_prompt = None;
+            self.last_call = None;
         }
-        if is_more(self.output) {
-            found = true;
-            (self.output, self.reasoning, self.last_call) = (None, None, None);
+        if self.output.take_if(|output| *output > maximum).is_some() {
+            has_impossible = true;
+            self.reasoning = None;
+            self.last_call = None;
         }
-        let last = self.last_call.take_if(|last| last.input.max(last.output) > limit.0);
-        found |= last.is_some();
+        let last_call = self.last_call.take_if(|call| call.input.max(call.output) > limit.0);
+        has_impossible |= last_call.is_some();
         let shares = [
             &mut self.reasoning,
             &mut self.cache_read,
@@ -183,16 +191,17 @@ impl Usage {
             &mut self.tool_use_prompt,
         ];
         for share in shares {
-            found |= share.take_if(|count| *count > most).is_some();
+            has_impossible |= share.take_if(|count| *count > maximum).is_some();
         }
         // What was cleared may have been larger than the window.
         let most_cleared = limit.0.saturating_mul(MOST_CALLS);
-        found |= self.cleared.take_if(|it| it.input_tokens > most_cleared).is_some();
+        has_impossible |=
+            self.cleared.take_if(|report| report.input_tokens > most_cleared).is_some();
         for attempt in &mut self.attempts {
             // Another model may have a larger window.
-            found |= attempt.usage.forget_impossible(CountLimit::ANY);
+            has_impossible |= attempt.usage.forget_impossible(CountLimit::ANY);
         }
-        found
+        has_impossible
     }
 }
 

@@ -228,7 +228,7 @@ impl ClassicRules {
 
     /// Whether a result's images and other blocks are counted as part of its JSON.
     fn is_counted_whole(&self, body: &[u8], part: &Part) -> bool {
-        let is_text = |content: Span| content.of(body).first() == Some(&b'"');
+        let is_text = |content: Span| content.slice(body).first() == Some(&b'"');
         self.results == CountedContent::Json
             && part.kind == PartKind::ToolResult
             && part.content.is_some_and(|content| !is_text(content))
@@ -258,7 +258,7 @@ impl ClassicRules {
     }
 
     fn part_text(&self, part: &Part, body: &[u8]) -> f64 {
-        part.texts.iter().map(|text| self.text(chars(text.of(body)))).sum()
+        part.texts.iter().map(|text| self.text(chars(text.slice(body)))).sum()
     }
 
     fn call(&self, part: &Part, body: &[u8]) -> f64 {
@@ -296,7 +296,7 @@ impl ClassicRules {
     /// Weight of a JSON value: a string by the text it represents, anything else by its length without
     /// whitespace.
     fn json(&self, at: Span, body: &[u8], rate: f64) -> f64 {
-        self.piece(chars(at.of(body)).all() * rate)
+        self.piece(chars(at.slice(body)).all() * rate)
     }
 
     fn text(&self, chars: CharCounts) -> f64 {
@@ -329,7 +329,7 @@ impl Rounding {
 
 /// Characters of a JSON value in its shortest form; for a string, those of the text it represents.
 pub(crate) fn length(at: Span, body: &[u8]) -> u64 {
-    let chars = chars(at.of(body));
+    let chars = chars(at.slice(body));
     chars.ascii + chars.other
 }
 

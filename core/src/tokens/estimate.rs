@@ -274,7 +274,7 @@ impl TokenCounter<'_> {
     /// Tokens of a JSON value as a model reads it: a string without quotes and escapes, anything else as
     /// written.
     fn literal(&mut self, at: Span, kind: PartKind) -> u32 {
-        let raw = at.of(self.body);
+        let raw = at.slice(self.body);
         let text = Some(raw).filter(|raw| raw.first() == Some(&b'"')).and_then(text_of);
         self.content(&text.unwrap_or_else(|| String::from_utf8_lossy(raw)), kind)
     }

@@ -850,7 +850,7 @@ mod tests {
     fn the_error_of_small_results_is_not_applied_to_a_large_text() {
         let seen = |family, text: &str| {
             let mut counter = Tokenizer::whole(family).reply();
-            let part = ReplyPart { text: text.to_owned(), ..ReplyPart::of(PartKind::Text) };
+            let part = ReplyPart { text: text.to_owned(), ..ReplyPart::new(PartKind::Text) };
             let tokens = u64::from(counter.reply_part(&part));
             let new_content =
                 NewContent { tally: counter.tally(), tool: None, ..grown(0, tokens).new_content };

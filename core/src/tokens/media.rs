@@ -43,7 +43,7 @@ pub(super) fn tokens(
     if part.kind == PartKind::Document {
         return Ok(document(media, body, rule));
     }
-    match media.data.and_then(|data| size(data.of(body))) {
+    match media.data.and_then(|data| size(data.slice(body))) {
         Some(size) if !is_possible(size) => Err(PICTURE),
         Some(size) => Ok(picture(size.width as u32, size.height as u32, rule, media.detail)),
         None => Ok(picture(UNKNOWN_SIDE, UNKNOWN_SIDE, rule, media.detail)),
@@ -69,7 +69,7 @@ fn document(media: &Media, body: &[u8], rule: &PictureRule) -> u32 {
             Some(PictureDetail::High | PictureDetail::Original) => (1_120, 0),
         },
     };
-    let data = media.data.and_then(|data| base64_of(data.of(body)));
+    let data = media.data.and_then(|data| base64_of(data.slice(body)));
     match data.and_then(Pages::read) {
         Some(pages) if pages.have_text => pages.number * (picture + text),
         Some(pages) => pages.number * picture,

@@ -18,7 +18,7 @@ pub(crate) struct InputCuts<'b> {
 
 impl<'b> InputCuts<'b> {
     /// Draws random bits from the input itself.
-    pub(crate) fn of(bytes: &'b [u8]) -> Self {
+    pub(crate) fn new(bytes: &'b [u8]) -> Self {
         Self { bytes, lot: xxh3_64(bytes) }
     }
 
@@ -40,8 +40,10 @@ impl<'b> InputCuts<'b> {
             return (0..bytes.len()).step_by(bytes.len() / 64 + 1).collect();
         }
         let [anywhere, near] = [lot >> 8, lot >> 32].map(|lot| lot as usize % bytes.len());
-        let stops = |byte: &u8| matches!(byte, b'\n' | b'\r' | b':' | b'\\' | b'"' | 0x80..);
-        let stop = bytes[near..].iter().position(stops).map_or(near, |next| near + next);
+        let stop = bytes[near..]
+            .iter()
+            .position(|byte| matches!(byte, b'\n' | b'\r' | b':' | b'\\' | b'"' | 0x80..))
+            .map_or(near, |next| near + next);
         vec![anywhere, stop + (lot >> 63) as usize]
     }
 
@@ -60,21 +62,25 @@ mod tests {
     fn short_input_is_cut_everywhere_and_long_input_at_random() {
         for length in [0, 1, 63] {
             let bytes = vec![b'a'; length];
-            assert_eq!(InputCuts::of(&bytes).places(), (0..length).collect::<Vec<_>>());
+            assert_eq!(InputCuts::new(&bytes).places(), (0..length).collect::<Vec<_>>());
         }
-        assert_eq!(InputCuts::of(&[b'a'; SHORT]).places().len(), 50);
+        assert_eq!(InputCuts::new(&[b'a'; SHORT]).places().len(), 50);
         let (mut seen, mut ways) = <(HashSet<usize>, HashSet<usize>)>::default();
         for byte in 0..=255 {
             let mut bytes = vec![byte; SHORT + 1];
             bytes[SHORT] = b'\n';
-            let cuts = InputCuts::of(&bytes);
+            let cuts = InputCuts::new(&bytes);
             let places = cuts.places();
-            assert!(places.iter().all(|at| *at <= bytes.len()) && places == cuts.places());
-            assert_eq!((places.len(), cuts.sizes().len()), (2, 0));
+            assert!(places.iter().all(|at| *at <= bytes.len()));
+            assert!(places == cuts.places());
+            assert_eq!(places.len(), 2);
+            assert_eq!(cuts.sizes().len(), 0);
             ways.insert(cuts.way(4));
             seen.extend(places);
         }
         assert_eq!(ways, (0..4).collect());
-        assert!(seen.len() > 100 && seen.contains(&SHORT) && seen.contains(&(SHORT + 1)));
+        assert!(seen.len() > 100);
+        assert!(seen.contains(&SHORT));
+        assert!(seen.contains(&(SHORT + 1)));
     }
 }

@@ -84,20 +84,23 @@ impl Decoder {
         let names = lines.into_iter().flat_map(|line| line.split(',')).map(str::trim);
         let mut steps = Vec::new();
         let mut unknown = false;
+        // In the order of the header: each coding was applied to the result of the one before.
         for name in names.filter(|name| !name.is_empty() && !is(name, "identity")) {
             if steps.len() == MOST_CODINGS {
                 return Err(UnsupportedEncoding::TooMany);
             }
             let coding = Coding::named(name);
+            // All names are read first, so that too many are refused as too many.
             unknown |= coding.is_none();
-            let out =
+            let output =
                 BoundedOutput { bytes: Vec::new(), limit, of: coding, passed: 0, memory: memory() };
             let coding = coding.unwrap_or(Coding::Gzip);
-            steps.push(CodingStep { coding, decoder: None, out: Some(out) });
+            steps.push(CodingStep { coding, decoder: None, out: Some(output) });
         }
         if unknown {
             return Err(UnsupportedEncoding::Unknown);
         }
+        // The last coding was applied last, and is undone first.
         steps.reverse();
         Ok(Self { steps })
     }
@@ -149,9 +152,8 @@ impl Coding {
         }
     }
 
-    /// The bytes that its decoder holds besides its output, once `passed` bytes have come out: tables, and
-    /// the part of the window that was written. The rest of a window is reserved, but not in use.
     fn holds(self, passed: usize) -> usize {
+        // The rest of a window is reserved, but not in use.
         match self {
             Self::Gzip | Self::Deflate => 96 << 10,
             // The window grows by copying, so both copies count.
@@ -184,19 +186,19 @@ fn fault(error: &std::io::Error) -> DecodeError {
 }
 
 impl CodingDecoder {
-    /// `bytes` are the first ones: they tell standard zlib from raw deflate, which some servers send. The
-    /// first byte of a zlib stream has method 8 in its low half; that of raw deflate hardly ever does.
-    fn new(coding: Coding, bytes: &[u8], out: BoundedOutput) -> Result<Self, DecodeError> {
+    fn new(coding: Coding, bytes: &[u8], output: BoundedOutput) -> Result<Self, DecodeError> {
+        // The first bytes tell standard zlib from raw deflate, which some servers send. The first
+        // byte of a zlib stream has method 8 in its low half; that of raw deflate hardly ever does.
         let is_zlib = bytes.first().is_some_and(|first| first & 0x0f == 8);
         Ok(match coding {
-            Coding::Gzip => Self::Gzip(Box::new(flate2::write::MultiGzDecoder::new(out))),
+            Coding::Gzip => Self::Gzip(Box::new(flate2::write::MultiGzDecoder::new(output))),
             Coding::Deflate if is_zlib => {
-                Self::Zlib(Box::new(flate2::write::ZlibDecoder::new(out)))
+                Self::Zlib(Box::new(flate2::write::ZlibDecoder::new(output)))
             }
-            Coding::Deflate => Self::Raw(Box::new(flate2::write::DeflateDecoder::new(out))),
-            Coding::Brotli => Self::Brotli(Box::new(brotli::DecompressorWriter::new(out, 4096))),
+            Coding::Deflate => Self::Raw(Box::new(flate2::write::DeflateDecoder::new(output))),
+            Coding::Brotli => Self::Brotli(Box::new(brotli::DecompressorWriter::new(output, 4096))),
             Coding::Zstd => {
-                let decoder = zstd::stream::write::Decoder::new(out);
+                let decoder = zstd::stream::write::Decoder::new(output);
                 let mut decoder = decoder.map_err(|_| DecodeError::NoMemory)?;
                 decoder.window_log_max(ZSTD_WINDOW_LOG).map_err(|_| DecodeError::Broken)?;
                 Self::Zstd(Box::new(decoder))
@@ -228,8 +230,8 @@ impl CodingDecoder {
     }
 }
 
-/// Writes and flushes, so that every event that has arrived comes out at once.
 fn write(decoder: &mut impl Write, bytes: &[u8]) -> std::io::Result<()> {
+    // Flushed, so that every event that has arrived comes out at once.
     decoder.write_all(bytes)?;
     decoder.flush()
 }
@@ -246,7 +248,6 @@ struct BoundedOutput {
 }
 
 impl BoundedOutput {
-    /// Requests the memory that the decoder itself holds.
     fn begin(&mut self) -> std::io::Result<()> {
         self.holds(0)
     }
@@ -280,6 +281,7 @@ impl Write for BoundedOutput {
             capacity = length.max(capacity + capacity / 2).min(self.limit);
         }
         self.holds(capacity)?;
+        // Exactly what was granted, however the vector would grow by itself.
         self.bytes.reserve_exact(capacity - self.bytes.len());
         self.bytes.extend_from_slice(bytes);
         Ok(bytes.len())

@@ -6,12 +6,14 @@
 
 mod most;
 mod nesting;
+mod optional;
 mod strings;
 
 use std::borrow::Cow;
 
 pub use most::most_values;
 pub(crate) use nesting::Nesting;
+pub(crate) use optional::{first, owned_text};
 use strings::{append_unescaped, closing_quote, meaning};
 pub(crate) use strings::{text_of, unescape};
 
@@ -41,7 +43,7 @@ impl Span {
     }
 
     /// The bytes in the range; empty if it does not fit `body`.
-    pub fn of<'b>(&self, body: &'b [u8]) -> &'b [u8] {
+    pub fn slice<'b>(&self, body: &'b [u8]) -> &'b [u8] {
         body.get(self.start..self.end).unwrap_or_default()
     }
 }
@@ -152,7 +154,6 @@ impl Document {
         self.nodes.capacity() * size_of::<Node>()
     }
 
-    /// The number of its values.
     pub(crate) fn values(&self) -> usize {
         self.nodes.len()
     }
@@ -194,7 +195,7 @@ impl<'d> Value<'d> {
 
     /// Its bytes as written.
     pub(crate) fn raw(&self) -> &'d [u8] {
-        self.span().of(self.bytes)
+        self.span().slice(self.bytes)
     }
 
     /// Whether it is `null`.
@@ -208,7 +209,7 @@ impl<'d> Value<'d> {
         if node.kind != Kind::String {
             return None;
         }
-        let raw = Span::new(node.start as usize + 1, node.end as usize - 1).of(self.bytes);
+        let raw = Span::new(node.start as usize + 1, node.end as usize - 1).slice(self.bytes);
         Some(meaning(raw, node.escaped))
     }
 
@@ -219,7 +220,7 @@ impl<'d> Value<'d> {
         if node.kind != Kind::String {
             return false;
         }
-        let raw = Span::new(node.start as usize + 1, node.end as usize - 1).of(self.bytes);
+        let raw = Span::new(node.start as usize + 1, node.end as usize - 1).slice(self.bytes);
         if node.escaped {
             append_unescaped(raw, out);
         } else {
@@ -233,6 +234,7 @@ impl<'d> Value<'d> {
         let text = self.number()?;
         text.parse().ok().or_else(|| {
             let number: f64 = text.parse().ok()?;
+            // Past 2^53, a float is not exact.
             (number >= 0.0 && number.fract() == 0.0 && number < 9.0e15).then_some(number as u64)
         })
     }
@@ -251,7 +253,7 @@ impl<'d> Value<'d> {
 
     /// A boolean.
     pub fn as_bool(&self) -> Option<bool> {
-        (self.kind() == Kind::Bool).then(|| self.raw() == b"true")
+        if self.kind() == Kind::Bool { Some(self.raw() == b"true") } else { None }
     }
 
     /// The member called `name`; the last one if a key occurs twice, as in most parsers.
@@ -265,19 +267,20 @@ impl<'d> Value<'d> {
     pub(crate) fn members<const N: usize>(&self, names: [&str; N]) -> [Option<Value<'d>>; N] {
         let node = self.node();
         let end = if node.kind == Kind::Object { node.next as usize } else { 0 };
-        let (mut at, mut found) = (self.index + 1, [None; N]);
+        let mut index = self.index + 1;
+        let mut values = [None; N];
         // By index instead of an iterator, because no other function is called more often.
-        while at + 1 < end {
-            let key = ObjectKey(Value { index: at, ..*self });
-            for (name, found) in names.iter().zip(&mut found) {
+        while index + 1 < end {
+            let key = ObjectKey(Value { index, ..*self });
+            for (name, value) in names.iter().zip(&mut values) {
                 if key.is(name) {
-                    *found = Some(Value { index: at + 1, ..*self });
+                    *value = Some(Value { index: index + 1, ..*self });
                     break;
                 }
             }
-            at = self.nodes[at + 1].next as usize;
+            index = self.nodes[index + 1].next as usize;
         }
-        found
+        values
     }
 
     /// Like [`Value::get`], along a path of names.
@@ -306,26 +309,24 @@ impl<'d> Value<'d> {
         self.children(Kind::Array)
     }
 
-    /// The nodes directly within one of this kind. Each knows where its subtree ends, so none is walked through.
     fn children(&self, kind: Kind) -> impl Iterator<Item = Value<'d>> + use<'d> {
+        // Each node knows where its subtree ends, so none is walked through.
         let parent = *self;
         let mut next = self.index + 1;
         let end = if self.node().kind == kind { self.node().next as usize } else { next };
         std::iter::from_fn(move || {
-            let child = Value { index: (next < end).then_some(next)?, ..parent };
+            if next >= end {
+                return None;
+            }
+            let child = Value { index: next, ..parent };
             next = child.node().next as usize;
             Some(child)
         })
     }
 }
 
-/// The first of several alternative members that is present and not `null`.
-pub(crate) fn first<const N: usize>(members: [Option<Value<'_>>; N]) -> Option<Value<'_>> {
-    members.into_iter().flatten().find(|value| !value.is_null())
-}
-
 /// Declares a struct of an object's members, each an `Option<Value>` under its own name or the given one;
-/// `of` finds them all in one pass, like [`Value::members`].
+/// `from_value` finds them all in one pass, like [`Value::members`].
 macro_rules! members {
     ($(#[$doc:meta])* $name:ident { $($field:ident $(= $key:literal)?),+ $(,)? }) => {
         $(#[$doc])*
@@ -335,7 +336,7 @@ macro_rules! members {
         }
 
         impl<'d> $name<'d> {
-            fn of(value: $crate::wire::json::Value<'d>) -> Self {
+            fn from_value(value: $crate::wire::json::Value<'d>) -> Self {
                 let keys = [$($crate::wire::json::members!(@ $field $($key)?)),+];
                 let [$($field),+] = value.members(keys);
                 Self { $($field),+ }
@@ -382,7 +383,7 @@ impl<'d> ObjectKey<'d> {
 
     fn plain(&self) -> &'d [u8] {
         let span = self.0.span();
-        Span::new(span.start + 1, span.end - 1).of(self.0.bytes)
+        Span::new(span.start + 1, span.end - 1).slice(self.0.bytes)
     }
 }
 
@@ -409,16 +410,17 @@ impl Scanner<'_, '_> {
             return Err(JsonError::TooLong);
         }
         loop {
-            let first = self.next()?;
+            let byte = self.next()?;
             if self.nodes.len() >= self.most {
                 return Err(JsonError::TooMany(self.at));
             }
-            if let Some(kind) = container(first) {
+            if let Some(kind) = container(byte) {
                 if self.depth == MAX_DEPTH {
                     return Err(JsonError::TooDeep(self.at));
                 }
-                let around = std::mem::replace(&mut self.open, self.nodes.len() as u32);
-                self.push(kind, self.at, around as usize, false);
+                // Until it is closed, the end of a container is the index of the one around it.
+                let parent = std::mem::replace(&mut self.open, self.nodes.len() as u32);
+                self.push(kind, self.at, parent as usize, false);
                 self.at += 1;
                 self.depth += 1;
                 if self.next()? != closer(kind) {
@@ -426,7 +428,7 @@ impl Scanner<'_, '_> {
                     continue;
                 }
             } else {
-                self.scalar(first)?;
+                self.scalar(byte)?;
             }
             if self.close()? {
                 return Ok(());
@@ -438,13 +440,14 @@ impl Scanner<'_, '_> {
     /// next value. Returns true if the outermost value is complete and only white space follows.
     fn close(&mut self) -> Result<bool, JsonError> {
         while self.open != NONE {
-            let (byte, next) = (self.next()?, self.nodes.len() as u32);
+            let byte = self.next()?;
+            let next_index = self.nodes.len() as u32;
             let top = &mut self.nodes[self.open as usize];
             let kind = top.kind;
             self.at += 1;
             if byte == closer(kind) {
                 self.open = std::mem::replace(&mut top.end, self.at as u32);
-                top.next = next;
+                top.next = next_index;
                 self.depth -= 1;
             } else if byte == b',' {
                 self.key_in(kind)?;
@@ -456,8 +459,8 @@ impl Scanner<'_, '_> {
         if self.next().is_ok() { Err(JsonError::Unexpected(self.at)) } else { Ok(true) }
     }
 
-    /// In an object, reads the key and its colon; in an array, nothing.
     fn key_in(&mut self, kind: Kind) -> Result<(), JsonError> {
+        // In an object, reads the key and its colon; in an array, nothing.
         if kind != Kind::Object {
             return Ok(());
         }
@@ -472,7 +475,6 @@ impl Scanner<'_, '_> {
         Ok(())
     }
 
-    /// Reads a value that begins with `first` and contains no other values.
     fn scalar(&mut self, first: u8) -> Result<(), JsonError> {
         match first {
             b'"' => self.string(),
@@ -518,15 +520,16 @@ impl Scanner<'_, '_> {
 
     fn push(&mut self, kind: Kind, start: usize, end: usize, escaped: bool) {
         if self.nodes.len() == self.nodes.capacity() {
-            let left = (self.most + 2).saturating_sub(self.nodes.len()).max(8);
-            self.nodes.reserve_exact(self.nodes.len().clamp(8, left));
+            // Doubling, but never past the values that are allowed.
+            let remaining = (self.most + 2).saturating_sub(self.nodes.len()).max(8);
+            self.nodes.reserve_exact(self.nodes.len().clamp(8, remaining));
         }
         let next = self.nodes.len() as u32 + 1;
         self.nodes.push(Node { start: start as u32, end: end as u32, next, kind, escaped });
     }
 
-    /// The next byte that is not white space, without consuming it.
     fn next(&mut self) -> Result<u8, JsonError> {
+        // The next byte that is not white space, without consuming it.
         loop {
             let byte = self.peek()?;
             if !matches!(byte, b' ' | b'\n' | b'\t' | b'\r') {
@@ -565,7 +568,8 @@ pub fn fuzz(bytes: &[u8]) {
     let mut open = vec![root];
     while let Some(value) = open.pop() {
         let (parent, mut at) = (value.span(), value.span().start);
-        assert!(parent.start < parent.end && parent.end <= bytes.len());
+        assert!(parent.start < parent.end);
+        assert!(parent.end <= bytes.len());
         let alone = Document::read(value.raw()).map(|document| document.nodes.len());
         assert_eq!(alone, Ok(value.node().next as usize - value.index));
         let (mut appended, numbers) = (Vec::new(), (value.as_u64(), value.as_f64()));
@@ -577,7 +581,8 @@ pub fn fuzz(bytes: &[u8]) {
         assert!(text.is_none_or(|text| text == String::from_utf8_lossy(&appended)));
         let members = value.entries().flat_map(|(key, value)| [key.0, value]);
         for child in members.chain(value.items()) {
-            assert!(at < child.span().start && child.span().end < parent.end);
+            assert!(at < child.span().start);
+            assert!(child.span().end < parent.end);
             at = child.span().end;
             if open.len() < 1000 {
                 open.push(child);
@@ -586,7 +591,8 @@ pub fn fuzz(bytes: &[u8]) {
         // (A key of broken UTF-8 has no name by which it could be found.)
         let last = value.entries().last().map(|(key, _)| (key, key.text()));
         if let Some((key, name)) = last.filter(|(_, name)| !name.contains('\u{fffd}')) {
-            assert!(key.is(&name) && value.get(&name).is_some());
+            assert!(key.is(&name));
+            assert!(value.get(&name).is_some());
         }
     }
 }

@@ -34,15 +34,18 @@ pub enum EditConflict {
 pub(crate) fn check(edits: &[Edit], length: usize) -> Result<(), EditConflict> {
     let mut places: Vec<Span> = edits.iter().map(|edit| edit.at).collect();
     places.sort_unstable();
-    let (mut done, mut last) = (0, None);
+    let mut end = 0;
+    let mut previous = None;
     for at in places {
         if at.start > at.end || at.end > length {
             return Err(EditConflict::Outside(at.start));
         }
-        if at.start < done || last == Some(at) {
+        // Of two insertions at one place, nobody knows which one comes first.
+        if at.start < end || previous == Some(at) {
             return Err(EditConflict::Overlap(at.start));
         }
-        (done, last) = (at.end, Some(at));
+        end = at.end;
+        previous = Some(at);
     }
     Ok(())
 }
@@ -58,6 +61,7 @@ pub fn splice(body: &Bytes, mut edits: Vec<Edit>) -> Result<Vec<Bytes>, EditConf
     }
     check(&edits, body.len())?;
     edits.sort_by_key(|edit| edit.at);
+    // Each edit has an unchanged range before it, and one follows the last.
     let mut slices = Vec::with_capacity(edits.len() * 2 + 1);
     let mut done = 0;
     for edit in edits {
@@ -76,15 +80,15 @@ pub(crate) fn applied(body: &[u8], edits: &[Edit]) -> Vec<u8> {
     }
     let mut sorted: Vec<&Edit> = edits.iter().collect();
     sorted.sort_by_key(|edit| edit.at);
-    let mut out = Vec::with_capacity(body.len());
+    let mut edited = Vec::with_capacity(body.len());
     let mut done = 0;
     for edit in sorted {
-        out.extend_from_slice(&body[done..edit.at.start]);
-        out.extend_from_slice(&edit.with);
+        edited.extend_from_slice(&body[done..edit.at.start]);
+        edited.extend_from_slice(&edit.with);
         done = edit.at.end;
     }
-    out.extend_from_slice(&body[done..]);
-    out
+    edited.extend_from_slice(&body[done..]);
+    edited
 }
 
 /// The range of the original body that a range of the edited body came from; for inserted bytes, the range of
@@ -93,22 +97,27 @@ pub(crate) fn origin(edits: &[Edit], at: Span) -> Span {
     let mut sorted: Vec<&Edit> = edits.iter().collect();
     sorted.sort_by_key(|edit| edit.at);
     let mut shift = 0isize;
-    let (mut start, mut end) = (None, None);
+    let mut start = None;
+    let mut end = None;
     for edit in sorted {
         let begins = edit.at.start.saturating_add_signed(shift);
         let ends = begins + edit.with.len();
-        let before = |at: usize| at.saturating_add_signed(-shift);
         if start.is_none() && at.start < ends {
-            start = Some(if at.start < begins { before(at.start) } else { edit.at.start });
+            let is_before = at.start < begins;
+            start = Some(if is_before { unshifted(at.start, shift) } else { edit.at.start });
         }
         if end.is_none() && at.end <= ends {
-            end = Some(if at.end <= begins { before(at.end) } else { edit.at.end });
+            let is_before = at.end <= begins;
+            end = Some(if is_before { unshifted(at.end, shift) } else { edit.at.end });
         }
         shift += edit.with.len() as isize - edit.at.len() as isize;
     }
-    let after = |at: usize| at.saturating_add_signed(-shift);
-    let start = start.unwrap_or_else(|| after(at.start));
-    Span::new(start, end.unwrap_or_else(|| after(at.end)).max(start))
+    let start = start.unwrap_or(unshifted(at.start, shift));
+    Span::new(start, end.unwrap_or(unshifted(at.end, shift)).max(start))
+}
+
+fn unshifted(position: usize, shift: isize) -> usize {
+    position.saturating_add_signed(-shift)
 }
 
 /// Edits of the original that have the same effect as applying `first`, which yields `middle`, and then
@@ -119,31 +128,35 @@ pub(crate) fn compose(first: &[Edit], middle: &[u8], second: Vec<Edit>) -> Optio
     first.sort_by_key(|edit| edit.at);
     // All edits with their range in `middle`; an edit of `first` shifts all that follows it.
     let mut shift = 0isize;
-    let mut all: Vec<(Span, Option<&Edit>, Option<Bytes>)> = Vec::new();
+    let mut merged: Vec<(Span, Option<&Edit>, Option<Bytes>)> = Vec::new();
     for edit in first {
         let start = edit.at.start.checked_add_signed(shift)?;
-        all.push((Span::new(start, start + edit.with.len()), Some(edit), None));
+        merged.push((Span::new(start, start + edit.with.len()), Some(edit), None));
         shift += edit.with.len() as isize - edit.at.len() as isize;
     }
-    all.extend(second.into_iter().map(|edit| (edit.at, None, Some(edit.with))));
-    all.sort_by_key(|(at, ..)| *at);
+    merged.extend(second.into_iter().map(|edit| (edit.at, None, Some(edit.with))));
+    merged.sort_by_key(|(at, ..)| *at);
     let mut composed = Vec::new();
-    let mut back = 0isize;
-    let mut rest = &all[..];
+    let mut unshift = 0isize;
+    let mut rest = &merged[..];
     while let Some((at, ..)) = rest.first() {
-        let (begin, mut end) = (at.start, at.end);
+        // Edits that touch become one, because only their common range exists in the original.
+        let begin = at.start;
+        let mut end = at.end;
         let mut count = 1;
-        while let Some((next, ..)) = rest.get(count).filter(|(next, ..)| next.start <= end) {
+        while let Some((next, ..)) = rest.get(count)
+            && next.start <= end
+        {
             end = end.max(next.end);
             count += 1;
         }
         let (group, after) = rest.split_at(count);
-        let from = begin.checked_add_signed(back)?;
+        let from = begin.checked_add_signed(unshift)?;
         let mut with = Vec::new();
         let mut done = begin;
         for (at, of_first, of_second) in group {
             if let Some(edit) = of_first {
-                back += edit.at.len() as isize - edit.with.len() as isize;
+                unshift += edit.at.len() as isize - edit.with.len() as isize;
             }
             if let Some(new) = of_second {
                 with.extend_from_slice(middle.get(done..at.start)?);
@@ -152,7 +165,8 @@ pub(crate) fn compose(first: &[Edit], middle: &[u8], second: Vec<Edit>) -> Optio
             }
         }
         with.extend_from_slice(middle.get(done..end)?);
-        let to = end.checked_add_signed(back)?;
+        let to = end.checked_add_signed(unshift)?;
+        // Bytes between the edits of a group are written again, because they lie in one range.
         composed.push(Edit { at: Span::new(from, to), with: with.into() });
         rest = after;
     }
@@ -181,7 +195,8 @@ pub fn fuzz(bytes: &[u8]) {
     assert_eq!(out.len(), body.len() - removed + edits.len() * b"<edit>".len());
     let first = edits.iter().map(|edit| edit.at.start).min().unwrap_or(body.len());
     let last = edits.iter().map(|edit| edit.at.end).max().unwrap_or(0);
-    assert!(out.starts_with(&body[..first]) && out.ends_with(&body[last..]));
+    assert!(out.starts_with(&body[..first]));
+    assert!(out.ends_with(&body[last..]));
 }
 
 #[cfg(test)]

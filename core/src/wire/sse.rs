@@ -28,7 +28,9 @@ pub fn write_event(name: &str, data: &str) -> String {
     if !name.is_empty() {
         text.extend(["event: ", name, "\n"]);
     }
-    data.split('\n').for_each(|line| text.extend(["data: ", line, "\n"]));
+    for line in data.split('\n') {
+        text.extend(["data: ", line, "\n"]);
+    }
     text.push('\n');
     text
 }
@@ -68,17 +70,14 @@ impl Framer {
         }
     }
 
-    /// Whether an event was longer than the limit; no event is framed after that.
     pub(crate) fn gave_up(&self) -> bool {
         self.gave_up
     }
 
-    /// The bytes that an unfinished event occupies.
     pub(crate) fn holds(&self) -> usize {
         self.line.capacity() + self.name.capacity() + self.data.capacity()
     }
 
-    /// Whether the bytes so far end inside an event.
     fn is_inside(&self) -> bool {
         self.begun || !self.line.is_empty()
     }
@@ -90,9 +89,12 @@ impl Framer {
                 self.step_over(1);
                 bytes = &bytes[1..];
             } else if let Some(plain) = self.plain_event(bytes) {
-                let (start, end) = (self.at, self.at + plain.len as u64);
+                let start = self.at;
+                let end = start + plain.len as u64;
                 each(SseEvent { name: plain.name, data: plain.data, start, end });
-                (self.at, self.start, self.after_cr) = (end, end, plain.ends_in_cr);
+                self.at = end;
+                self.start = end;
+                self.after_cr = plain.ends_in_cr;
                 bytes = &bytes[plain.len..];
             } else {
                 bytes = self.line(bytes, &mut each);
@@ -110,8 +112,8 @@ impl Framer {
         self.dispatch(&mut each);
     }
 
-    /// The common case, without a copy: the next event lies entirely in `bytes`.
     fn plain_event<'b>(&self, bytes: &'b [u8]) -> Option<PlainEvent<'b>> {
+        // Without a copy: the next event lies entirely in these bytes.
         if self.is_inside() || self.at == 0 {
             return None; // the stream's first line may begin with a BOM
         }
@@ -139,13 +141,14 @@ impl Framer {
             line.extend_from_slice(&bytes[..end]);
             self.take_line(&line, each);
             line.clear();
+            // The buffer is kept for the next line that arrives in pieces.
             self.line = line;
         }
         &bytes[end + 1..]
     }
 
-    /// Skips bytes that belong to no event; if no event has begun, the next one starts after them.
     fn step_over(&mut self, count: u64) {
+        // If no event has begun, the next one starts after them.
         let between = self.start == self.at;
         self.at += count;
         if between {
@@ -185,6 +188,7 @@ impl Framer {
     }
 
     fn dispatch(&mut self, each: &mut impl FnMut(SseEvent<'_>)) {
+        // An event without data is not dispatched, as the standard has it.
         if self.has_data && !self.gave_up {
             each(SseEvent { name: &self.name, data: &self.data, start: self.start, end: self.at });
         }
@@ -206,8 +210,8 @@ impl Framer {
     }
 }
 
-/// A line's field name and value; a comment's name is empty.
 fn field(line: &[u8]) -> (&[u8], &[u8]) {
+    // The field of a comment has no name.
     let (field, value) = match memchr(b':', line) {
         Some(colon) => (&line[..colon], &line[colon + 1..]),
         None => (line, &b""[..]),
@@ -224,15 +228,17 @@ struct PlainEvent<'b> {
 }
 
 impl<'b> PlainEvent<'b> {
-    /// Reads the event at the front of `bytes`; `None` if it is incomplete or not plain.
     fn read(bytes: &'b [u8]) -> Option<Self> {
-        let (mut name, mut data, mut at) = ("", None, 0);
+        // An event with other fields, or several lines of data, is put together line by line.
+        let mut name = "";
+        let mut data = None;
+        let mut position = 0;
         loop {
-            let rest = bytes.get(at..)?;
+            let rest = bytes.get(position..)?;
             let end = memchr2(b'\n', b'\r', rest)?;
             let is_cr = rest[end] == b'\r';
             if end == 0 {
-                return Some(Self { name, data: data?, len: at + 1, ends_in_cr: is_cr });
+                return Some(Self { name, data: data?, len: position + 1, ends_in_cr: is_cr });
             }
             match field(&rest[..end]) {
                 (b"data", value) if data.is_none() => data = Some(value),
@@ -240,7 +246,7 @@ impl<'b> PlainEvent<'b> {
                 _ => return None,
             }
             let is_crlf = is_cr && *rest.get(end + 1)? == b'\n';
-            at += end + 1 + usize::from(is_crlf);
+            position += end + 1 + usize::from(is_crlf);
         }
     }
 }
@@ -249,7 +255,7 @@ impl<'b> PlainEvent<'b> {
 /// themselves frame to the same event.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
-    let cuts = InputCuts::of(bytes);
+    let cuts = InputCuts::new(bytes);
     for limit in [16, 1 << 20] {
         let whole = events_in(bytes, bytes.len().max(1), limit);
         for size in cuts.sizes() {
@@ -262,7 +268,8 @@ pub fn fuzz(bytes: &[u8]) {
         let has_error = whole.iter().any(|event| event.0 == "error");
         let ends = std::iter::once(0).chain(whole.iter().map(|event| event.3));
         for (before, (name, data, start, end)) in ends.zip(&whole) {
-            assert!(start < end && *end <= bytes.len() as u64);
+            assert!(start < end);
+            assert!(*end <= bytes.len() as u64);
             if name != "error" {
                 assert!(before <= *start || has_error);
                 let own = &bytes[*start as usize..*end as usize];

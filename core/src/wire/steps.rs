@@ -17,7 +17,7 @@ pub(crate) fn count(steps: usize) {
 
 /// The steps that `work` takes.
 #[cfg(test)]
-pub(crate) fn of(work: impl FnOnce()) -> usize {
+pub(crate) fn during(work: impl FnOnce()) -> usize {
     STEPS.with(|all| all.set(0));
     work();
     STEPS.with(std::cell::Cell::get)

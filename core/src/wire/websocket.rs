@@ -50,17 +50,20 @@ pub enum Compression {
 /// The compression that a server's `Sec-WebSocket-Extensions` settles: of the client's messages, and of the
 /// server's own. Several header lines are given as one, joined by commas.
 pub fn negotiated(extensions: &str) -> (Compression, Compression) {
-    let mut settled = (Compression::Plain, Compression::Plain);
+    let mut client = Compression::Plain;
+    let mut server = Compression::Plain;
     for extension in extensions.split(',').map(str::trim).filter(|text| !text.is_empty()) {
         let mut parameters = extension.split(';').map(str::trim);
         if !parameters.next().is_some_and(|name| name.eq_ignore_ascii_case("permessage-deflate")) {
             return (Compression::Unknown, Compression::Unknown);
         }
-        let says = |word: &str| parameters.clone().any(|param| param.eq_ignore_ascii_case(word));
-        let of = |word: &str| Compression::Deflate { keeps_context: !says(word) };
-        settled = (of("client_no_context_takeover"), of("server_no_context_takeover"));
+        let parameters: Vec<String> = parameters.map(str::to_ascii_lowercase).collect();
+        let resets_client = parameters.iter().any(|name| name == "client_no_context_takeover");
+        let resets_server = parameters.iter().any(|name| name == "server_no_context_takeover");
+        client = Compression::Deflate { keeps_context: !resets_client };
+        server = Compression::Deflate { keeps_context: !resets_server };
     }
-    settled
+    (client, server)
 }
 
 /// Decodes the messages of one direction of a connection.
@@ -128,8 +131,16 @@ impl MessageDecoder {
             }
             Compression::Unknown => (FrameState::Failed(FrameError::Reserved), None),
         };
-        let (header, text) = (Vec::new(), Vec::new());
-        Self { limit, state, header, open: None, text, inflate, skipped: 0, memory }
+        Self {
+            limit,
+            state,
+            header: Vec::new(),
+            open: None,
+            text: Vec::new(),
+            inflate,
+            skipped: 0,
+            memory,
+        }
     }
 
     /// Takes the next bytes, cut anywhere; `each` receives every text message that they complete. A large one is
@@ -178,7 +189,8 @@ impl MessageDecoder {
 
     fn fail(&mut self, fault: FrameError) {
         self.state = FrameState::Failed(fault);
-        (self.text, self.header) = (Vec::new(), Vec::new());
+        self.text = Vec::new();
+        self.header = Vec::new();
         self.inflate = None;
         self.memory.hold(0);
     }
@@ -197,24 +209,25 @@ impl MessageDecoder {
         Ok(used)
     }
 
-    /// Reads the complete header.
     fn begin(&mut self) -> Result<FrameHeader, FrameError> {
         let [first, second, rest @ ..] = self.header.as_slice() else {
             return Err(FrameError::Length);
         };
-        let (first, masked) = (*first, second & 0x80 != 0);
-        let (length, mask) = rest.split_at(rest.len() - if masked { 4 } else { 0 });
+        let first = *first;
+        let is_masked = second & 0x80 != 0;
+        let (length, mask) = rest.split_at(rest.len() - if is_masked { 4 } else { 0 });
         let left = match second & 0x7f {
             126 | 127 => length.iter().fold(0, |sum, byte| sum << 8 | u64::from(*byte)),
             short => u64::from(short),
         };
         let frame = FrameHeader {
             last: first & 0x80 != 0,
-            control: (first & 0x08 != 0).then_some(first & 0x0f),
+            control: if first & 0x08 != 0 { Some(first & 0x0f) } else { None },
             left,
-            mask: mask.try_into().ok().filter(|_| masked),
+            mask: if is_masked { mask.try_into().ok() } else { None },
             seen: 0,
         };
+        // A control frame is short and whole; a length never has its highest bit set.
         if left >> 63 != 0 || frame.control.is_some() && (left > 125 || !frame.last) {
             return Err(FrameError::Length);
         }
@@ -222,9 +235,10 @@ impl MessageDecoder {
         Ok(frame)
     }
 
-    /// Checks whether the frame is allowed here; opens the message that it begins.
     fn check(&mut self, first: u8) -> Result<(), FrameError> {
-        let (reserved, opcode) = (first & 0x70, first & 0x0f);
+        // Checks whether the frame is allowed here; opens the message that it begins.
+        let reserved = first & 0x70;
+        let opcode = first & 0x0f;
         match (opcode, self.open) {
             (CLOSE..=PONG, _) if reserved == 0 => Ok(()),
             (0, Some(_)) if reserved == 0 => Ok(()),
@@ -248,20 +262,23 @@ impl MessageDecoder {
             match frame.mask {
                 None => self.take(piece)?,
                 Some(mask) => {
-                    let at = frame.seen;
-                    let clear = piece.iter().enumerate().map(|(i, byte)| byte ^ mask[(at + i) % 4]);
-                    self.take(&clear.collect::<Vec<u8>>())?;
+                    let mut unmasked = piece.to_vec();
+                    for (index, byte) in unmasked.iter_mut().enumerate() {
+                        *byte ^= mask[(frame.seen + index) % 4];
+                    }
+                    self.take(&unmasked)?;
                 }
             }
         }
         frame.left -= used as u64;
+        // The mask goes on where it was, however the payload is cut.
         frame.seen = (frame.seen + used) % 4;
         self.state = FrameState::Payload(frame);
         Ok(used)
     }
 
-    /// Takes the next bytes of the open message.
     fn take(&mut self, piece: &[u8]) -> Result<(), FrameError> {
+        // Takes the next bytes of the open message.
         let Some(open) = &mut self.open else { return Ok(()) };
         let mut text = MessageBuffer {
             bytes: &mut self.text,
@@ -284,7 +301,9 @@ impl MessageDecoder {
 
     fn end_message(&mut self, each: &mut impl FnMut(Cow<'_, [u8]>)) -> Result<(), FrameError> {
         let Some(open) = self.open.take() else { return Ok(()) };
-        if let Some(inflate) = self.inflate.as_mut().filter(|_| open.compressed) {
+        if open.compressed
+            && let Some(inflate) = &mut self.inflate
+        {
             let mut text = MessageBuffer {
                 bytes: &mut self.text,
                 beside: INFLATING,
@@ -296,6 +315,7 @@ impl MessageDecoder {
         }
         let mut large = Vec::new();
         if self.text.capacity() > KEPT_BETWEEN {
+            // A large text is given away, so that an idle connection holds little.
             large = std::mem::take(&mut self.text);
             self.memory.hold(if self.inflate.is_some() { INFLATING } else { 0 });
         }
@@ -320,8 +340,8 @@ struct MessageBuffer<'m> {
 }
 
 impl MessageBuffer<'_> {
-    /// Adds a piece, if it is within the limit and there is memory for it.
     fn add(&mut self, piece: &[u8]) -> Result<(), FrameError> {
+        // Adds a piece, if it is within the limit and there is memory for it.
         let length = self.bytes.len() + piece.len();
         if length > self.limit {
             return Err(FrameError::TooLong);
@@ -345,22 +365,23 @@ impl MessageBuffer<'_> {
 }
 
 impl Inflate {
-    /// Inflates the next bytes of a message, or its `tail`, which is added by us and not sent.
     fn push(
         &mut self,
         mut piece: &[u8],
         out: &mut MessageBuffer<'_>,
         tail: bool,
     ) -> Result<(), FrameError> {
+        // The tail is added by us and not sent: it flushes the message.
         let mut scratch = [0; 8 << 10];
         let stream = self.stream.get_or_insert_with(|| Decompress::new(false));
         loop {
-            let (read, written) = (stream.total_in(), stream.total_out());
+            let total_read = stream.total_in();
+            let total_written = stream.total_out();
             let status = stream
                 .decompress(piece, &mut scratch, FlushDecompress::None)
                 .map_err(|_| FrameError::Deflate)?;
-            let read = (stream.total_in() - read) as usize;
-            let written = (stream.total_out() - written) as usize;
+            let read = (stream.total_in() - total_read) as usize;
+            let written = (stream.total_out() - total_written) as usize;
             out.add(&scratch[..written])?;
             piece = &piece[read..];
             if status == Status::StreamEnd {
@@ -376,7 +397,9 @@ impl Inflate {
     }
 
     fn end_message(&mut self) {
-        if let Some(stream) = self.stream.as_mut().filter(|_| !self.keeps_context) {
+        if !self.keeps_context
+            && let Some(stream) = &mut self.stream
+        {
             stream.reset(false);
         }
     }
@@ -393,8 +416,8 @@ const RSV1: u8 = 0x40;
 /// The bytes that every sender omits from the end of a compressed message (RFC 7692 §7.2.1).
 const TAIL: &[u8] = &[0, 0, 0xff, 0xff];
 
-/// The length of a header, as far as its first bytes determine it.
 fn header_length(header: &[u8]) -> usize {
+    // The length of a header, as far as its first bytes determine it.
     let Some(second) = header.get(1) else { return 2 };
     let extended = match second & 0x7f {
         126 => 2,

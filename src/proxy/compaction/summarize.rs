@@ -428,7 +428,7 @@ impl SummaryJob {
     }
 
     fn count(&self, text: &str) -> u64 {
-        let part = ReplyPart { text: text.to_owned(), ..ReplyPart::of(PartKind::Text) };
+        let part = ReplyPart { text: text.to_owned(), ..ReplyPart::new(PartKind::Text) };
         u64::from(Tokenizer::now(self.prepared.model.family).reply().reply_part(&part)) + STRUCTURE
     }
 

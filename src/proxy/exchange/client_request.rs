@@ -514,7 +514,7 @@ impl ClientRequest {
     }
 
     fn door(&self) -> Door {
-        Door::of(self.path(), &self.headers)
+        Door::from_request(self.path(), &self.headers)
     }
 
     /// What learns from the response, if that may be a list of models and the tenant is known.

@@ -56,7 +56,7 @@ pub(super) fn set(
         opened.origin.project.clone_from(&origin.project);
         return;
     }
-    opened.origin.agent = Agent::of(headers, conversation, body);
+    opened.origin.agent = Agent::from_request(headers, conversation, body);
     let path = agent::project_path(conversation, body);
     opened.origin.project = path.and_then(|path| match keeps_names {
         true => agent::folder(&path),

@@ -98,7 +98,7 @@ impl BodyReader {
     pub(crate) fn parse(&self, plain: Bytes) -> Result<ParsedBody, FailOpen> {
         let mut memory = self.memory.guard(MemoryKind::Analysis);
         let document = values(&plain, &mut memory)?;
-        let size = RequestSize::of(&document, &plain);
+        let size = RequestSize::from_document(&document, &plain);
         let allowance = SMALL.max(plain.len().saturating_mul(TIMES));
         let bytes = document.bytes().saturating_add(size.bytes);
         if size.parts > MOST_PARTS || bytes > allowance || !memory.hold(bytes) {

@@ -32,9 +32,9 @@ impl<'e> EventData<'e> {
         }
         let text = match lines.as_slice() {
             [] => Cow::Borrowed(&event[..0]),
-            [line] => Cow::Borrowed(line.of(event)),
+            [line] => Cow::Borrowed(line.slice(event)),
             several => {
-                let values: Vec<&[u8]> = several.iter().map(|line| line.of(event)).collect();
+                let values: Vec<&[u8]> = several.iter().map(|line| line.slice(event)).collect();
                 Cow::Owned(values.join(&b'\n'))
             }
         };
@@ -107,7 +107,9 @@ mod tests {
         assert_eq!(&*data.text, b" {\"a\":\n1,\n \"b\":2}");
         let pieces = |from, to| {
             let ranges = data.ranges(Span::new(from, to)).into_iter();
-            ranges.map(|it| String::from_utf8_lossy(it.of(event)).into_owned()).collect::<Vec<_>>()
+            ranges
+                .map(|it| String::from_utf8_lossy(it.slice(event)).into_owned())
+                .collect::<Vec<_>>()
         };
         assert_eq!(pieces(2, 5), ["\"a\""]);
         assert_eq!(pieces(5, 12), [":", "1,", " \""]);

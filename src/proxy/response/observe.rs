@@ -86,7 +86,7 @@ impl ResponseObserver {
         memory: &Arc<MemoryBudget>,
     ) -> Self {
         let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        let framing = kind.map_or(Framing::Unknown, Framing::of);
+        let framing = kind.map_or(Framing::Unknown, Framing::from_content_type);
         let codings = headers::codings(headers);
         let state = match Decoder::new(codings, limit, || memory.boxed(MemoryKind::Reply)) {
             Ok(decoder) => ObserverState::Reading(

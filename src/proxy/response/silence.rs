@@ -69,7 +69,7 @@ impl StreamSilence {
         before: Duration,
     ) -> Option<Self> {
         let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok())?;
-        if Framing::of(kind) != Framing::Events {
+        if Framing::from_content_type(kind) != Framing::Events {
             return None;
         }
         // Inserted bytes would exceed a declared length, and be no part of an encoding.

@@ -373,7 +373,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
 }
 
 fn body_end(outcome: Outcome) -> BodyEnd {
-    BodyEnd::of(matches!(outcome, Outcome::Complete | Outcome::Refused))
+    BodyEnd::new(matches!(outcome, Outcome::Complete | Outcome::Refused))
 }
 
 /// Records the data of a reply, and begins to store its turn.

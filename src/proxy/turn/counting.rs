@@ -225,7 +225,7 @@ impl CountRequest {
         // Reading a large body takes milliseconds, and other streams must not wait for it.
         let target = uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
         let question =
-            long_work(tenant.as_ref(), move || CountQuestion::of(dialect, &target, &prompt)).await;
+            long_work(tenant.as_ref(), move || CountQuestion::new(dialect, &target, &prompt)).await;
         let Ok(Some(CountQuestion { target, body })) = question else {
             return Err(CountOutcome::Missing);
         };

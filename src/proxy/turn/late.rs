@@ -56,7 +56,7 @@ impl LateReply {
             let window = proxy.catalogue.largest_window(&turn.model, None);
             let window = window.map(|window| window.max(turn.window));
             let estimate = turn.estimate.as_ref().map(|estimate| estimate.tokens);
-            let limit = CountLimit::of(window, estimate);
+            let limit = CountLimit::new(window, estimate);
             turn.usage.forget_impossible(limit);
             Some(turn)
         });

@@ -399,11 +399,11 @@ impl OpenTurn {
         // What was learned may be less than the truth; a beta may allow more.
         let window = proxy.catalogue.largest_window(&info.model_name, info.upstream.window);
         let window = window.map(|window| window.max(info.model.window));
-        if !reply.usage.clone().forget_impossible(CountLimit::of(window, None)) {
+        if !reply.usage.clone().forget_impossible(CountLimit::new(window, None)) {
             return; // as nearly always
         }
         let estimate = self.draft.turn().estimate.map(|estimate| estimate.tokens);
-        let limit = CountLimit::of(window, estimate);
+        let limit = CountLimit::new(window, estimate);
         if reply.usage.forget_impossible(limit) {
             record.usage = reply.usage.clone();
             record.notes.push(Note::ImpossibleCount);

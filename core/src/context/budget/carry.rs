@@ -112,7 +112,7 @@ impl CarryOutlook {
         let signed: HashSet<PartKey> = conversation
             .parts()
             .filter(|part| part.kind != PartKind::Reasoning)
-            .filter_map(|part| Some(PartKey::of_bytes(part.signature?.of(request.body))))
+            .filter_map(|part| Some(PartKey::of_bytes(part.signature?.slice(request.body))))
             .collect();
         let is_fixed = |part: &&SketchPart| signed.contains(&part.key);
         let is_answered = anchor.is_some_and(|anchor| has_reply(conversation, &anchor));

@@ -415,7 +415,7 @@ impl<'a> PartScale<'a> {
     /// structure.
     fn weighed(&mut self, part: &'a Part, place: PromptSection, extra: u32) -> SketchPart {
         let replaced = self.now.replaced(part.span);
-        let own = || part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.of(self.body)));
+        let own = || part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.slice(self.body)));
         let key = replaced.map_or_else(own, |(key, _)| key);
         let known = self.sent.take(key).or_else(|| self.brought.take(key));
         if part.audience != Audience::Model {
@@ -528,7 +528,7 @@ impl<'a> PartScale<'a> {
     fn thoughts(&self, part: &Part) -> Option<PartKey> {
         match part.kind {
             PartKind::Reasoning => part.reasoning_key.map(PartKey),
-            _ => part.signature.map(|signature| PartKey::of_bytes(signature.of(self.body))),
+            _ => part.signature.map(|signature| PartKey::of_bytes(signature.slice(self.body))),
         }
     }
 }
@@ -538,7 +538,7 @@ fn head_of(conversation: &Conversation, body: &[u8]) -> u128 {
     let parts = conversation.system.iter().filter(|part| part.key.is_some());
     let keys = parts
         .chain(&conversation.tools)
-        .map(|part| part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.of(body))));
+        .map(|part| part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.slice(body))));
     keys.fold(Chain::START, Chain::then).0
 }
 

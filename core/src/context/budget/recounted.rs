@@ -56,7 +56,7 @@ fn key_of(part: &Part, body: &[u8]) -> PartKey {
         PartKind::Reasoning => part.reasoning_key.map(PartKey),
         _ => part.key,
     };
-    own.unwrap_or_else(|| PartKey::of_bytes(part.span.of(body)))
+    own.unwrap_or_else(|| PartKey::of_bytes(part.span.slice(body)))
 }
 
 /// The tools that cost more than themselves, by index.

@@ -50,7 +50,7 @@ impl SectionTokens {
                 is_mcp.then_some(&mut self.mcp_tools)
             }
             (PartKind::Text, Role::User) => {
-                let raw = part.texts.first()?.of(body);
+                let raw = part.texts.first()?.slice(body);
                 let says = |text: &str| memmem::find(raw, text.as_bytes()).is_some();
                 if !raw.starts_with(REMINDER) {
                     None

@@ -66,7 +66,7 @@ fn is_offered(conversation: &Conversation, name: &str) -> bool {
 fn step(conversation: &Conversation, body: &[u8], at: PartIndex) -> Option<String> {
     let message = conversation.messages.get(at.message)?;
     let part = message.parts.get(at.part)?;
-    let raw = |span: Span| String::from_utf8_lossy(span.of(body));
+    let raw = |span: Span| String::from_utf8_lossy(span.slice(body));
     let holds = |it: &&Part| {
         it.kind == PartKind::ToolResult
             && it.span.start <= part.span.start

@@ -53,7 +53,7 @@ pub(super) fn quotes(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: 
         .collect();
     let shortened: Vec<Quote> = quoted.iter().map(shorten).collect();
     let tokens = |quote: &Quote| {
-        let part = ReplyPart { text: quote.text.clone(), ..ReplyPart::of(PartKind::Text) };
+        let part = ReplyPart { text: quote.text.clone(), ..ReplyPart::new(PartKind::Text) };
         u64::from(request.tokenizer.reply().reply_part(&part))
     };
     let most = most_quoted(request);

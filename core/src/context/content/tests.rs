@@ -7,7 +7,7 @@ use crate::dialect::{self, Dialect, ReplyPart};
 
 fn exchanged(body: &str, most: usize) -> ExchangeContent {
     let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
-    let part = ReplyPart { text: "Aye.".into(), ..ReplyPart::of(PartKind::Text) };
+    let part = ReplyPart { text: "Aye.".into(), ..ReplyPart::new(PartKind::Text) };
     let reply = Reply { parts: vec![part], ..Reply::default() };
     let placed = place(&Ledger::default(), &read, &"r".into(), None);
     ExchangeContent::of_request(&read, body.as_bytes(), &placed, most).answered(&reply, most)
@@ -87,7 +87,7 @@ fn parts_keep_role_name_id_and_signature_length() {
         {"type":"tool_use","id":"t","name":"look","input":{}}]},
         {"role":"user","content":[{"type":"tool_result","tool_use_id":"t","content":"ok"}]}]}"#;
     let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
-    let part = |kind| ReplyPart::of(kind);
+    let part = |kind| ReplyPart::new(kind);
     let reply = Reply {
         parts: vec![
             ReplyPart {
@@ -221,7 +221,7 @@ fn of_a_text_that_does_not_fit_only_the_size_is_kept() {
     assert_eq!(kept(BESIDE + 101).messages, std::slice::from_ref(&cut));
     let nothing = TranscriptPart { kind: TranscriptKind::Other, ..cut.clone() };
     assert_eq!(kept(BESIDE - 1).messages, [nothing]);
-    let part = ReplyPart { text: "y".repeat(100), ..ReplyPart::of(PartKind::Text) };
+    let part = ReplyPart { text: "y".repeat(100), ..ReplyPart::new(PartKind::Text) };
     let reply = Reply { parts: vec![part], ..Reply::default() };
     let answered = kept(0).answered(&reply, BESIDE + 99);
     let cut = TranscriptPart { role: TranscriptSpeaker::Assistant, chars: 100, ..cut };

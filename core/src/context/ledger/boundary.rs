@@ -104,13 +104,16 @@ mod tests {
     /// Gemini signs the last piece of a reply's text; a client sends the text back in one part.
     #[test]
     fn text_received_in_pieces_is_one_anchor_key() {
-        let piece =
-            |text: &str, key| ReplyPart { text: text.into(), key, ..ReplyPart::of(PartKind::Text) };
+        let piece = |text: &str, key| ReplyPart {
+            text: text.into(),
+            key,
+            ..ReplyPart::new(PartKind::Text)
+        };
         let long = "a".repeat(ANCHOR_BYTES - 1);
         let parts = |long: &str| {
             vec![
                 piece(long, None),
-                ReplyPart::of(PartKind::Reasoning),
+                ReplyPart::new(PartKind::Reasoning),
                 piece(".", Some(PartKey(1))),
                 piece(".", Some(PartKey(2))),
             ]

@@ -45,7 +45,7 @@ fn an_overflow_that_a_reply_shows_is_detected() {
     assert_eq!(sign(&stopped(StopReason::WindowFull), &small), Some(OverflowSign::WindowFull));
     assert_eq!(sign(&stopped(StopReason::MaxTokens), &small), Some(OverflowSign::Empty));
     let mut thought = stopped(StopReason::MaxTokens);
-    thought.parts.push(ReplyPart::of(PartKind::Reasoning));
+    thought.parts.push(ReplyPart::new(PartKind::Reasoning));
     assert_eq!(sign(&thought, &small), None, "reasoning used all output");
     assert_eq!(
         detected(&stopped(StopReason::WindowFull), Purpose::WarmUp, &OverflowEvidence::default()),

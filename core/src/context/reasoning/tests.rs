@@ -445,7 +445,7 @@ fn the_reasoning_rule_depends_on_dialect_host_and_model_name() {
 /// A part of a reply: its text, its signature, and its key if it has one.
 fn piece(kind: PartKind, text: &str, signature: Option<&str>, key: Option<u128>) -> ReplyPart {
     let (own_signature, key) = (signature.map(Into::into), key.map(PartKey));
-    ReplyPart { text: text.into(), signature: own_signature, key, ..ReplyPart::of(kind) }
+    ReplyPart { text: text.into(), signature: own_signature, key, ..ReplyPart::new(kind) }
 }
 
 fn raw(signature: Option<&str>) -> ReplyPart {

@@ -21,7 +21,7 @@ pub(super) fn propose(request: &PlanRequest<'_>, refusal: &Refusal) -> Option<Fa
     let limit = refusal.limit.filter(|limit| BELIEVED.contains(limit))?;
     let document = Document::read(request.body).ok()?;
     let OutputLimit(requested) =
-        OutputLimit::of(request.conversation.dialect, document.root(request.body)?)?;
+        OutputLimit::from_request(request.conversation.dialect, document.root(request.body)?)?;
     let repair = match refusal.detail? {
         RefusalDetail::ModelLimit => Repair::MaxTokens { most: limit },
         RefusalDetail::ModelLimitExclusive => Repair::MaxTokens { most: limit - 1 },
@@ -89,7 +89,7 @@ pub fn spare(request: &PlanRequest<'_>, known: &RecordedDecisions, most: u64) ->
     }
     let document = Document::read(request.body).ok()?;
     let OutputLimit(requested) =
-        OutputLimit::of(conversation.dialect, document.root(request.body)?)?;
+        OutputLimit::from_request(conversation.dialect, document.root(request.body)?)?;
     let fact = decided(request, Repair::MaxTokens { most });
     if requested > most && known.may_decide(&fact) { Some(fact) } else { None }
 }

@@ -181,7 +181,7 @@ fn has_declared_type(part: &Part, body: &[u8]) -> bool {
 
 /// The base64 data of media; empty if they are only linked.
 pub(super) fn base64_of<'b>(part: &Part, body: &'b [u8]) -> &'b [u8] {
-    media::base64_span(part, body).map_or(&[], |at| at.of(body))
+    media::base64_span(part, body).map_or(&[], |at| at.slice(body))
 }
 
 fn description(request: &PlanRequest<'_>, part: &Part, detail: Option<RefusalDetail>) -> String {
@@ -189,7 +189,7 @@ fn description(request: &PlanRequest<'_>, part: &Part, detail: Option<RefusalDet
     let mut about = Vec::new();
     let media = part.media.as_ref();
     about.extend(media.and_then(|media| media.mime.as_deref()).map(str::to_owned));
-    let pixels = media.and_then(|media| size(media.data?.of(request.body)));
+    let pixels = media.and_then(|media| size(media.data?.slice(request.body)));
     if let Some(size) = pixels {
         about.push(format!("{} by {} pixels", size.width, size.height));
     }

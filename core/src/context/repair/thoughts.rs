@@ -46,7 +46,7 @@ fn named(
     if let Some(name) = refused.refusal.name.as_deref() {
         return thoughts
             .iter()
-            .filter(|(_, part)| has_name(part.span.of(body), name))
+            .filter(|(_, part)| has_name(part.span.slice(body), name))
             .map(|(about, _)| *about)
             .collect();
     }

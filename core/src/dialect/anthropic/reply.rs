@@ -58,7 +58,7 @@ impl ReplyStream {
             Some("ping") => {}
             Some("message_delta") => {
                 self.stop(delta.and_then(|delta| delta.get("stop_reason")), reply);
-                self.usage.cleared = ClearingReport::of(value).or(self.usage.cleared);
+                self.usage.cleared = ClearingReport::from_reply(value).or(self.usage.cleared);
                 self.count(value.get("usage"));
             }
             Some("message_stop") => reply.complete = true,
@@ -69,7 +69,7 @@ impl ReplyStream {
 
     /// Reads a whole body: a message, or the response of the count endpoint.
     pub(crate) fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let message = MessageMembers::of(value);
+        let message = MessageMembers::from_value(value);
         if message.kind.and_then(|kind| kind.text()).as_deref() == Some("error") {
             reply.error = Some(error_in(value));
         } else if message.content.is_some() {
@@ -78,7 +78,7 @@ impl ReplyStream {
             self.count(message.usage);
             reply.complete = true;
         } else if let Some(count) = first([value.get("input_tokens")]) {
-            reply.counted = Count::of(Some(count)).value();
+            reply.counted = Count::from_member(Some(count)).value();
             reply.complete = true;
         } else {
             note_once(&mut reply.notes, Note::UnknownStructure);
@@ -88,12 +88,14 @@ impl ReplyStream {
     /// Called at the end of the stream or body.
     pub(crate) fn finish(&mut self, whole: bool, reply: &mut Reply) {
         reply.complete |= whole && self.stopped && reply.error.is_none();
+        // A stream that was cut after its stop reason lacks only its last event.
         self.usage.hosted |= self.ran_hosted_tool();
         for block in self.blocks.drain(..) {
             let is_open = block.grown && !block.ended && !self.stopped;
             let mut part = finished(block, &mut self.keyer);
             if part.kind == PartKind::Reasoning && is_open {
                 // Its signature may be incomplete.
+                // The provider refuses a thought whose signature was cut.
                 part.raw = None;
             }
             reply.parts.push(part);
@@ -115,9 +117,9 @@ impl ReplyStream {
         usage
     }
 
-    /// Whether a tool ran at the provider within this reply, so that the model was called again in it. Code that waits
-    /// for a result of the client, and a tool that runs with the next request, have no result yet.
     fn ran_hosted_tool(&self) -> bool {
+        // Then the model was called again in this reply. Code that waits for a result of the
+        // client, and a tool that runs with the next request, have no result yet.
         let results = self.blocks.iter().filter(|block| block.part.kind == PartKind::ToolResult);
         let ended: Vec<_> = results.filter_map(|block| block.part.id.as_deref()).collect();
         let mut calls = self.blocks.iter().filter(|block| block.hosted);
@@ -137,7 +139,7 @@ impl ReplyStream {
             *self = Self { keyer: std::mem::take(&mut self.keyer), ..Self::default() };
             reply.stop = None;
         }
-        let message = MessageMembers::of(value);
+        let message = MessageMembers::from_value(value);
         self.begin(&message, value, reply);
         self.count(message.usage);
     }
@@ -157,11 +159,12 @@ impl ReplyStream {
             withheld(transformations, reply);
         }
         self.usage.miss = message.diagnostics.and_then(|_| CacheMiss::in_message(value));
-        self.usage.cleared = message.context_management.and_then(|_| ClearingReport::of(value));
+        self.usage.cleared =
+            message.context_management.and_then(|_| ClearingReport::from_reply(value));
     }
 
-    /// Whether this many more bytes may be kept. Past the limit, text is dropped; usage is still read.
     fn keeps(&mut self, bytes: usize, reply: &mut Reply) -> bool {
+        // Past the limit, text is dropped; usage is still read.
         let keeps = self.kept.add(bytes);
         if !keeps {
             note_once(&mut reply.notes, Note::TooLong);
@@ -190,6 +193,7 @@ impl ReplyStream {
     }
 
     fn find(&mut self, index: u64) -> Option<&mut StreamBlock> {
+        // From the end: deltas belong to the block that was opened last.
         let mut blocks = self.blocks.iter_mut().rev().inspect(|_| steps::count(1));
         blocks.find(|block| block.index == index)
     }
@@ -202,15 +206,10 @@ impl ReplyStream {
         let (Some(block), Some(delta)) = (self.find(index), delta) else {
             return note_once(&mut reply.notes, Note::UnknownEvent);
         };
-        let delta = DeltaMembers::of(delta);
+        let delta = DeltaMembers::from_value(delta);
         if is_rewritten(block, &delta) {
             block.part.text.clear();
         }
-        let append = |to: &mut String, piece: Option<Value<'_>>| {
-            if let Some(text) = piece.and_then(|piece| piece.text()) {
-                to.push_str(&text);
-            }
-        };
         let pieces =
             [delta.text, delta.partial_json, delta.thinking, delta.signature, delta.content];
         block.grown = block.grown || pieces.into_iter().any(is_nonempty_text);
@@ -296,11 +295,10 @@ members! {
     }
 }
 
-/// A block as it starts, or a whole one.
 fn block_of(index: u64, block: Value<'_>) -> StreamBlock {
-    let shown = BlockMembers::of(block);
-    let kind = shown.kind.and_then(|kind| kind.text()).unwrap_or_default();
-    let mut part = ReplyPart::of(match kind.as_ref() {
+    let members = BlockMembers::from_value(block);
+    let kind = members.kind.and_then(|kind| kind.text()).unwrap_or_default();
+    let mut part = ReplyPart::new(match kind.as_ref() {
         "text" => PartKind::Text,
         "thinking" | "redacted_thinking" => PartKind::Reasoning,
         "tool_use" | "server_tool_use" | "mcp_tool_use" => PartKind::ToolCall,
@@ -308,26 +306,35 @@ fn block_of(index: u64, block: Value<'_>) -> StreamBlock {
         _ => PartKind::Opaque,
     });
     let text = match part.kind {
-        PartKind::ToolCall => shown.input.map(|input| String::from_utf8_lossy(input.raw())),
-        _ => first([shown.text, shown.thinking, shown.content]).and_then(|text| text.text()),
+        PartKind::ToolCall => members.input.map(|input| String::from_utf8_lossy(input.raw())),
+        _ => first([members.text, members.thinking, members.content]).and_then(|text| text.text()),
     };
     part.audience = Audience::by_caller(block);
     part.text = text.map(Into::into).unwrap_or_default();
-    let id = first([shown.id, shown.tool_use_id]);
+    let id = first([members.id, members.tool_use_id]);
     part.id = id.and_then(|id| id.text()).map(Into::into);
-    part.name = shown.name.and_then(|name| name.text()).map(Into::into);
-    let signature = first([shown.signature, shown.data, shown.encrypted_content]);
+    part.name = members.name.and_then(|name| name.text()).map(Into::into);
+    let signature = first([members.signature, members.data, members.encrypted_content]);
     part.signature = signature.and_then(|signature| signature.text()).map(Into::into);
-    let whole = match part.kind {
+    // Reasoning is sent back as it came, so its bytes are kept; text and calls can be written anew.
+    let raw = match part.kind {
         PartKind::Text | PartKind::ToolCall => Box::default(),
         _ => String::from_utf8_lossy(block.raw()).into(),
     };
     let hosted = matches!(kind.as_ref(), "server_tool_use" | "mcp_tool_use");
-    let (compaction, grown, ended) = (kind == "compaction", false, false);
-    StreamBlock { index, part, hosted, compaction, signature: String::new(), whole, grown, ended }
+    let compaction = kind == "compaction";
+    StreamBlock {
+        index,
+        part,
+        hosted,
+        compaction,
+        signature: String::new(),
+        whole: raw,
+        grown: false,
+        ended: false,
+    }
 }
 
-/// The finished part.
 fn finished(block: StreamBlock, keyer: &mut Keyer) -> ReplyPart {
     let StreamBlock { mut part, compaction, signature, whole, grown, .. } = block;
     if !signature.is_empty() {
@@ -350,8 +357,7 @@ fn finished(block: StreamBlock, keyer: &mut Keyer) -> ReplyPart {
         && let Some(signature) = part.signature.as_deref().filter(|signature| !signature.is_empty())
     {
         part.raw = Some(if grown {
-            let (text, signature) = (part.text.as_str(), signature);
-            serde_json::json!({"type": "thinking", "thinking": text, "signature": signature})
+            serde_json::json!({"type": "thinking", "thinking": part.text, "signature": signature})
                 .to_string()
                 .into()
         } else {
@@ -361,13 +367,18 @@ fn finished(block: StreamBlock, keyer: &mut Keyer) -> ReplyPart {
     part
 }
 
-/// Whether deltas now write a tool call that began with its whole input.
+fn append(text: &mut String, piece: Option<Value<'_>>) {
+    if let Some(piece) = piece.and_then(|piece| piece.text()) {
+        text.push_str(&piece);
+    }
+}
+
 fn is_rewritten(block: &StreamBlock, delta: &DeltaMembers<'_>) -> bool {
+    // A stream may begin a call with its whole input, and write it again in deltas.
     let begun = !block.grown && block.part.kind == PartKind::ToolCall;
     begun && is_nonempty_text(delta.partial_json)
 }
 
-/// Whether a value is a non-empty string.
 fn is_nonempty_text(piece: Option<Value<'_>>) -> bool {
     piece.is_some_and(|piece| piece.kind() == Kind::String && piece.span().len() > 2)
 }
@@ -381,8 +392,8 @@ fn withheld(transformations: Value<'_>, reply: &mut Reply) {
     }
 }
 
-/// The key that the request reader would give the same block.
 fn block_key(kind: PartKind, block: &str) -> Option<crate::dialect::PartKey> {
+    // Read as a request, so that a block that the client sends back has the same key.
     let request = format!(r#"{{"messages":[{{"role":"assistant","content":[{block}]}}]}}"#);
     let conversation = super::read(request.as_bytes());
     conversation.parts().find(|part| part.kind == kind).and_then(|part| part.key)

@@ -37,19 +37,22 @@ fn a_request_is_read_with_its_ranges() {
         [Text, Reasoning, Reasoning, Text, ToolCall, ToolResult, Image, Opaque, Text]
     );
     assert_eq!(read.model.as_deref(), Some("claude-opus-4-5"));
-    assert_eq!((read.stream, read.max_output), (true, Some(64)));
+    assert!(read.stream);
+    assert_eq!(read.max_output, Some(64));
     assert_eq!(read.session, Some("s-1".into()));
     assert_eq!(read.notes, [Note::UnknownPart]);
     let parts: Vec<&Part> = read.parts().collect();
-    assert_eq!(parts[0].texts[0].of(body), br#""look""#);
-    assert_eq!(parts[1].signature.unwrap().of(body), br#""c2ln""#);
-    assert_eq!(parts[2].signature.unwrap().of(body), br#""eHg=""#);
-    assert_eq!(parts[4].texts[0].of(body), br#"{"path":"a","n":1}"#);
-    assert!(parts[5].is_error && parts[5].texts.len() == 2);
+    assert_eq!(parts[0].texts[0].slice(body), br#""look""#);
+    assert_eq!(parts[1].signature.unwrap().slice(body), br#""c2ln""#);
+    assert_eq!(parts[2].signature.unwrap().slice(body), br#""eHg=""#);
+    assert_eq!(parts[4].texts[0].slice(body), br#"{"path":"a","n":1}"#);
+    assert!(parts[5].is_error);
+    assert!(parts[5].texts.len() == 2);
     let media = parts[6].media.as_ref().unwrap();
-    assert_eq!(media.data.unwrap().of(body), br#""iVBORw0KGgo=""#);
+    assert_eq!(media.data.unwrap().slice(body), br#""iVBORw0KGgo=""#);
     assert_eq!(parts[8].role, Role::System);
-    assert!(read.system[0].key.is_none() && read.system[1].key.is_some());
+    assert!(read.system[0].key.is_none());
+    assert!(read.system[1].key.is_some());
     let audiences = [0, 1].map(|at| read.tools[at].audience);
     assert_eq!(
         audiences,
@@ -115,7 +118,8 @@ fn purpose_session_and_model_of_a_request_are_read() {
     }
     let path = "/v1/projects/p/locations/l/publishers/anthropic/models/claude-x@1:streamRawPredict";
     let vertex = of(path, "{}");
-    assert_eq!((vertex.model.as_deref(), vertex.stream), (Some("claude-x@1"), true));
+    assert_eq!(vertex.model.as_deref(), Some("claude-x@1"));
+    assert!(vertex.stream);
     for (user, session) in [
         ("user_ab_account_c_session_d-e", Some("d-e")),
         ("session_kimi", Some("session_kimi")),
@@ -163,12 +167,17 @@ fn a_stream_is_assembled_by_index() {
         r#"{"type":"message_delta","delta":{"stop_reason":"tool_use"},"usage":{"input_tokens":4,"cache_read_input_tokens":null,"output_tokens":30,"output_tokens_details":{"thinking_tokens":9}}}"#,
         r#"{"type":"message_stop"}   "#,
     ]));
-    assert!(reply.complete && reply.notes.is_empty());
+    assert!(reply.complete);
+    assert!(reply.notes.is_empty());
     assert_eq!(reply.stop, Some(StopReason::ToolUse));
     let usage = &reply.usage;
-    assert_eq!((usage.input, usage.output, usage.reasoning), (Some(124), Some(30), Some(9)));
-    assert_eq!((usage.cache_read, usage.cache_write), (Some(100), Some(20)));
-    assert_eq!((usage.cache_write_long, usage.lower_bound), (Some(15), false));
+    assert_eq!(usage.input, Some(124));
+    assert_eq!(usage.output, Some(30));
+    assert_eq!(usage.reasoning, Some(9));
+    assert_eq!(usage.cache_read, Some(100));
+    assert_eq!(usage.cache_write, Some(20));
+    assert_eq!(usage.cache_write_long, Some(15));
+    assert!(!usage.lower_bound);
     assert_eq!(
         reply.parts[0].raw.as_deref(),
         Some(r#"{"type":"thinking","thinking":"","signature":"c2ln"}"#)
@@ -180,7 +189,8 @@ fn a_stream_is_assembled_by_index() {
 #[test]
 fn a_cut_stream_gives_a_lower_bound() {
     let reply = reply_of(&stream(&[START]));
-    assert!(!reply.complete && reply.usage.lower_bound);
+    assert!(!reply.complete);
+    assert!(reply.usage.lower_bound);
     assert_eq!(reply.usage.input, Some(123));
     assert_eq!(reply_of("").usage, crate::dialect::Usage::default());
 }
@@ -194,7 +204,8 @@ fn usage_iterations_give_the_last_call_and_the_tokens_billed_aside() {
     reading.push(body.as_bytes());
     let usage = reading.finish(BodyEnd::Whole).usage;
     let [compaction] = &usage.attempts[..] else { panic!("{:?}", usage.attempts) };
-    assert_eq!((&*compaction.kind, compaction.usage.total()), ("compaction", Some(1000)));
+    assert_eq!(&*compaction.kind, "compaction");
+    assert_eq!(compaction.usage.total(), Some(1000));
     assert_eq!(usage.last_call, Some(LastCall { input: 10, output: 5 }));
 }
 
@@ -204,7 +215,8 @@ fn hosted_tools_in_a_reply_are_marked_and_keep_their_part_keys() {
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
     reading.push(body.as_bytes());
     let reply = reading.finish(BodyEnd::Whole);
-    assert!(reply.usage.hosted_tools && reply.stop == Some(StopReason::Paused));
+    assert!(reply.usage.hosted_tools);
+    assert!(reply.stop == Some(StopReason::Paused));
     let sent = r#"{"messages":[{"role":"assistant","content":[{"type":"server_tool_use","id":"s","name":"web_search","input":{"q":1}},{"type":"web_search_tool_result","tool_use_id":"s","content":[]}]}]}"#;
     let keys: Vec<_> = read(sent.as_bytes()).parts().map(|part| part.key).collect();
     assert_eq!(reply.parts.iter().map(|part| part.key).collect::<Vec<_>>(), keys);
@@ -238,12 +250,13 @@ fn the_last_of_several_replies_counts() {
         &second,
         r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":"two"}}"#,
     ]));
-    assert_eq!(
-        (reply.notes, reply.stop, reply.usage.lower_bound),
-        (vec![Note::SeveralReplies], None, true)
-    );
-    assert_eq!((reply.id.as_deref(), reply.usage.input), (Some("msg_2"), Some(127)));
-    assert_eq!((reply.parts.len(), reply.parts[0].text.as_str()), (1, "two"));
+    assert_eq!(reply.notes, vec![Note::SeveralReplies]);
+    assert_eq!(reply.stop, None);
+    assert!(reply.usage.lower_bound);
+    assert_eq!(reply.id.as_deref(), Some("msg_2"));
+    assert_eq!(reply.usage.input, Some(127));
+    assert_eq!(reply.parts.len(), 1);
+    assert_eq!(reply.parts[0].text.as_str(), "two");
 }
 
 #[test]
@@ -318,7 +331,8 @@ fn a_provider_summary_has_the_same_key_in_reply_and_request() {
     ]));
     let sent = r#"{"messages":[{"role":"assistant","content":[{"type":"compaction","content":"so far","encrypted_content":"ZQ==","cache_control":{}}]}]}"#;
     let key = read(sent.as_bytes()).parts().next().unwrap().key;
-    assert!(key.is_some() && reply.parts[0].key == key);
+    assert!(key.is_some());
+    assert!(reply.parts[0].key == key);
     assert_eq!(reply.parts[0].signature.as_deref(), Some("ZQ=="));
 }
 
@@ -329,10 +343,9 @@ fn cache_writes_are_summed_where_only_their_split_is_reported() {
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
     reading.push(body.as_bytes());
     let usage = reading.finish(BodyEnd::Whole).usage;
-    assert_eq!(
-        (usage.input, usage.cache_write, usage.cache_write_long),
-        (Some(24), Some(23), Some(3))
-    );
+    assert_eq!(usage.input, Some(24));
+    assert_eq!(usage.cache_write, Some(23));
+    assert_eq!(usage.cache_write_long, Some(3));
 }
 
 #[test]
@@ -365,7 +378,8 @@ fn an_endless_reply_is_kept_only_up_to_its_limit() {
         let end = r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"},"usage":{"output_tokens":9}}"#;
         reading.push(stream(&[end]).as_bytes());
         let reply = reading.finish(BodyEnd::Whole);
-        assert_eq!((reply.notes, reply.usage.output), (notes, Some(9)));
+        assert_eq!(reply.notes, notes);
+        assert_eq!(reply.usage.output, Some(9));
         assert!(reply.parts[0].text.len() >> 20 == 31);
     }
 }

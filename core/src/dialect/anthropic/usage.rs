@@ -72,50 +72,51 @@ members! {
 }
 
 impl UsageFields {
-    /// Merges a report. One with `iterations` stands for itself, because the start of a stream may have reported a
-    /// compaction, which the end does not include.
     pub(super) fn merge(&mut self, report: Value<'_>) {
-        let usage = UsageMembers::of(report);
-        let calls = CallFields::of(&usage);
+        let usage = UsageMembers::from_value(report);
+        let calls = CallFields::from_usage(&usage);
         let thinking = usage.output_tokens_details.and_then(|of| of.get("thinking_tokens"));
-        let thinking = Count::of(thinking);
+        let thinking = Count::from_member(thinking);
         self.has_impossible |= calls.has_impossible() || Count::any_impossible(&[thinking]);
         self.thinking.grow(thinking);
         self.last_output = calls.output.value().or(self.last_output);
         for (_, count) in usage.server_tool_use.iter().flat_map(Value::entries) {
             self.hosted |= count.as_u64().is_some_and(|count| count > 0);
         }
-        let found = usage.iterations.and_then(|all| self.iterations(all));
-        match found {
+        let iterations = usage.iterations.and_then(|calls| self.iterations(calls));
+        // Calls stand for themselves, because the start of a stream may have reported a compaction,
+        // which the end does not include.
+        match iterations {
             Some(iterations) => {
-                (self.calls, self.iterations) = (calls.or(self.calls), Some(iterations));
+                self.calls = calls.or(self.calls);
+                self.iterations = Some(iterations);
             }
             None => self.calls.grow(calls),
         }
     }
 
-    /// Whether a reported count cannot be.
     pub(super) fn has_impossible(&self) -> bool {
         self.has_impossible
     }
 
     /// The normalised usage. `refused_empty`: it was refused, and nothing came.
     pub(super) fn normalised(&self, refused_empty: bool) -> Usage {
-        let whole = self.calls.usage();
+        let total = self.calls.usage();
         let mut usage = match &self.iterations {
             Some(Iterations { own, last_call, attempts, served_by }) => Usage {
                 last_call: *last_call,
                 attempts: attempts.clone(),
                 served_by: served_by.clone(),
                 // The split is not always reported for each call.
-                cache_write_long: own.cache_write_long.or(whole.cache_write_long),
-                ..if own.input.is_some() { own.clone() } else { whole }
+                cache_write_long: own.cache_write_long.or(total.cache_write_long),
+                ..if own.input.is_some() { own.clone() } else { total }
             },
-            None => whole,
+            None => total,
         };
         let written = if self.iterations.is_some() { usage.output } else { self.last_output };
         if refused_empty && written == Some(0) {
-            (usage.unbilled, usage.output) = (true, written);
+            usage.unbilled = true;
+            usage.output = written;
         }
         Usage {
             reasoning: self.thinking.value(),
@@ -126,13 +127,16 @@ impl UsageFields {
         }
     }
 
-    /// Reads the model calls; `None` if there are none, or without counts.
     fn iterations(&mut self, all: Value<'_>) -> Option<Iterations> {
-        let answer = AnsweringModel::of(all);
-        let (mut own, mut calls) = (Usage::default(), 0);
-        let (mut last_call, mut attempts) = (None, Vec::new());
+        let answer = AnsweringModel::from_iterations(all);
+        let mut own = Usage::default();
+        let mut calls = 0;
+        let mut last_call = None;
+        let mut attempts = Vec::new();
         for one in all.items() {
-            let fields = CallFields::of(&UsageMembers::of(one));
+            // A model may decline, and another one answer: those calls are attempts, not the
+            // reply's own.
+            let fields = CallFields::from_usage(&UsageMembers::from_value(one));
             self.has_impossible |= fields.has_impossible();
             let (kind, model, usage) = (kind(one), model(one), fields.usage());
             if answer.made(&kind, model.as_deref()) {
@@ -151,7 +155,7 @@ impl UsageFields {
         let served_by = answer.other_than_requested();
         // A single call of the requested model: the total is enough.
         let is_single = calls == 1 && attempts.is_empty() && served_by.is_none();
-        let last_call = last_call.filter(|_| !is_single);
+        let last_call = if is_single { None } else { last_call };
         let is_counted = own != Usage::default() || !attempts.is_empty();
         is_counted.then_some(Iterations { own, last_call, attempts, served_by })
     }
@@ -167,17 +171,18 @@ struct AnsweringModel {
 }
 
 impl AnsweringModel {
-    fn of(all: Value<'_>) -> Self {
-        let of_kind = |wanted| all.items().filter(move |one| kind(*one) == wanted);
-        let fallback = of_kind("fallback_message").last();
+    fn from_iterations(all: Value<'_>) -> Self {
+        let fallback = all.items().filter(|call| kind(*call) == "fallback_message").last();
+        let mut messages = all.items().filter(|call| kind(*call) == "message");
+        let first = messages.next();
+        let answer = fallback.or_else(|| messages.last().or(first));
         Self {
-            model: fallback.or_else(|| of_kind("message").last()).and_then(model),
-            first: of_kind("message").next().and_then(model),
+            model: answer.and_then(model),
+            first: first.and_then(model),
             is_fallback: fallback.is_some(),
         }
     }
 
-    /// Whether it made this call.
     fn made(&self, kind: &str, model: Option<&str>) -> bool {
         match kind {
             "fallback_message" => true,
@@ -192,25 +197,25 @@ impl AnsweringModel {
 
     fn other_than_requested(self) -> Option<Box<str>> {
         let is_other = self.is_fallback || self.first.is_some() && self.first != self.model;
-        self.model.filter(|_| is_other)
+        if is_other { self.model } else { None }
     }
 }
 
 impl CallFields {
-    fn of(usage: &UsageMembers<'_>) -> Self {
+    fn from_usage(usage: &UsageMembers<'_>) -> Self {
         const SPLIT: [&str; 2] = ["ephemeral_5m_input_tokens", "ephemeral_1h_input_tokens"];
         let split = usage.cache_creation.map(|split| split.members(SPLIT)).unwrap_or_default();
-        let [short, long] = split.map(Count::of);
-        let mut created = Count::of(usage.cache_creation_input_tokens);
+        let [short, long] = split.map(Count::from_member);
+        let mut created = Count::from_member(usage.cache_creation_input_tokens);
         if created == Count::default() {
             created = short.plus(long);
         }
-        let fresh = Count::of(usage.input_tokens);
-        let read = Count::of(usage.cache_read_input_tokens);
+        let input = Count::from_member(usage.input_tokens);
+        let read = Count::from_member(usage.cache_read_input_tokens);
         Self {
-            input: InputFields { fresh, created, read },
+            input: InputFields { fresh: input, created, read },
             created_long: long,
-            output: Count::of(usage.output_tokens),
+            output: Count::from_member(usage.output_tokens),
         }
     }
 
@@ -219,14 +224,13 @@ impl CallFields {
         Count::any_impossible(&[fresh, created, read, self.created_long, self.output])
     }
 
-    /// Where nothing was reported, what was reported before.
     fn or(self, before: Self) -> Self {
-        let one = |now: Count, before: Count| if now == Count::default() { before } else { now };
+        // A report that lacks a number does not take back an earlier one.
         let has_input = self.input.fresh != Count::default();
         Self {
             input: if has_input { self.input } else { before.input },
-            created_long: one(self.created_long, before.created_long),
-            output: one(self.output, before.output),
+            created_long: self.created_long.or(before.created_long),
+            output: self.output.or(before.output),
         }
     }
 
@@ -249,33 +253,41 @@ impl CallFields {
 }
 
 impl InputFields {
-    /// Takes over a later report as a whole, else without its zeros, unless the input is smaller then.
     fn grow(&mut self, later: Self) {
-        let kept = |is_kept: fn(Count) -> bool| {
-            let one = |later: Count, mut now: Count| {
-                now.grow(later);
-                if is_kept(later) { now } else { later }
-            };
-            Self {
-                fresh: one(later.fresh, self.fresh),
-                created: one(later.created, self.created),
-                read: one(later.read, self.read),
-            }
-        };
-        let reported = kept(|later| later.value().is_none());
-        let without_zeros = kept(|later| later.value().unwrap_or(0) == 0);
-        let now = self.sum();
-        if let Some(grown) = [reported, without_zeros].into_iter().find(|it| it.sum() >= now) {
-            *self = grown;
+        // As a whole, else without its zeros, unless the input is smaller then: a late report may
+        // lack its cached part.
+        let reported = self.replaced(later, |count| count.value().is_none());
+        if reported.sum() >= self.sum() {
+            *self = reported;
+            return;
         }
+        let without_zeros = self.replaced(later, |count| count.value().unwrap_or(0) == 0);
+        if without_zeros.sum() >= self.sum() {
+            *self = without_zeros;
+        }
+    }
+
+    /// The fields of a later report, except those that say nothing by `is_silent`.
+    fn replaced(self, later: Self, is_silent: fn(Count) -> bool) -> Self {
+        let Self { mut fresh, mut created, mut read } = self;
+        for (count, later) in
+            [(&mut fresh, later.fresh), (&mut created, later.created), (&mut read, later.read)]
+        {
+            if is_silent(later) {
+                count.grow(later);
+            } else {
+                *count = later;
+            }
+        }
+        Self { fresh, created, read }
     }
 
     fn sum(&self) -> u64 {
         [self.fresh, self.created, self.read].into_iter().filter_map(Count::value).sum()
     }
 
-    /// The whole input; unknown if a part of it is.
     fn total(&self) -> Option<u64> {
+        // A part that cannot be makes the whole unknown.
         self.fresh.value()?;
         let is_known = !self.created.is_unknown() && !self.read.is_unknown();
         is_known.then(|| self.sum())

@@ -9,14 +9,14 @@ use crate::dialect::conversation::Conversation;
 use crate::dialect::kinds::{Dialect, PartKind, Role};
 use crate::dialect::part::Part;
 
-/// Gives each part its audience, from what its dialect's reader found.
 pub(in crate::dialect) fn assign(conversation: &mut Conversation) {
     answer_programs(conversation);
     load_tools(conversation);
 }
 
-/// The results of a program's calls are read by the program. A result follows its call; an id may occur again.
 fn answer_programs(conversation: &mut Conversation) {
+    // A program's calls are answered to the program. A result follows its call, and an id may occur
+    // again, so the last call of an id decides.
     let mut callers: HashMap<Box<str>, Audience> = HashMap::default();
     for message in &mut conversation.messages {
         // What is inside a result, such as its images, belongs to it.
@@ -40,8 +40,8 @@ fn answer_programs(conversation: &mut Conversation) {
     }
 }
 
-/// A tool that something in the history loads is in the context from then on.
 fn load_tools(conversation: &mut Conversation) {
+    // A tool that something in the history loads is in the context from there on.
     if conversation.tools.iter().all(|tool| tool.audience != Audience::Nobody) {
         return;
     }
@@ -55,18 +55,25 @@ fn load_tools(conversation: &mut Conversation) {
             loaded.extend(part.name.clone());
         }
     }
-    let is_loaded = |tool: &Part| tool.name.as_ref().is_some_and(|name| loaded.contains(name));
     match dialect {
         // The item that loads a function repeats its definition.
         Dialect::OpenaiResponses => {
-            conversation.tools.retain(|tool| tool.audience != Audience::Nobody || !is_loaded(tool));
+            conversation
+                .tools
+                .retain(|tool| tool.audience != Audience::Nobody || !is_loaded(tool, &loaded));
         }
         Dialect::Anthropic | Dialect::OpenaiChat | Dialect::Gemini => {
-            for tool in conversation.tools.iter_mut().filter(|tool| is_loaded(tool)) {
-                tool.audience = Audience::Model;
+            for tool in &mut conversation.tools {
+                if is_loaded(tool, &loaded) {
+                    tool.audience = Audience::Model;
+                }
             }
         }
     }
+}
+
+fn is_loaded(tool: &Part, loaded: &HashSet<Box<str>>) -> bool {
+    tool.name.as_ref().is_some_and(|name| loaded.contains(name))
 }
 
 impl Conversation {
@@ -83,6 +90,7 @@ impl Conversation {
         let mut is_open = Vec::with_capacity(self.messages.len() + 1);
         for message in &self.messages {
             let answers = message.parts.iter().any(|part| part.kind == PartKind::ToolResult);
+            // A text of the user ends the turn, and what was open in it.
             if message.role == Role::User && !answers {
                 open.clear();
             }

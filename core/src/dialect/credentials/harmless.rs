@@ -156,8 +156,8 @@ fn is_of_family(name: &str) -> bool {
     FAMILIES.iter().any(|with| name.starts_with(with)) && !is_doubtful(name)
 }
 
-/// Whether a header is `x-<vendor>-session-id`, which names a session.
 fn is_session(name: &str) -> bool {
+    // `x-<vendor>-session-id` names a session, not a user.
     name.starts_with("x-") && name.ends_with("-session-id") && !is_doubtful(name)
 }
 
@@ -176,7 +176,8 @@ mod tests {
 
     #[test]
     fn the_tables_of_harmless_names_are_sorted_and_hold_no_credential() {
-        assert!(HEADERS.is_sorted() && PARAMETERS.is_sorted());
+        assert!(HEADERS.is_sorted());
+        assert!(PARAMETERS.is_sorted());
         for name in HEADERS {
             assert!(super::super::HEADERS.binary_search(name).is_err(), "{name}");
         }

@@ -17,7 +17,8 @@ fn of(pairs: &[(&str, &str)], target: &str) -> Tenant {
 
 #[test]
 fn the_tables_of_credential_names_are_sorted() {
-    assert!(HEADERS.is_sorted() && PARAMETERS.is_sorted());
+    assert!(HEADERS.is_sorted());
+    assert!(PARAMETERS.is_sorted());
     assert!(PLACEHOLDERS.is_sorted());
 }
 

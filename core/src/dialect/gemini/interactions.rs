@@ -12,7 +12,7 @@ use crate::dialect::{
     Conversation, HeldHistory, LastCall, Message, Note, Part, PartKind, Reply, ReplyPart, Role,
     StopReason, Usage,
 };
-use crate::wire::json::{Kind, Value, first, members};
+use crate::wire::json::{Kind, Value, first, members, owned_text};
 
 /// Whether a request's body is of this API: it has an input, and no contents.
 pub(super) fn is_request(root: Value<'_>) -> bool {
@@ -21,7 +21,7 @@ pub(super) fn is_request(root: Value<'_>) -> bool {
 
 /// Reads a request's body.
 pub(super) fn read(root: Value<'_>, mut conversation: Conversation) -> Conversation {
-    let request = RequestMembers::of(root);
+    let request = RequestMembers::from_value(root);
     let model = first([request.model, request.agent]).and_then(|model| model.text());
     conversation.model = model.map(|model| model.rsplit('/').next().unwrap_or_default().into());
     conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
@@ -40,9 +40,10 @@ pub(super) fn read(root: Value<'_>, mut conversation: Conversation) -> Conversat
         conversation.tools.push(Part::tool(tool, name, &mut keyer));
     }
     for input in request.input.iter().flat_map(one_or_more) {
+        // A turn of the old form keeps its parts inside; a step is one itself.
         let role = role(input);
         let content = input.get_any(&["content"]).unwrap_or(input);
-        let parts = one_or_more(&content).map(|it| part(role, it, &mut keyer)).collect();
+        let parts = one_or_more(&content).map(|value| part(role, value, &mut keyer)).collect();
         conversation.messages.push(Message { role, span: input.span(), parts });
     }
     conversation
@@ -63,12 +64,12 @@ members! {
 }
 
 fn one_or_more<'d>(value: &Value<'d>) -> impl Iterator<Item = Value<'d>> + use<'d> {
-    let one = (value.kind() != Kind::Array).then_some(*value);
-    value.items().chain(one)
+    let single = if value.kind() == Kind::Array { None } else { Some(*value) };
+    value.items().chain(single)
 }
 
-/// Who speaks in an input: a turn of the old form has a role, a step a type.
 fn role(input: Value<'_>) -> Role {
+    // A turn of the old form has a role, a step a type.
     let spoken = input.get_text("role").or_else(|| input.get_text("type"));
     match spoken.as_deref() {
         Some("model" | "model_output" | "thought") => Role::Assistant,
@@ -97,7 +98,6 @@ pub(super) struct InteractionReply {
 }
 
 impl InteractionReply {
-    /// Whether a value is an event of this API, or a whole interaction.
     pub(super) fn is_one(value: Value<'_>) -> bool {
         value.get_any(&["event_type"]).is_some()
             || value.get_text("object").as_deref() == Some("interaction")
@@ -106,7 +106,7 @@ impl InteractionReply {
     /// Reads the next event, or a whole interaction.
     pub(super) fn event(&mut self, value: Value<'_>, reply: &mut Reply) {
         let EventMembers { event_type, interaction, step, delta, usage, error } =
-            EventMembers::of(value);
+            EventMembers::from_value(value);
         if let Some(usage) = first([usage]) {
             self.usage.merge(usage);
         }
@@ -116,20 +116,27 @@ impl InteractionReply {
         let kind = event_type.and_then(|kind| kind.text());
         match kind.as_deref() {
             None => self.interaction(value, reply),
-            Some("step.start") => step.into_iter().for_each(|step| self.step(step, reply)),
+            Some("step.start") => {
+                if let Some(step) = step {
+                    self.step(step, reply);
+                }
+            }
             Some("step.delta" | "content.delta") => {
-                delta.into_iter().for_each(|delta| self.delta(delta, reply));
+                if let Some(delta) = delta {
+                    self.delta(delta, reply);
+                }
             }
             Some("error" | "step.stop" | "content.start" | "content.stop") => {}
-            Some(_) if first([interaction]).is_some() => {
-                interaction.into_iter().for_each(|all| self.interaction(all, reply));
+            Some(kind) => {
+                if let Some(interaction) = first([interaction]) {
+                    self.interaction(interaction, reply);
+                } else if kind != "interaction.status_update" {
+                    note_once(&mut reply.notes, Note::UnknownEvent);
+                }
             }
-            Some("interaction.status_update") => {}
-            Some(_) => note_once(&mut reply.notes, Note::UnknownEvent),
         }
     }
 
-    /// Called at the end of the stream or body.
     pub(super) fn finish(&mut self, reply: &mut Reply) {
         reply.parts.append(&mut self.parts);
         reply.usage = self.usage_so_far(reply);
@@ -145,7 +152,6 @@ impl InteractionReply {
         usage
     }
 
-    /// Bytes of text so far.
     pub(super) fn content_bytes(&self) -> usize {
         self.parts.iter().map(|part| part.text.len()).sum()
     }
@@ -153,10 +159,9 @@ impl InteractionReply {
     /// Reads an interaction object: the whole reply, or its head or end in a stream.
     fn interaction(&mut self, value: Value<'_>, reply: &mut Reply) {
         let InteractionMembers { id, model, agent, status, steps, outputs, usage, error } =
-            InteractionMembers::of(value);
-        let text = |value: Option<Value<'_>>| Some(value?.text()?.into());
-        reply.id = text(id).or(reply.id.take());
-        reply.model = text(first([model, agent])).or(reply.model.take());
+            InteractionMembers::from_value(value);
+        reply.id = owned_text(id).or(reply.id.take());
+        reply.model = owned_text(first([model, agent])).or(reply.model.take());
         for step in first([steps, outputs]).iter().flat_map(Value::items) {
             self.step(step, reply);
         }
@@ -179,11 +184,9 @@ impl InteractionReply {
         reply.complete = true;
     }
 
-    /// Reads a step, whole or as it begins. Its content is a list, a text, or in the old form the step itself.
     fn step(&mut self, step: Value<'_>, reply: &mut Reply) {
         let [kind, content, id, name, arguments] =
             step.members(["type", "content", "id", "name", "arguments"]);
-        let text = |value: Option<Value<'_>>| Some(value?.text()?.into());
         let kind = match kind.and_then(|kind| kind.text()).as_deref() {
             Some("thought") => PartKind::Reasoning,
             Some("function_call") => PartKind::ToolCall,
@@ -197,11 +200,15 @@ impl InteractionReply {
         if !self.kept.add_parts(1) {
             return note_once(&mut reply.notes, Note::TooLong);
         }
-        let (id, name) = (text(id), text(name));
-        self.parts.push(ReplyPart { id, name, ..ReplyPart::of(kind) });
+        self.parts.push(ReplyPart {
+            id: owned_text(id),
+            name: owned_text(name),
+            ..ReplyPart::new(kind)
+        });
         match arguments.filter(|given| given.entries().next().is_some()) {
             Some(given) => self.write(&String::from_utf8_lossy(given.raw()), reply),
             None => {
+                // In the old form the step itself is the content.
                 for piece in content.unwrap_or(step).items().chain([content.unwrap_or(step)]) {
                     let written = piece.get_text("text").or_else(|| piece.text());
                     self.write(&written.unwrap_or_default(), reply);
@@ -210,12 +217,12 @@ impl InteractionReply {
         }
     }
 
-    /// Reads more of the last step.
     fn delta(&mut self, delta: Value<'_>, reply: &mut Reply) {
+        // Reads more of the last step.
         let written = delta.get_text("text").or_else(|| delta.get_text("arguments"));
         let written = written.or_else(|| delta.path(&["content", "text"])?.text());
         if self.parts.is_empty() {
-            self.parts.push(ReplyPart::of(PartKind::Text));
+            self.parts.push(ReplyPart::new(PartKind::Text));
         }
         self.write(&written.unwrap_or_default(), reply);
     }
@@ -267,7 +274,7 @@ members! {
 
 impl UsageFields {
     fn merge(&mut self, usage: Value<'_>) {
-        let reported = UsageMembers::of(usage);
+        let reported = UsageMembers::from_value(usage);
         for (count, value) in [
             (&mut self.input, reported.input),
             (&mut self.output, reported.output),
@@ -276,7 +283,7 @@ impl UsageFields {
             (&mut self.tool_use, reported.tool_use),
             (&mut self.total, reported.total),
         ] {
-            count.grow(Count::of(value));
+            count.grow(Count::from_member(value));
         }
     }
 
@@ -285,20 +292,19 @@ impl UsageFields {
         Count::any_impossible(&[input, output, thought, cached, tool_use, total])
     }
 
-    /// The normalised usage: the four parts are disjoint, and cached tokens are in the input. Agents report no prompts
-    /// of tools, which are then the rest of the total.
     fn normalised(&self) -> Usage {
         let Self { input, output, thought, cached, tool_use, total, hosted } = *self;
+        // Agents report no prompts of tools, which are then the rest of the total.
         let visible = output.plus(thought);
         let spoken = input.plus(visible).value();
         let rest = total.value().zip(spoken).map(|(total, spoken)| total.saturating_sub(spoken));
         let is_known = !input.is_unknown() && !tool_use.is_unknown();
         let tool_use = tool_use.value().or(rest).filter(|tokens| is_known && *tokens > 0);
-        let whole = input.value().filter(|_| is_known);
+        let prompt = if is_known { input.value() } else { None };
         let output = visible.value();
-        let last_call = whole.zip(output).filter(|_| tool_use.is_some());
+        let last_call = if tool_use.is_some() { prompt.zip(output) } else { None };
         Usage {
-            input: whole.map(|input| input.saturating_add(tool_use.unwrap_or(0))),
+            input: prompt.map(|input| input.saturating_add(tool_use.unwrap_or(0))),
             output,
             reasoning: thought.value(),
             cache_read: cached.value(),

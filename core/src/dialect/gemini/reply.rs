@@ -18,7 +18,7 @@ use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
 use crate::dialect::reply::{KeptSize, MOST_VALUES};
 use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
-use crate::wire::json::{Kind, Value, first, members};
+use crate::wire::json::{Kind, Value, first, members, owned_text};
 
 /// The state of a stream that is being read.
 #[derive(Default)]
@@ -56,8 +56,9 @@ impl ReplyStream {
         if InteractionReply::is_one(value) {
             return self.interaction(value, reply);
         }
+        // Code Assist wraps it in `response`.
         let value = unwrapped(value);
-        let answer = ResponseMembers::of(value);
+        let answer = ResponseMembers::from_value(value);
         if first([answer.error]).is_some() {
             reply.error = Some(error_in(value));
         } else if !answer.is_known() {
@@ -74,10 +75,10 @@ impl ReplyStream {
             return;
         }
         let value = unwrapped(value);
-        let answer = ResponseMembers::of(value);
+        let answer = ResponseMembers::from_value(value);
         let counted = value.get_any(&["totalTokens", "total_tokens"]);
         if let Some(count) = counted {
-            reply.counted = Count::of(Some(count)).value();
+            reply.counted = Count::from_member(Some(count)).value();
         } else if first([answer.error]).is_some() {
             reply.error = Some(error_in(value));
         } else if answer.is_known() {
@@ -89,7 +90,6 @@ impl ReplyStream {
         reply.complete = true;
     }
 
-    /// Called at the end of the stream or body.
     pub(crate) fn finish(&mut self, whole: bool, reply: &mut Reply) {
         if let Some(interaction) = &mut self.interaction {
             return interaction.finish(reply);
@@ -117,8 +117,8 @@ impl ReplyStream {
         usage
     }
 
-    /// Bytes of text so far.
     pub(crate) fn content_bytes(&self) -> usize {
+        // Bytes of text so far.
         if let Some(interaction) = &self.interaction {
             return interaction.content_bytes();
         }
@@ -133,11 +133,10 @@ impl ReplyStream {
     }
 
     fn answer(&mut self, answer: &ResponseMembers<'_>, reply: &mut Reply) {
-        let word = |word: Option<Value<'_>>| Some(word?.text()?.into());
         let id = first([answer.id, answer.snake_id]);
-        reply.id = reply.id.take().or_else(|| word(id));
+        reply.id = reply.id.take().or_else(|| owned_text(id));
         let model = first([answer.model, answer.snake_model]);
-        reply.model = reply.model.take().or_else(|| word(model));
+        reply.model = reply.model.take().or_else(|| owned_text(model));
         for candidate in answer.candidates.iter().flat_map(Value::items) {
             self.candidate(candidate, reply);
         }
@@ -155,31 +154,35 @@ impl ReplyStream {
         let [index, content, reason, snake_reason] =
             candidate.members(["index", "content", "finishReason", "finish_reason"]);
         let index = index.and_then(|index| index.as_u64()).unwrap_or(0);
-        let at = self.replies.iter().position(|(other, _)| !self.several || *other == index);
-        let at = at.unwrap_or(self.replies.len());
-        if at == MOST_CANDIDATES {
+        let form = self
+            .replies
+            .iter()
+            .position(|(other, _)| !self.several || *other == index)
+            .unwrap_or(self.replies.len());
+        if form == MOST_CANDIDATES {
             return note_once(&mut reply.notes, Note::TooLong);
         }
-        if at == self.replies.len() {
+        if form == self.replies.len() {
             self.replies.push((index, CandidateContent::default()));
         }
         let parts = content.and_then(|content| content.get("parts"));
         for part in parts.iter().flat_map(Value::items) {
-            let content = &mut self.replies[at].1;
-            let known = content.size();
+            let content = &mut self.replies[form].1;
+            let parts_before = content.size();
             if self.kept.add(part.span().len()) && self.kept.has_room() {
                 content.part(part, reply);
             } else {
                 note_once(&mut reply.notes, Note::TooLong);
             }
-            self.kept.add_parts(content.size() - known);
+            self.kept.add_parts(content.size() - parts_before);
         }
         if let Some(reason) = first([reason, snake_reason]) {
+            // The first form decides how the reply ends; the others are kept beside it.
             let numbered = reason.as_u64().map(numbered);
             if let Some(stop) = numbered.unwrap_or_else(|| stop(&reason.text().unwrap_or_default()))
             {
                 self.finished = true;
-                if at == 0 {
+                if form == 0 {
                     reply.stop = Some(stop);
                 }
             }
@@ -188,16 +191,15 @@ impl ReplyStream {
 }
 
 impl CandidateContent {
-    /// How many parts it has.
     fn size(&self) -> usize {
         self.parts.len()
     }
 
-    /// The finished parts. `ended`: incomplete reasoning cannot be sent back.
     fn finished(mut self, ended: bool) -> Vec<ReplyPart> {
         self.close();
         // Makes the same runs of texts as the request reader.
-        let (mut run, mut last) = (String::new(), None);
+        let mut run = String::new();
+        let mut last = None;
         for at in 0..self.parts.len() {
             let part = &mut self.parts[at];
             match part.kind {
@@ -205,13 +207,15 @@ impl CandidateContent {
                     run.push_str(&part.text);
                     last = Some(at);
                 }
-                PartKind::Reasoning => part.raw = part.raw.take().filter(|_| ended),
+                PartKind::Reasoning if !ended => part.raw = None,
+                PartKind::Reasoning => {}
                 _ if part.key.is_some() => {
                     self.end_run(&std::mem::take(&mut run), last.take());
                 }
                 _ => {}
             }
         }
+        // Incomplete reasoning cannot be sent back.
         self.end_run(&run, last);
         for part in &mut self.parts {
             if part.kind == PartKind::Reasoning && part.raw.is_none() && ended {
@@ -221,15 +225,15 @@ impl CandidateContent {
         self.parts
     }
 
-    /// Gives a run of texts its key, at its last piece.
     fn end_run(&mut self, output_text: &str, last: Option<usize>) {
+        // Gives a run of texts its key, at its last piece.
         if let Some(part) = last.and_then(|at| self.parts.get_mut(at)) {
             part.key = self.keyer.text(Role::Assistant, output_text);
         }
     }
 
     fn part(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let signature = signature(value).and_then(|s| s.text()).filter(|it| !it.is_empty());
+        let signature = signature(value).and_then(|s| s.text()).filter(|text| !text.is_empty());
         let mut part = match data(value) {
             PartData::Text(text) => {
                 return self.text(PartKind::Text, text, signature.as_deref(), value);
@@ -239,32 +243,32 @@ impl CandidateContent {
             }
             PartData::Thought(None) => ReplyPart {
                 raw: Some(String::from_utf8_lossy(value.raw()).into()),
-                ..ReplyPart::of(PartKind::Reasoning)
+                ..ReplyPart::new(PartKind::Reasoning)
             },
             PartData::Call(call) => return self.call(call, signature.as_deref(), reply),
             PartData::Inline(inline) => {
                 let MediaPart { kind, key, .. } =
                     inline_media(&mut self.keyer, Role::Assistant, inline);
-                ReplyPart { key, ..ReplyPart::of(kind) }
+                ReplyPart { key, ..ReplyPart::new(kind) }
             }
             PartData::File(file) => {
                 let MediaPart { kind, key, .. } =
                     file_media(&mut self.keyer, Role::Assistant, file);
-                ReplyPart { key, ..ReplyPart::of(kind) }
+                ReplyPart { key, ..ReplyPart::new(kind) }
             }
             PartData::Hosted(hosted) => {
                 let output_text = hosted_text(hosted);
                 let text = output_text.and_then(|output_text| output_text.text());
-                let raw = || String::from_utf8_lossy(hosted.raw());
-                let text = text.unwrap_or_else(raw).into_owned();
+                let text =
+                    text.unwrap_or_else(|| String::from_utf8_lossy(hosted.raw())).into_owned();
                 let key = hosted_key(&mut self.keyer, hosted);
-                ReplyPart { text, key, ..ReplyPart::of(PartKind::Opaque) }
+                ReplyPart { text, key, ..ReplyPart::new(PartKind::Opaque) }
             }
             PartData::Response(_) | PartData::Unknown => {
                 note_once(&mut reply.notes, Note::UnknownPart);
                 let text = String::from_utf8_lossy(value.raw()).into_owned();
                 let key = self.keyer.value(PartKind::Opaque, Role::Assistant, value);
-                ReplyPart { text, key, ..ReplyPart::of(PartKind::Opaque) }
+                ReplyPart { text, key, ..ReplyPart::new(PartKind::Opaque) }
             }
         };
         self.close();
@@ -272,35 +276,40 @@ impl CandidateContent {
         self.parts.push(part);
     }
 
-    /// Reads a text or thought. It is joined with the part before, unless one of them is signed.
     fn text(&mut self, kind: PartKind, text: Value<'_>, signature: Option<&str>, value: Value<'_>) {
         let text = text.text().unwrap_or_default();
         if text.is_empty() && signature.is_none() {
             return;
         }
         self.close();
+        // Unless one of them is signed: a signature belongs to the text that it came with.
         if let (None, Some(last)) = (signature, self.parts.last_mut())
             && last.kind == kind
             && last.signature.is_none()
         {
             return last.text.push_str(&text);
         }
-        let is_signed_thought = signature.is_some() && kind == PartKind::Reasoning;
+        let raw = match kind {
+            PartKind::Reasoning if signature.is_some() => {
+                Some(String::from_utf8_lossy(value.raw()).into())
+            }
+            _ => None,
+        };
         self.parts.push(ReplyPart {
             text: text.into_owned(),
             signature: signature.map(Into::into),
-            raw: is_signed_thought.then(|| String::from_utf8_lossy(value.raw()).into()),
-            ..ReplyPart::of(kind)
+            raw,
+            ..ReplyPart::new(kind)
         });
     }
 
-    /// Reads a call, or a piece of the open one: pieces have no name, and an empty one ends it.
     fn call(&mut self, call: Value<'_>, signature: Option<&str>, reply: &mut Reply) {
         let name = super::known(call, "name");
         let id = super::known(call, "id");
         let goes_on =
             call.get_any(&["willContinue", "will_continue"]).and_then(|more| more.as_bool());
         let pieces = call.get_any(&["partialArgs", "partial_args"]);
+        // Pieces have no name, and an empty one ends the call.
         if name.is_some() || self.open.is_none() {
             self.close();
             let is_empty = call.kind() == Kind::Object && call.entries().next().is_none();
@@ -310,7 +319,7 @@ impl CandidateContent {
             let arguments = call.get_any(&["args"]);
             let text = arguments.map(|given| String::from_utf8_lossy(given.raw()).into_owned());
             let text = text.unwrap_or_default();
-            self.parts.push(ReplyPart { text, name, ..ReplyPart::of(PartKind::ToolCall) });
+            self.parts.push(ReplyPart { text, name, ..ReplyPart::new(PartKind::ToolCall) });
             self.open = Some(Json::Null);
         }
         if let Some(part) = self.parts.last_mut() {
@@ -331,7 +340,6 @@ impl CandidateContent {
         }
     }
 
-    /// Ends the open call.
     fn close(&mut self) {
         let Some(open) = self.open.take() else { return };
         let Some(part) = self.parts.last_mut() else { return };
@@ -398,9 +406,9 @@ fn stop(reason: &str) -> Option<StopReason> {
     })
 }
 
-/// Finish reasons by number, as protobuf recorders write them. From 5 on, AI Studio and Vertex differ, but 6
-/// to 8 are refusals in both.
 fn numbered(reason: u64) -> Option<StopReason> {
+    // As protobuf recorders write them. From 5 on, AI Studio and Vertex differ, but 6 to 8 are
+    // refusals in both.
     Some(match reason {
         0 => return None,
         1 => StopReason::End,

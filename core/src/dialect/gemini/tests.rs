@@ -16,7 +16,7 @@ fn response(bytes: &[u8]) -> Reply {
         let mut reading = ResponseReader::new(Dialect::Gemini, 200, Framing::Unknown, 1 << 20);
         bytes.chunks(size.max(1)).for_each(|chunk| reading.push(chunk));
         assert!(!reading.is_complete(), "only the end of the body ends it");
-        reading.finish(BodyEnd::of(whole))
+        reading.finish(BodyEnd::new(whole))
     };
     let reply = read(bytes, bytes.len(), true);
     assert_eq!(read(bytes, 1, true), reply);
@@ -84,9 +84,10 @@ const REQUEST: &str = r#"{
 fn a_request_is_read_with_its_ranges() {
     let bytes = REQUEST.as_bytes();
     let read = crate::dialect::read(Dialect::Gemini, "/v1beta/models/m-1:generateContent", bytes);
-    assert_eq!((read.model.as_deref(), read.max_output), (Some("m-1"), Some(99)));
+    assert_eq!(read.model.as_deref(), Some("m-1"));
+    assert_eq!(read.max_output, Some(99));
     assert_eq!(read.held, Some(HeldHistory::Named("cachedContents/1".into())));
-    assert_eq!(read.system[0].texts[0].of(bytes), br#""You are calm.""#);
+    assert_eq!(read.system[0].texts[0].slice(bytes), br#""You are calm.""#);
     let names: Vec<_> = read.tools.iter().map(|tool| tool.name.as_deref()).collect();
     assert_eq!(names, [Some("f"), Some("g"), Some("googleSearch"), None]);
     use PartKind::{Document, Image, Opaque, Reasoning, Text, ToolCall, ToolResult};
@@ -101,14 +102,17 @@ fn a_request_is_read_with_its_ranges() {
         ]
     );
     let model = &read.messages[1].parts;
-    assert!(model[0].key.is_none() && model[6].key.is_none() && model[6].texts.is_empty());
-    assert_eq!(model[2].signature.unwrap().of(bytes), br#""c2ln""#);
-    assert_eq!(model[2].texts[0].of(bytes), br#"{"a":1}"#);
-    assert_eq!(model[4].texts[0].of(bytes), br#""print(1)""#);
+    assert!(model[0].key.is_none());
+    assert!(model[6].key.is_none());
+    assert!(model[6].texts.is_empty());
+    assert_eq!(model[2].signature.unwrap().slice(bytes), br#""c2ln""#);
+    assert_eq!(model[2].texts[0].slice(bytes), br#"{"a":1}"#);
+    assert_eq!(model[4].texts[0].slice(bytes), br#""print(1)""#);
     let results = &read.messages[2].parts;
-    assert_eq!(results[0].texts[0].of(bytes), br#""done""#, "a cut leaves an object");
-    assert_eq!(results[2].texts[0].of(bytes), br#"{"error":"no","code":7}"#);
-    assert!(!results[0].is_error && results[2].is_error);
+    assert_eq!(results[0].texts[0].slice(bytes), br#""done""#, "a cut leaves an object");
+    assert_eq!(results[2].texts[0].slice(bytes), br#"{"error":"no","code":7}"#);
+    assert!(!results[0].is_error);
+    assert!(results[2].is_error);
     assert_eq!(read.notes, [Note::UnknownPart]);
 }
 
@@ -132,7 +136,8 @@ fn camel_case_and_snake_case_keys_are_read_alike() {
         .replace("cachedContent\"", "cached_content\"");
     let (camel, snake) = (read("", REQUEST.as_bytes()), read("", snake.as_bytes()));
     assert_eq!(last(&snake), last(&camel));
-    assert_eq!((snake.max_output, &snake.held), (camel.max_output, &camel.held));
+    assert_eq!(snake.max_output, camel.max_output);
+    assert_eq!(&snake.held, &camel.held);
     let keys = |read: &Conversation| read.all_parts().map(|part| part.key).collect::<Vec<_>>();
     assert_eq!(keys(&snake), keys(&camel));
 }
@@ -173,7 +178,8 @@ fn wrapped_requests_are_read() {
         "request":{"contents":[{"role":"user","parts":[{"text":"hi"}]}],"session_id":"s-12345678"}}"#;
     let target = "/v1internal:streamGenerateContent?alt=sse";
     let seen = crate::dialect::read(Dialect::Gemini, target, assist.as_bytes());
-    assert_eq!((seen.model.as_deref(), seen.stream), (Some("gemini-3-pro"), true));
+    assert_eq!(seen.model.as_deref(), Some("gemini-3-pro"));
+    assert!(seen.stream);
     assert_eq!(seen.session, Some("s-12345678".into()));
     assert_eq!(last(&seen), last(&request(r#"{"parts":[{"text":"hi"}]}"#)));
 
@@ -181,8 +187,10 @@ fn wrapped_requests_are_read() {
         "tools":{"functionDeclarations":[{"name":"f"}]}}}"#;
     let seen =
         crate::dialect::read(Dialect::Gemini, "/v1beta/models/m-2:countTokens", count.as_bytes());
-    assert_eq!((seen.model.as_deref(), seen.purpose), (Some("m-2"), Purpose::Count));
-    assert_eq!((seen.tools.len(), seen.messages.len()), (1, 1));
+    assert_eq!(seen.model.as_deref(), Some("m-2"));
+    assert_eq!(seen.purpose, Purpose::Count);
+    assert_eq!(seen.tools.len(), 1);
+    assert_eq!(seen.messages.len(), 1);
 }
 
 #[test]
@@ -191,10 +199,12 @@ fn loose_shapes_are_tolerated() {
         "",
         br#"{"contents":{"parts":{"text":"hi"}},"systemInstruction":{"parts":{"text":"s"}}}"#,
     );
-    assert_eq!((one.messages.len(), one.system.len()), (1, 1));
+    assert_eq!(one.messages.len(), 1);
+    assert_eq!(one.system.len(), 1);
     assert_eq!(last(&one), last(&request(r#"{"role":"user","parts":[{"text":"hi"}]}"#)));
     let bare = read("", br#"{"contents":"hi","systemInstruction":"s"}"#);
-    assert_eq!((last(&bare), bare.system.len()), (last(&one), 1));
+    assert_eq!(last(&bare), last(&one));
+    assert_eq!(bare.system.len(), 1);
     for (bytes, note) in [
         ("<html>", Note::NotJson),
         ("[1]", Note::UnknownStructure),
@@ -241,7 +251,8 @@ fn a_stream_and_its_replay_have_the_same_chain() {
             (ToolCall, "{}", None),
         ]
     );
-    assert_eq!((reply.stop, reply.complete), (Some(StopReason::ToolUse), true));
+    assert_eq!(reply.stop, Some(StopReason::ToolUse));
+    assert!(reply.complete);
     assert_eq!(reply.parts[0].raw.as_deref(), Some(r#"{"text":"I think","thought":true}"#));
     let replay = |part: &str| {
         request(&format!(
@@ -348,7 +359,8 @@ fn usage_keeps_what_later_chunks_drop() {
         cache_read: Some(6),
         ..Usage::default()
     };
-    assert_eq!((usage, notes), (expected, vec![]));
+    assert_eq!(usage, expected);
+    assert!(notes.is_empty());
     let (usage, _) = usage_of(&[r#"{"trafficType":"ON_DEMAND"}"#]);
     assert_eq!(usage, Usage::default(), "unknown, not 0");
 }
@@ -358,32 +370,39 @@ fn prompts_of_hosted_tools_are_input_but_not_context() {
     let (usage, notes) = usage_of(&[
         r#"{"promptTokenCount":132,"candidatesTokenCount":65,"totalTokenCount":1733,"toolUsePromptTokenCount":1387,"thoughtsTokenCount":149}"#,
     ]);
-    assert_eq!((usage.input, usage.output), (Some(1519), Some(214)));
+    assert_eq!(usage.input, Some(1519));
+    assert_eq!(usage.output, Some(214));
     assert_eq!(usage.last_call, Some(LastCall { input: 132, output: 214 }));
-    assert!(usage.hosted_tools && notes.is_empty());
+    assert!(usage.hosted_tools);
+    assert!(notes.is_empty());
 }
 
 #[test]
 fn totals_that_do_not_add_up_are_noted() {
     let (usage, notes) =
         usage_of(&[r#"{"promptTokenCount":10,"candidatesTokenCount":5,"totalTokenCount":20}"#]);
-    assert_eq!((usage.output, notes), (Some(10), vec![Note::UsageMismatch]));
+    assert_eq!(usage.output, Some(10));
+    assert_eq!(notes, vec![Note::UsageMismatch]);
     let huge = u64::MAX;
     let all = format!(
         r#"{{"promptTokenCount":{huge},"candidatesTokenCount":{huge},"thoughtsTokenCount":{huge},"toolUsePromptTokenCount":{huge},"totalTokenCount":1}}"#
     );
     let (usage, notes) = usage_of(&[&all]);
-    assert_eq!((usage, notes), (crate::dialect::Usage::default(), vec![Note::ImpossibleCount]));
+    assert_eq!(usage, crate::dialect::Usage::default());
+    assert_eq!(notes, vec![Note::ImpossibleCount]);
 }
 
 #[test]
 fn a_chunk_of_zeros_erases_nothing() {
     let whole = r#"{"promptTokenCount":500,"candidatesTokenCount":40,"thoughtsTokenCount":7,"cachedContentTokenCount":300,"toolUsePromptTokenCount":9,"totalTokenCount":556}"#;
     let known = usage_of(&[whole]).0;
-    assert_eq!((known.input, known.output, known.cache_read), (Some(509), Some(47), Some(300)));
+    assert_eq!(known.input, Some(509));
+    assert_eq!(known.output, Some(47));
+    assert_eq!(known.cache_read, Some(300));
     let zeros = r#"{"promptTokenCount":0,"candidatesTokenCount":0,"thoughtsTokenCount":0,"cachedContentTokenCount":0,"toolUsePromptTokenCount":0,"totalTokenCount":0}"#;
     let corrected = usage_of(&[whole, r#"{"promptTokenCount":490,"totalTokenCount":546}"#]).0;
-    assert_eq!((corrected.input, corrected.output), (Some(499), Some(47)));
+    assert_eq!(corrected.input, Some(499));
+    assert_eq!(corrected.output, Some(47));
     let nulls = zeros.replace(":0", ":null");
     for last in [zeros, &nulls, "{}"] {
         assert_eq!(usage_of(&[whole, last]).0, known, "{last}");
@@ -409,18 +428,22 @@ fn finish_reasons_are_read_by_name_and_number() {
     ] {
         let frame = format!(r#"{{"candidates":[{{"finishReason":{reason}}}]}}"#);
         let reply = frames(&[&frame]);
-        assert_eq!((reply.stop, reply.complete), (expected, complete), "{reason}");
+        assert_eq!(reply.stop, expected, "{reason}");
+        assert_eq!(reply.complete, complete, "{reason}");
     }
     // Reasoning used all output: no content at all. A blocked prompt: no candidates.
     let eaten = r#"{"candidates":[{"content":{"role":"model"},"finishReason":"MAX_TOKENS"}],
         "usageMetadata":{"promptTokenCount":4,"thoughtsTokenCount":30,"totalTokenCount":34}}"#
         .replace('\n', "");
     let reply = frames(&[&eaten]);
-    assert_eq!((reply.parts.len(), reply.usage.output), (0, Some(30)));
+    assert_eq!(reply.parts.len(), 0);
+    assert_eq!(reply.usage.output, Some(30));
     let blocked = r#"{"promptFeedback":{"blockReason":"SAFETY"},"usageMetadata":{"promptTokenCount":4,"totalTokenCount":4}}"#;
     let reply = frames(&[blocked]);
-    assert_eq!((reply.stop, reply.complete), (Some(StopReason::Refused), true));
-    assert_eq!((reply.usage.input, reply.usage.output), (Some(4), Some(0)));
+    assert_eq!(reply.stop, Some(StopReason::Refused));
+    assert!(reply.complete);
+    assert_eq!(reply.usage.input, Some(4));
+    assert_eq!(reply.usage.output, Some(0));
 }
 
 #[test]
@@ -430,8 +453,10 @@ fn a_cut_stream_is_incomplete_and_a_lower_bound() {
         r#""x":0}],"usageMetadata":{"promptTokenCount":4,"totalTokenCount":4},"y":[{"index""#,
     );
     let reply = frames(&[&one]);
-    assert!(!reply.complete && reply.usage.lower_bound);
-    assert_eq!((reply.usage.input, reply.stop), (Some(4), None));
+    assert!(!reply.complete);
+    assert!(reply.usage.lower_bound);
+    assert_eq!(reply.usage.input, Some(4));
+    assert_eq!(reply.stop, None);
     assert_eq!(reply.parts[0].raw, None, "what was cut cannot be sent back");
 }
 
@@ -453,7 +478,8 @@ fn wrapped_chunks_of_code_assist_are_read() {
     let inner = parts(r#"{"text":"hi"}"#);
     let reply = frames(&[&wrap(&inner), &wrap(STOP)]);
     assert_eq!(reply, frames(&[&inner, STOP]));
-    assert!(reply.complete && reply.notes.is_empty());
+    assert!(reply.complete);
+    assert!(reply.notes.is_empty());
 }
 
 #[test]
@@ -461,10 +487,13 @@ fn whole_bodies_counts_and_errors_are_read() {
     let body = r#"{"candidates":[{"content":{"parts":[{"text":"hi"}]},"finishReason":"STOP"}],
         "responseId":"r","modelVersion":"m"}"#;
     let reply = response(body.as_bytes());
-    assert_eq!((reply.id.as_deref(), reply.model.as_deref()), (Some("r"), Some("m")));
-    assert!(reply.complete && !reply.usage.lower_bound);
+    assert_eq!(reply.id.as_deref(), Some("r"));
+    assert_eq!(reply.model.as_deref(), Some("m"));
+    assert!(reply.complete);
+    assert!(!reply.usage.lower_bound);
     let reply = response(br#"{"totalTokens":31,"promptTokensDetails":[]}"#);
-    assert_eq!((reply.counted, reply.complete), (Some(31), true));
+    assert_eq!(reply.counted, Some(31));
+    assert!(reply.complete);
     let error = r#"{"error":{"code":429,"message":"m","status":"RESOURCE_EXHAUSTED"}}"#;
     let kind = |reply: &Reply| reply.error.as_ref().and_then(|error| error.kind.clone());
     let reply = frames(&[&parts(r#"{"text":"hi"}"#), error]);
@@ -488,7 +517,8 @@ fn an_endless_reply_is_kept_only_up_to_its_limit() {
     (0..33).for_each(|_| reading.push(&piece));
     reading.push(format!("data: {STOP}\n\n").as_bytes());
     let reply = reading.finish(BodyEnd::Whole);
-    assert_eq!((reply.parts[0].text.len(), reply.notes), (32 * size, vec![Note::TooLong]));
+    assert_eq!(reply.parts[0].text.len(), 32 * size);
+    assert_eq!(reply.notes, vec![Note::TooLong]);
     assert!(reply.complete, "the rest is still read");
 }
 

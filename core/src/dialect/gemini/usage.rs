@@ -45,20 +45,21 @@ pub const USAGE: UsageSpelling = UsageSpelling {
 };
 
 impl UsageFields {
-    /// Whether anything was reported.
     pub(super) fn is_known(&self) -> bool {
         self.prompt.value().is_some() || self.total.value().is_some()
     }
 
     /// Merges a `usageMetadata` object.
     pub(super) fn merge(&mut self, usage: Value<'_>) {
-        let reported = UsageMembers::of(usage);
+        let reported = UsageMembers::from_value(usage);
         for (count, spellings) in [
             (&mut self.prompt, [reported.prompt, reported.snake_prompt]),
             (&mut self.tool_use, [reported.tool_use, reported.snake_tool_use]),
             (&mut self.cached, [reported.cached, reported.snake_cached]),
             (&mut self.total, [reported.total, reported.snake_total]),
         ] {
+            // The prompt is counted better at the end, so it may become smaller; the output only
+            // grows.
             count.correct(Count::of_any(&spellings));
         }
         for (count, spellings) in [
@@ -69,11 +70,9 @@ impl UsageFields {
         }
     }
 
-    /// The normalised usage. Prompts of the provider's own tools are input that does not stay in the context:
-    /// the next prompt is based on `promptTokenCount` only, which is the last call's input.
     pub(super) fn normalised(&self, notes: &mut Vec<Note>) -> Usage {
         let Self { prompt, tool_use, candidates, thoughts, cached, total } = *self;
-        let input = prompt.value().filter(|_| !tool_use.is_unknown());
+        let input = if tool_use.is_unknown() { None } else { prompt.value() };
         let input = input.map(|prompt| prompt.saturating_add(tool_use.value().unwrap_or(0)));
         let is_known = !candidates.is_unknown() && !thoughts.is_unknown();
         let reported = candidates.plus(thoughts).value();
@@ -84,9 +83,11 @@ impl UsageFields {
         if Count::any_impossible(&[prompt, tool_use, candidates, thoughts, cached, total]) {
             note_once(notes, Note::ImpossibleCount);
         }
-        let output = reported.max(rest).filter(|_| is_known);
+        let output = if is_known { reported.max(rest) } else { None };
         let tool_use = tool_use.value().filter(|tokens| *tokens > 0);
-        let last_call = prompt.value().zip(output).filter(|_| tool_use.is_some());
+        let last_call = if tool_use.is_some() { prompt.value().zip(output) } else { None };
+        // Prompts of the provider's own tools do not stay in the context: the next prompt is based
+        // on `promptTokenCount` only, which is the last call's input.
         Usage {
             input,
             output,

@@ -14,7 +14,6 @@ const WINDOWS: &[(&str, u64)] = &[
     ("gpt-daybreak-red", 372_000),
 ];
 
-/// The window of the model with these names, if it is known.
 pub(super) fn window(names: &[String]) -> Option<u64> {
     let fitting =
         WINDOWS.iter().filter(|(start, _)| names.iter().any(|name| name.starts_with(start)));

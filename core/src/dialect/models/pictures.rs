@@ -88,34 +88,31 @@ const fn limit(longest: u32, patches: u32) -> PictureLimit {
     PictureLimit { longest, patches }
 }
 
-/// The same limit for every detail.
 const fn patches(side: u32, limit: PictureLimit, shrinking: Shrinking) -> Patches {
     Patches { side, tokens: 1.0, row_end: 0, shrinking, limits: [limit; 4] }
 }
 
-/// Claude's patches of 28 pixels. A page was measured: its picture costs the same for all models.
 const fn claude(longest: u32, most: u32, text: u32) -> PictureRule {
+    // A page was measured: its picture costs the same for all models.
     let cost = PictureCost::Patches(patches(28, limit(longest, most), Shrinking::Largest));
     PictureRule { cost, page: PageCost::Flat { picture: 1_525, text } }
 }
 
-/// OpenAI's patches of 32 pixels.
 const fn openai(tokens: f64, limits: [PictureLimit; 4]) -> PictureRule {
-    let of = patches(32, limits[0], Shrinking::WholePatches);
+    let patches = patches(32, limits[0], Shrinking::WholePatches);
     PictureRule {
-        cost: PictureCost::Patches(Patches { tokens, limits, ..of }),
+        cost: PictureCost::Patches(Patches { tokens, limits, ..patches }),
         page: PageCost::Picture { text: 450 },
     }
 }
 
-/// OpenAI's tiles.
 const fn tiles(base: u32, tile: u32) -> PictureRule {
     PictureRule { cost: PictureCost::Tiles { base, tile }, page: PageCost::Picture { text: 450 } }
 }
 
 const fn mistral(side: u32, longest: u32) -> PictureRule {
-    let of = patches(side, limit(longest, u32::MAX), Shrinking::Largest);
-    let cost = PictureCost::Patches(Patches { row_end: 1, ..of });
+    let patches = patches(side, limit(longest, u32::MAX), Shrinking::Largest);
+    let cost = PictureCost::Patches(Patches { row_end: 1, ..patches });
     PictureRule { cost, page: PageCost::Unknown }
 }
 
@@ -186,16 +183,20 @@ const BY_NAME: &[(&[&str], PictureRule)] = &[
 
 impl PictureRule {
     /// The rule for the model with these names.
-    pub(super) fn of(names: &[String], family: Family) -> Self {
-        let mut found = (0, Self::of_family(family));
+    pub(super) fn by_name(names: &[String], family: Family) -> Self {
+        // The longest start of a name decides, wherever it stands in the table.
+        let mut longest = 0;
+        let mut best = Self::of_family(family);
         for (starts, rule) in BY_NAME {
-            let fits = |start: &&&str| names.iter().any(|name| name.starts_with(**start));
-            let longest = starts.iter().filter(fits).map(|start| start.len()).max().unwrap_or(0);
-            if longest > found.0 {
-                found = (longest, *rule);
+            for start in *starts {
+                let fits = names.iter().any(|name| name.starts_with(start));
+                if fits && start.len() > longest {
+                    longest = start.len();
+                    best = *rule;
+                }
             }
         }
-        found.1
+        best
     }
 
     /// The rule for a model of which only the family is known.

@@ -13,7 +13,8 @@ fn the_model_catalogue_can_be_read() {
     assert!(file.models.len() > 150, "{}", file.models.len());
     for (name, model) in file.models.iter().chain(&file.families) {
         assert_eq!(**name, *name.to_lowercase(), "looked up in lower case");
-        assert!(model.window >= 1_024 && model.max_output >= 512, "{name}");
+        assert!(model.window >= 1_024, "{name}");
+        assert!(model.max_output >= 512, "{name}");
         let price = model.price.unwrap_or(Price {
             input: 0.0,
             output: 0.0,
@@ -124,7 +125,8 @@ fn names_are_found_with_their_version_in_every_spelling() {
         let found = model(name);
         assert!(found.known, "{name}");
         assert_eq!(found, model(same), "{name}");
-        assert_eq!((found.family, found.binding), (family, binding), "{name}");
+        assert_eq!(found.family, family, "{name}");
+        assert_eq!(found.binding, binding, "{name}");
     }
 }
 
@@ -156,7 +158,8 @@ fn no_spelling_leads_to_another_model() {
     }
     // However long a name is, it has few spellings.
     for name in ["meta-".repeat(100_000), "a.".repeat(100_000), "4.4.".repeat(100_000)] {
-        assert!(!model(&name).known && spellings(&name).len() == 1);
+        assert!(!model(&name).known);
+        assert!(spellings(&name).len() == 1);
     }
     // Names that no rule covers get the safe defaults.
     for name in [
@@ -255,7 +258,8 @@ fn windows_of_gpt_are_what_input_may_fill() {
         ("mistral-small-2506", 128_000),
     ] {
         let model = model(name);
-        assert_eq!((model.window, model.known), (window, true), "{name}");
+        assert_eq!(model.window, window, "{name}");
+        assert!(model.known, "{name}");
     }
 }
 
@@ -348,7 +352,8 @@ fn a_long_prompt_has_another_price() {
     let price = model("gpt-6.1-sol").price.unwrap();
     assert!((price.of_prompt(272_000).input - 2.0).abs() < 1e-9, "at the step");
     let long = price.of_prompt(272_001);
-    assert!((long.input - 4.0).abs() < 1e-9 && (long.output - 15.0).abs() < 1e-9, "{long:?}");
+    assert!((long.input - 4.0).abs() < 1e-9, "{long:?}");
+    assert!((long.output - 15.0).abs() < 1e-9, "{long:?}");
     assert!((model("claude-haiku-5-5").price.unwrap().of_prompt(100_001).input - 0.5).abs() < 1e-9);
 }
 
@@ -358,7 +363,8 @@ fn an_unknown_suffix_is_a_guess_without_a_price() {
     for name in ["gpt-6-sol-cyber", "kimi-k3-highspeed", "glm-5.3-ultrax", "mistral-large-4-spark"]
     {
         let model = model(name);
-        assert!(!model.known && model.price.is_none(), "{name}: {model:?}");
+        assert!(!model.known, "{name}: {model:?}");
+        assert!(model.price.is_none(), "{name}: {model:?}");
         assert!(model.window > 100_000, "{name} keeps its family's window");
     }
     for name in ["gpt-6-sol-2026-08-01", "gpt-6-sol-latest", "llama-3.3-70b-instruct-fp8"] {
@@ -381,10 +387,8 @@ fn corrected_prices_and_windows_stay_corrected() {
         ("gemini-4-hydrogen", 1.5, 7.5),
     ] {
         let price = model(name).price.unwrap_or_else(|| panic!("{name} has no price"));
-        assert!(
-            (price.input - input).abs() < 1e-9 && (price.output - output).abs() < 1e-9,
-            "{name}: {price:?}"
-        );
+        assert!((price.input - input).abs() < 1e-9, "{name}: {price:?}");
+        assert!((price.output - output).abs() < 1e-9, "{name}: {price:?}");
     }
     for (name, window) in [
         ("gpt-6.2-sol", 922_000),

@@ -44,24 +44,21 @@ pub(super) struct ReplyReasoning {
 }
 
 impl ReplyReasoning {
-    /// Bytes of text, counted once: some APIs send the same text in several members.
     pub(super) fn bytes(&self) -> usize {
-        let plain = self.plain.iter().flatten().map(String::len).max();
-        self.listed.into_iter().fold(plain.unwrap_or(0), usize::max)
+        // Some APIs send the same text in several members, which is counted once.
+        let longest = self.plain.iter().flatten().map(String::len).max();
+        self.listed.into_iter().fold(longest.unwrap_or(0), usize::max)
     }
 
     /// Adds what a delta or message has.
     pub(super) fn take<'d>(&mut self, message: Value<'d>) {
-        let text = |value: Option<Value<'d>>| value.and_then(|value| value.text());
-        for (piece, plain) in message.members(PLAIN).map(text).into_iter().zip(&mut self.plain) {
-            if let Some(more) = piece {
+        for (piece, plain) in message.members(PLAIN).into_iter().zip(&mut self.plain) {
+            if let Some(more) = piece.and_then(|piece| piece.text()) {
                 plain.get_or_insert_default().push_str(&more);
             }
         }
-        for (name, piece) in
-            SIGNATURE_MEMBERS.into_iter().zip(message.members(SIGNATURE_MEMBERS).map(text))
-        {
-            let Some(more) = piece else { continue };
+        for (name, piece) in SIGNATURE_MEMBERS.into_iter().zip(message.members(SIGNATURE_MEMBERS)) {
+            let Some(more) = piece.and_then(|piece| piece.text()) else { continue };
             match self.signatures.iter_mut().find(|(other, _)| *other == name) {
                 Some((_, signature)) => signature.push_str(&more),
                 None => self.signatures.push((name, more.into_owned())),
@@ -94,27 +91,28 @@ impl ReplyReasoning {
         }
     }
 
-    /// Adds a block of a content list.
     pub(super) fn block(&mut self, block: Value<'_>) {
         self.listed[0] += join(&mut self.content, parsed(block), &mut self.values);
     }
 
-    /// Adds a detail. Text continues the previous entry if type and index are equal; encrypted entries are
-    /// complete.
     fn detail(&mut self, detail: Map<String, Json>) {
-        let same = |name: &str, other: &Map<String, Json>| detail.get(name) == other.get(name);
+        // Text continues the previous entry if type and index are equal; encrypted entries are
+        // complete.
         let kind = detail.get("type").and_then(Json::as_str);
         let is_text = matches!(kind, Some("reasoning.text" | "reasoning.summary"));
         match self.details.last_mut() {
-            Some(last) if is_text && same("type", last) && same("index", last) => {
+            Some(last)
+                if is_text
+                    && last.get("type") == detail.get("type")
+                    && last.get("index") == detail.get("index") =>
+            {
                 for (name, value) in detail {
                     join_member(last, name, value, &mut self.values);
                 }
             }
             _ => {
-                let detail = Json::Object(detail);
-                if let (true, Json::Object(detail)) = (has_room(&detail, &mut self.values), detail)
-                {
+                self.values += values_in_members(&detail);
+                if self.values <= MOST_LISTED {
                     self.details.push(detail);
                 }
             }
@@ -131,17 +129,13 @@ impl ReplyReasoning {
         whole: bool,
         calls: bool,
     ) -> Vec<ReplyPart> {
-        let part = |text: String, signature: Option<&str>, raw: Json| ReplyPart {
-            text,
-            signature: signature.map(Into::into),
-            raw: Some(raw).filter(|raw| whole && !raw.is_null()).map(|raw| raw.to_string().into()),
-            ..ReplyPart::of(PartKind::Reasoning)
-        };
         let mut parts = Vec::new();
-        let plain = PLAIN.iter().zip(&self.plain);
-        let plain = plain.filter_map(|(name, text)| Some((*name, text.as_deref()?)));
-        let nonempty = plain.clone().find(|(_, text)| !text.is_empty());
-        let field = nonempty.or_else(|| plain.clone().next().filter(|_| calls));
+        let mut fields = PLAIN
+            .iter()
+            .zip(&self.plain)
+            .filter_map(|(name, text)| Some((*name, text.as_deref()?)));
+        let empty_field = if calls { fields.clone().next() } else { None };
+        let field = fields.find(|(_, text)| !text.is_empty()).or(empty_field);
         let signature = self.signatures.last().map(|(_, signature)| signature.as_str());
         let whole_text = field.map_or("", |(_, text)| text);
         let thinking = with_text(self.thinking, whole_text);
@@ -151,63 +145,79 @@ impl ReplyReasoning {
         if !self.details.is_empty() && !is_repeated {
             let text = self.details.iter().filter_map(text_of).collect();
             let signature = self.details.iter().rev().find_map(signature_of);
-            let back: Vec<_> = self.details.iter().filter(|detail| is_welcome(detail)).collect();
-            let raw =
-                if back.is_empty() { Json::Null } else { json!({ "reasoning_details": back }) };
-            parts.push(part(text, signature, raw));
+            let details: Vec<_> = self.details.iter().filter(|detail| is_welcome(detail)).collect();
+            let raw = match details.is_empty() {
+                true => Json::Null,
+                false => json!({ "reasoning_details": details }),
+            };
+            parts.push(reasoning_part(text, signature, raw, whole));
         } else if !self.object.is_empty() {
             let mut raw = Map::new();
             let blocks: Vec<Json> = self.object.iter().filter_map(thinking_block).collect();
             let text = self.object.iter().map(all_text).collect();
             let signature = self.object.iter().rev().find_map(seal).map(str::to_owned);
-            raw.extend(
-                self.object.into_iter().next().map(|it| ("reasoning_content".to_owned(), it)),
-            );
+            if let Some(object) = self.object.into_iter().next() {
+                raw.insert("reasoning_content".into(), object);
+            }
             if !blocks.is_empty() {
                 raw.insert("thinking_blocks".into(), blocks.into());
             }
-            parts.push(part(text, signature.as_deref(), Json::Object(raw)));
+            parts.push(reasoning_part(text, signature.as_deref(), Json::Object(raw), whole));
         } else if is_signed || !thinking.is_empty() && whole_text.is_empty() {
             let text = thinking.iter().map(all_text).collect();
             let signature = thinking.iter().rev().find_map(seal);
-            parts.push(part(text, signature, json!({ "thinking_blocks": thinking })));
+            let raw = json!({ "thinking_blocks": thinking });
+            parts.push(reasoning_part(text, signature, raw, whole));
         } else if field.is_some() || signature.is_some() {
             let mut raw = Map::new();
-            let text = field.map(|(name, text)| {
+            if let Some((name, text)) = field {
                 raw.insert(name.into(), text.into());
-                text.to_owned()
-            });
+            }
             for (name, signature) in &self.signatures {
                 raw.insert((*name).into(), signature.as_str().into());
             }
-            parts.push(part(text.unwrap_or_default(), signature, Json::Object(raw)));
+            let text = whole_text.to_owned();
+            parts.push(reasoning_part(text, signature, Json::Object(raw), whole));
         } else if !self.content.is_empty() {
             let text = self.content.iter().map(all_text).collect();
             let signature = self.content.iter().rev().find_map(seal);
-            parts.push(part(text, signature, json!({ "content": self.content })));
+            let raw = json!({ "content": self.content });
+            parts.push(reasoning_part(text, signature, raw, whole));
         } else if let Some(tagged) = tagged {
-            parts.push(part(tagged.to_owned(), None, json!({ "content": content })));
+            let raw = json!({ "content": content });
+            parts.push(reasoning_part(tagged.to_owned(), None, raw, whole));
         }
         if let Some((raw, signature)) = self.extra {
+            let raw = format!("{{\"extra_content\":{raw}}}").into();
             parts.push(ReplyPart {
                 signature: Some(signature),
-                raw: whole.then(|| format!("{{\"extra_content\":{raw}}}").into()),
-                ..ReplyPart::of(PartKind::Reasoning)
+                raw: if whole { Some(raw) } else { None },
+                ..ReplyPart::new(PartKind::Reasoning)
             });
         }
         parts
     }
 }
 
-/// A value to be kept; `null` if it is larger than all that is kept.
+fn reasoning_part(text: String, signature: Option<&str>, raw: Json, whole: bool) -> ReplyPart {
+    // Incomplete reasoning cannot be sent back.
+    let can_be_sent_back = whole && !raw.is_null();
+    ReplyPart {
+        text,
+        signature: signature.map(Into::into),
+        raw: if can_be_sent_back { Some(raw.to_string().into()) } else { None },
+        ..ReplyPart::new(PartKind::Reasoning)
+    }
+}
+
 fn parsed(value: Value<'_>) -> Json {
+    // A value larger than all that is kept is not parsed at all.
     if value.values() > MOST_LISTED {
         return Json::Null;
     }
     serde_json::from_slice(value.raw()).unwrap_or_default()
 }
 
-/// Counts a value that becomes a new entry; returns whether there is room for it.
 fn has_room(entry: &Json, values: &mut usize) -> bool {
     *values += values_in(entry);
     *values <= MOST_LISTED
@@ -216,9 +226,13 @@ fn has_room(entry: &Json, values: &mut usize) -> bool {
 fn values_in(value: &Json) -> usize {
     match value {
         Json::Array(list) => list.iter().map(values_in).sum::<usize>() + 1,
-        Json::Object(members) => members.values().map(values_in).sum::<usize>() + 1,
+        Json::Object(members) => values_in_members(members),
         _ => 1,
     }
+}
+
+fn values_in_members(members: &Map<String, Json>) -> usize {
+    members.values().map(values_in).sum::<usize>() + 1
 }
 
 /// Members of a block that come in pieces: its text, and lists of texts.
@@ -228,15 +242,15 @@ const TEXTS: [&str; 4] = ["thinking", "text", "summary", "reasoningText"];
 /// only the signature; encrypted blocks are complete. Returns the bytes of text that it brings.
 fn join(list: &mut Vec<Json>, piece: Json, values: &mut usize) -> usize {
     let bytes = all_text(&piece).len();
-    let last = list.last_mut().filter(|last| continues(last, &piece));
-    let (Some(Json::Object(last)), Json::Object(piece)) = (last, &piece) else {
+    let block = list.last_mut().filter(|block| continues(block, &piece));
+    let (Some(Json::Object(block)), Json::Object(piece)) = (block, &piece) else {
         if piece.is_object() && has_room(&piece, values) {
             list.push(piece);
         }
         return bytes;
     };
     for (name, value) in piece.clone() {
-        join_member(last, name, value, values);
+        join_member(block, name, value, values);
     }
     bytes
 }
@@ -259,16 +273,21 @@ fn join_member(last: &mut Map<String, Json>, name: String, value: Json, values: 
 }
 
 fn continues(last: &Json, piece: &Json) -> bool {
-    let is_same = |name| last.get(name) == piece.get(name);
-    let is_encrypted =
-        |block: &Json| block.get("data").is_some() || block.get("redactedContent").is_some();
-    let is_over = seal(last).is_some() && !all_text(piece).is_empty();
-    let is_text = last.is_object() && piece.is_object() && is_same("type") && is_same("index");
-    is_text && !is_encrypted(last) && !is_encrypted(piece) && !is_over
+    // A piece that brings only the signature still belongs to the last block.
+    let is_signed = seal(last).is_some() && !all_text(piece).is_empty();
+    let is_same_block = last.is_object()
+        && piece.is_object()
+        && last.get("type") == piece.get("type")
+        && last.get("index") == piece.get("index");
+    is_same_block && !is_encrypted(last) && !is_encrypted(piece) && !is_signed
 }
 
-/// All text of a block, in any of its forms.
+fn is_encrypted(block: &Json) -> bool {
+    block.get("data").is_some() || block.get("redactedContent").is_some()
+}
+
 fn all_text(block: &Json) -> String {
+    // All text of a block, in any of its forms.
     match block {
         Json::String(text) => text.clone(),
         Json::Array(list) => list.iter().map(all_text).collect(),
@@ -284,23 +303,24 @@ fn all_text(block: &Json) -> String {
     }
 }
 
-/// The signature of a block, or the encrypted text that stands for it.
 fn seal(block: &Json) -> Option<&str> {
+    // Encrypted text stands for the signature.
     match block {
         Json::Array(list) => list.iter().rev().find_map(seal),
         Json::Object(members) => {
             let names = ["signature", "data", "redactedContent"];
-            let own = names.iter().find_map(|name| members.get(*name)?.as_str());
+            let signature = names.iter().find_map(|name| members.get(*name)?.as_str());
             let inner = ["summary", "thinking", "reasoningContent", "reasoningText"];
-            own.filter(|own| !own.is_empty())
+            signature
+                .filter(|signature| !signature.is_empty())
                 .or_else(|| inner.iter().find_map(|name| members.get(*name).and_then(seal)))
         }
         _ => None,
     }
 }
 
-/// `thinking_blocks` with the text that came beside them: some gateways stream only the signature in the block.
 fn with_text(mut blocks: Vec<Json>, text: &str) -> Vec<Json> {
+    // Some gateways stream only the signature in the block, and the text beside it.
     if let [Json::Object(block)] = &mut blocks[..]
         && block.get("type").and_then(Json::as_str) == Some("thinking")
         && block.get("thinking").and_then(Json::as_str).is_none_or(str::is_empty)
@@ -310,8 +330,8 @@ fn with_text(mut blocks: Vec<Json>, text: &str) -> Vec<Json> {
     blocks
 }
 
-/// A reasoning object of Envoy's gateway as a thinking block, the form in which its requests have it.
 fn thinking_block(object: &Json) -> Option<Json> {
+    // Requests to Envoy's gateway have its reasoning objects as thinking blocks.
     let inner = object.get("reasoningContent").unwrap_or(object);
     if let Some(data) = inner.get("redactedContent").and_then(Json::as_str) {
         return Some(json!({ "type": "redacted_thinking", "data": data }));
@@ -320,22 +340,21 @@ fn thinking_block(object: &Json) -> Option<Json> {
     Some(json!({ "type": "thinking", "thinking": all_text(inner), "signature": signature }))
 }
 
-/// Whether a detail has more than `reasoning_content` also has, which is the member that models require if
-/// they require reasoning: it has a signature, or its host reads details.
 fn is_more_than_text(detail: &Map<String, Json>) -> bool {
+    // `reasoning_content` is the member that models require if they require reasoning. A detail
+    // adds to it if it has a signature, or if its host reads details.
     let format = detail.get("format").and_then(Json::as_str).unwrap_or_default();
     signature_of(detail).is_some_and(|signature| !signature.is_empty())
         || format.starts_with("MiniMax")
 }
 
-/// Whether a detail may be sent back: one from Claude or Gemini only with its signature.
 fn is_welcome(detail: &Map<String, Json>) -> bool {
+    // Claude and Gemini refuse their details without the signature.
     let format = detail.get("format").and_then(Json::as_str);
     let needs_signature = matches!(format, Some("anthropic-claude-v1" | "google-gemini-v1"));
     !needs_signature || signature_of(detail).is_some_and(|signature| !signature.is_empty())
 }
 
-/// Members of a detail that come in pieces.
 fn is_joined(name: &str) -> bool {
     matches!(name, "text" | "thinking" | "summary" | "signature")
 }

@@ -63,7 +63,7 @@ struct StreamCall {
 impl ReplyStream {
     /// Reads the next chunk. `name` is `error` for a bare `error:` line and for `event: error`.
     pub(crate) fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
-        let answer = ResponseMembers::of(value);
+        let answer = ResponseMembers::from_value(value);
         if !answer.has_choices() && (name == "error" || is_error(value)) {
             reply.error = Some(error_in(value));
             return;
@@ -87,7 +87,7 @@ impl ReplyStream {
 
     /// Reads a whole body.
     pub(crate) fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let answer = ResponseMembers::of(value);
+        let answer = ResponseMembers::from_value(value);
         if answer.has_choices() {
             self.answer(&answer, value, reply);
         } else if is_error(value) {
@@ -122,9 +122,9 @@ impl ReplyStream {
         reply.usage.lower_bound = !(ended || done) && self.usage.is_known();
     }
 
-    /// Whether its provider never gives a finish reason: it is always empty, or there is no such member (Snowflake).
-    /// Then only the usage shows that a reply is whole.
     fn never_says_why(&self) -> bool {
+        // It is always empty, or there is no such member (Snowflake). Then only the usage shows
+        // that a reply is whole.
         self.has_blank_reason || !self.has_no_reason_yet && self.usage.is_known()
     }
 
@@ -135,12 +135,10 @@ impl ReplyStream {
         usage
     }
 
-    /// Bytes of text so far.
     pub(crate) fn content_bytes(&self) -> usize {
         self.replies.iter().map(|(_, content)| content.bytes()).sum()
     }
 
-    /// Reads a chunk or a body at `value`: both have the same members.
     fn answer(&mut self, answer: &ResponseMembers<'_>, value: Value<'_>, reply: &mut Reply) {
         if self.finished && known(answer.id).is_some_and(|id| reply.id.as_deref() != Some(&id)) {
             self.restart(answer.choices, reply);
@@ -162,39 +160,41 @@ impl ReplyStream {
         }
     }
 
-    /// Starts again if content with another id follows a finished reply: recordings splice replies, and the
-    /// last one counts. A new id by itself means nothing: some servers give the chunk with usage its own.
     fn restart(&mut self, choices: Option<Value<'_>>, reply: &mut Reply) {
-        let speaks = |message: Value<'_>| {
-            let content = ["content", "reasoning", "reasoning_content", "tool_calls"];
-            let is_empty = |value: Value<'_>| value.span().len() <= 2;
-            message.members(content).into_iter().flatten().any(|it| !it.is_null() && !is_empty(it))
-        };
+        // Recordings splice replies, and the last one counts. A new id by itself means nothing:
+        // some servers give the chunk with usage its own.
         let mut choices = choices.iter().flat_map(Value::items);
-        if choices.any(|choice| choice.get("delta").is_some_and(speaks)) {
-            note_once(&mut reply.notes, Note::SeveralReplies);
-            (reply.id, reply.model, reply.stop, reply.error) = (None, None, None, None);
-            let keyer = std::mem::take(&mut self.keyer);
-            *self = Self { keyer, several: self.several, ..Self::default() };
+        if !choices.any(|choice| choice.get("delta").is_some_and(has_content)) {
+            return;
         }
+        note_once(&mut reply.notes, Note::SeveralReplies);
+        reply.id = None;
+        reply.model = None;
+        reply.stop = None;
+        reply.error = None;
+        let keyer = std::mem::take(&mut self.keyer);
+        *self = Self { keyer, several: self.several, ..Self::default() };
     }
 
     fn choice(&mut self, choice: Value<'_>, reply: &mut Reply) {
         let ChoiceMembers { index, delta, message, usage, error, finish_reason } =
-            ChoiceMembers::of(choice);
+            ChoiceMembers::from_value(choice);
         let index = index.and_then(|index| index.as_u64()).unwrap_or(0);
-        let at = self.replies.iter().position(|(choice, _)| !self.several || *choice == index);
-        let at = at.unwrap_or(self.replies.len());
-        if at == MOST_CHOICES {
+        let form = self
+            .replies
+            .iter()
+            .position(|(choice, _)| !self.several || *choice == index)
+            .unwrap_or(self.replies.len());
+        if form == MOST_CHOICES {
             return note_once(&mut reply.notes, Note::TooLong);
         }
-        if at == self.replies.len() {
+        if form == self.replies.len() {
             self.replies.push((index, ChoiceContent::default()));
         }
         // Perplexity repeats the whole message beside each delta.
         if let Some(message) = first([delta, message]) {
             if self.kept.add(message.span().len()) {
-                let content = &mut self.replies[at].1;
+                let content = &mut self.replies[form].1;
                 content.message(index, message);
                 if content.hosted {
                     self.usage.record_hosted_tools(); // Groq
@@ -213,7 +213,7 @@ impl ReplyStream {
             Some(reason) if reason.is_empty() => self.has_blank_reason = true,
             Some(reason) => {
                 self.finished = true;
-                if at == 0 {
+                if form == 0 {
                     reply.stop = Some(stop(&reason));
                 }
             }
@@ -226,13 +226,11 @@ impl ReplyStream {
 const MOST_CHOICES: usize = 128;
 
 impl ChoiceContent {
-    /// Bytes of text so far.
     fn bytes(&self) -> usize {
         let calls: usize = self.calls.iter().map(|call| call.arguments.text.len()).sum();
         self.text.len() + self.refusal.len() + self.thoughts.bytes() + calls
     }
 
-    /// The finished parts. `ended`: incomplete reasoning cannot be sent back.
     fn parts(mut self, ended: bool, keyer: &mut Keyer) -> Vec<ReplyPart> {
         let (thought, content) = think::split(&self.text);
         let content = content.to_owned();
@@ -241,13 +239,13 @@ impl ChoiceContent {
         for text in [content, self.refusal] {
             if !text.is_empty() {
                 let key = keyer.text(Role::Assistant, &text);
-                parts.push(ReplyPart { text, key, ..ReplyPart::of(PartKind::Text) });
+                parts.push(ReplyPart { text, key, ..ReplyPart::new(PartKind::Text) });
             }
         }
         if let Some((id, text)) = self.audio {
             let key = keyer.media(PartKind::Document, Role::Assistant, &id);
             let id = Some(id);
-            parts.push(ReplyPart { text, id, key, ..ReplyPart::of(PartKind::Document) });
+            parts.push(ReplyPart { text, id, key, ..ReplyPart::new(PartKind::Document) });
         }
         parts.extend(self.calls.into_iter().map(|call| finished(call, keyer)));
         parts
@@ -255,7 +253,7 @@ impl ChoiceContent {
 
     fn message(&mut self, choice: u64, message: Value<'_>) {
         let MessageMembers { content, refusal, audio, tool_calls, function_call, executed_tools } =
-            MessageMembers::of(message);
+            MessageMembers::from_value(message);
         match content {
             Some(content) if content.kind() == Kind::Array => {
                 content.items().for_each(|block| self.block(block));
@@ -278,8 +276,8 @@ impl ChoiceContent {
         self.hosted |= executed_tools.is_some_and(|tools| tools.items().next().is_some());
     }
 
-    /// Reads a block of a content list (Mistral, Databricks).
     fn block(&mut self, block: Value<'_>) {
+        // Mistral and Databricks stream content as lists.
         match block.get_text("type").as_deref() {
             Some("thinking" | "reasoning" | "redacted_thinking") => self.thoughts.block(block),
             _ => {
@@ -293,7 +291,9 @@ impl ChoiceContent {
         if let Some(id) = audio.get_text("id").filter(|id| !id.is_empty()) {
             self.audio.get_or_insert_with(|| (id.into(), String::new()));
         }
-        if let (Some((_, content)), Some(more)) = (&mut self.audio, audio.get_text("transcript")) {
+        if let Some((_, content)) = &mut self.audio
+            && let Some(more) = audio.get_text("transcript")
+        {
             content.push_str(&more);
         }
     }
@@ -304,37 +304,40 @@ impl ChoiceContent {
         let inner = first([function, custom]).unwrap_or(piece);
         let [name, arguments, input] = inner.members(["name", "arguments", "input"]);
         let index = index.and_then(|index| index.as_u64());
-        let (id, name) = (known(id), known(name));
+        let id = known(id);
+        let name = known(name);
         let arguments = first([arguments, input]);
         let arguments = arguments.map(|arguments| match arguments.text() {
             Some(text) => text.into_owned(),
             None => String::from_utf8_lossy(arguments.raw()).into_owned(),
         });
         let arguments = arguments.unwrap_or_default();
-        let at = match self.continued(choice, index, id.as_deref(), name.as_deref(), &arguments) {
-            Some(at) => at,
-            // Snowflake sends an empty call with every message.
-            None if id.is_none() && name.is_none() && arguments.is_empty() => return,
-            None if self.calls.len() == MOST_PARTS => return,
-            None => {
-                self.calls.push(StreamCall {
-                    choice,
-                    index,
-                    id: None,
-                    other_ids: Vec::new(),
-                    name: None,
-                    arguments: CallArguments::default(),
-                    signature: None,
-                });
-                self.calls.len() - 1
-            }
-        };
-        let call = &mut self.calls[at];
+        let position =
+            match self.continued(choice, index, id.as_deref(), name.as_deref(), &arguments) {
+                Some(position) => position,
+                // Snowflake sends an empty call with every message.
+                None if id.is_none() && name.is_none() && arguments.is_empty() => return,
+                None if self.calls.len() == MOST_PARTS => return,
+                None => {
+                    self.calls.push(StreamCall {
+                        choice,
+                        index,
+                        id: None,
+                        other_ids: Vec::new(),
+                        name: None,
+                        arguments: CallArguments::default(),
+                        signature: None,
+                    });
+                    self.calls.len() - 1
+                }
+            };
+        let call = &mut self.calls[position];
         match (&call.id, id) {
             (None, id) => call.id = id,
             (Some(first), Some(id)) => add_other_id(&mut call.other_ids, Some(first), &id),
             (Some(_), None) => {}
         }
+        // The first name stays: later pieces repeat it, or have none.
         call.name = call.name.take().or(name);
         // Some servers send the whole call again at the end.
         if call.arguments.text != arguments || !is_json(&arguments) {
@@ -344,9 +347,6 @@ impl ChoiceContent {
         call.signature = signature.map(Into::into).or(call.signature.take());
     }
 
-    /// The call that a piece continues, if it is not a new one (`docs/protocols.md` 2.3). A new id with a
-    /// name is a new call even with a known index (Cerebras). Without ids, so is a name that is repeated
-    /// after complete arguments (Gemini's compatible API, where all calls have index 0).
     fn continued(
         &self,
         choice: u64,
@@ -355,18 +355,16 @@ impl ChoiceContent {
         name: Option<&str>,
         arguments: &str,
     ) -> Option<usize> {
-        let same = |call: &StreamCall| {
-            steps::count(1);
-            match (index, call.index, id, call.id.as_deref()) {
-                (Some(index), Some(other), _, _) => index == other,
-                (_, _, Some(id), Some(other)) => id == other,
-                _ => true,
-            }
-        };
+        // As `docs/protocols.md` 2.3 has it. A new id with a name is a new call even with a known
+        // index (Cerebras). Without ids, so is a name that is repeated after complete arguments
+        // (Gemini's compatible API, where all calls have index 0).
         // Each choice may number its calls; other servers give each piece a choice of its own.
-        let here = self.calls.iter().rposition(|call| call.choice == choice && same(call));
-        let at = here.or_else(|| self.calls.iter().rposition(same))?;
-        let call = &self.calls[at];
+        let position = self
+            .calls
+            .iter()
+            .rposition(|call| call.choice == choice && call.may_be(index, id))
+            .or_else(|| self.calls.iter().rposition(|call| call.may_be(index, id)))?;
+        let call = &self.calls[position];
         let other_id = id.is_some() && call.id.is_some() && id != call.id.as_deref();
         let is_named_twice = name.is_some() && call.name.is_some();
         let is_new = match (other_id, is_named_twice) {
@@ -376,7 +374,18 @@ impl ChoiceContent {
             }
             _ => false,
         };
-        (!is_new).then_some(at)
+        if is_new { None } else { Some(position) }
+    }
+}
+
+impl StreamCall {
+    fn may_be(&self, index: Option<u64>, id: Option<&str>) -> bool {
+        steps::count(1);
+        match (index, self.index, id, self.id.as_deref()) {
+            (Some(index), Some(other), _, _) => index == other,
+            (_, _, Some(id), Some(other)) => id == other,
+            _ => true,
+        }
     }
 }
 
@@ -401,6 +410,12 @@ members! {
     MessageMembers { content, refusal, audio, tool_calls, function_call, executed_tools }
 }
 
+fn has_content(message: Value<'_>) -> bool {
+    let members = message.members(["content", "reasoning", "reasoning_content", "tool_calls"]);
+    // An empty string or list has only its delimiters.
+    members.into_iter().flatten().any(|value| !value.is_null() && value.span().len() > 2)
+}
+
 fn finished(call: StreamCall, keyer: &mut Keyer) -> ReplyPart {
     let name = call.name.as_deref().unwrap_or_default();
     let key = keyer.tool_call(call.id.as_deref(), name, ToolArguments::Text(&call.arguments.text));
@@ -411,7 +426,7 @@ fn finished(call: StreamCall, keyer: &mut Keyer) -> ReplyPart {
         signature: call.signature,
         key,
         other_ids: call.other_ids,
-        ..ReplyPart::of(PartKind::ToolCall)
+        ..ReplyPart::new(PartKind::ToolCall)
     }
 }
 
@@ -433,9 +448,8 @@ fn stop(reason: &str) -> StopReason {
     }
 }
 
-/// Whether a value is an error instead of a reply: in `error`, or in the forms of vLLM and Mistral, without a
-/// wrapper.
 fn is_error(value: Value<'_>) -> bool {
+    // Besides `error`, the forms of vLLM and Mistral, without a wrapper.
     let object = value.get_any(&["object", "type"]).and_then(|object| object.text());
     value.get_any(&["error"]).is_some()
         || object.as_deref() == Some("error")
@@ -443,8 +457,8 @@ fn is_error(value: Value<'_>) -> bool {
         || value.get("detail").is_some()
 }
 
-/// Reads MiniMax's errors, which are in `base_resp` with status 200.
 fn refused(value: Value<'_>, reply: &mut Reply) -> bool {
+    // MiniMax refuses with status 200.
     let Some(base) = value.get_any(&["base_resp"]) else { return false };
     let code = base.get("status_code").and_then(|code| code.as_u64()).unwrap_or(0);
     if code != 0 {
@@ -466,11 +480,12 @@ struct CallArguments {
 impl CallArguments {
     fn push(&mut self, piece: &str) {
         steps::count(piece.len());
-        piece.bytes().for_each(|byte| self.nesting.read(byte));
+        for byte in piece.bytes() {
+            self.nesting.read(byte);
+        }
         self.text.push_str(piece);
     }
 
-    /// Whether they are one whole value.
     fn is_whole(&self) -> bool {
         self.nesting.is_closed() || self.text.len() <= SHORT && is_json(&self.text)
     }

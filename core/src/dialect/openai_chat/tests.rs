@@ -15,7 +15,7 @@ fn stream(bytes: &[u8]) -> Reply {
     let read = |bytes: &[u8], size: usize, whole: bool| {
         let mut reading = ResponseReader::new(Dialect::OpenaiChat, 200, Framing::Events, 1 << 20);
         bytes.chunks(size.max(1)).for_each(|chunk| reading.push(chunk));
-        reading.finish(BodyEnd::of(whole))
+        reading.finish(BodyEnd::new(whole))
     };
     let reply = read(bytes, bytes.len(), true);
     assert_eq!(read(bytes, 1, true), reply);
@@ -102,13 +102,15 @@ const REQUEST: &str = r#"{
 fn a_request_is_read_with_its_ranges() {
     let bytes = REQUEST.as_bytes();
     let read = read("/v1/chat/completions", bytes);
-    assert_eq!((read.model.as_deref(), read.stream), (Some("m"), true));
-    assert_eq!((read.max_output, read.include_usage), (Some(99), Some(false)));
+    assert_eq!(read.model.as_deref(), Some("m"));
+    assert!(read.stream);
+    assert_eq!(read.max_output, Some(99));
+    assert_eq!(read.include_usage, Some(false));
     assert_eq!(read.session, Some("key_12345678".into()));
     assert_eq!(read.purpose, Purpose::Turn);
     let texts = |parts: &[Part]| -> Vec<String> {
         let texts = parts.iter().flat_map(|part| &part.texts);
-        texts.map(|text| String::from_utf8_lossy(text.of(bytes)).into_owned()).collect()
+        texts.map(|text| String::from_utf8_lossy(text.slice(bytes)).into_owned()).collect()
     };
     assert_eq!(texts(&read.system), [r#""You are calm.""#, r#""Be brief.""#]);
     let names: Vec<_> = read.tools.iter().map(|tool| tool.name.as_deref()).collect();
@@ -134,12 +136,13 @@ fn a_request_is_read_with_its_ranges() {
     assert_eq!(has_data, [true, false, true, true, false]);
     let assistant = &read.messages[1].parts;
     let field = r#""reasoning_content":"hm""#.as_bytes();
-    assert_eq!(assistant[0].span.of(bytes), field, "from the key on, the surest field first");
-    assert_eq!(assistant[0].texts[0].of(bytes), br#""hm""#);
+    assert_eq!(assistant[0].span.slice(bytes), field, "from the key on, the surest field first");
+    assert_eq!(assistant[0].texts[0].slice(bytes), br#""hm""#);
     assert!(assistant[1].texts.is_empty(), "the same thought is not read twice");
-    assert_eq!(assistant[3].signature.unwrap().of(bytes), br#""c2ln""#);
-    assert_eq!(assistant[4].texts[0].of(bytes), br#"{"b":2}"#);
-    assert_eq!((assistant[4].id.as_deref(), assistant[5].id.as_deref()), (None, Some("c3")));
+    assert_eq!(assistant[3].signature.unwrap().slice(bytes), br#""c2ln""#);
+    assert_eq!(assistant[4].texts[0].slice(bytes), br#"{"b":2}"#);
+    assert_eq!(assistant[4].id.as_deref(), None);
+    assert_eq!(assistant[5].id.as_deref(), Some("c3"));
     assert_eq!(texts(&read.messages[2].parts), [r#""a""#, r#""b""#]);
     assert_eq!(read.messages[3].parts[0].name.as_deref(), Some("old"));
     assert_eq!(read.messages[5].role, Role::System, "later instructions stay where they stand");
@@ -219,7 +222,8 @@ fn reasoning_of_every_provider_is_found() {
 #[test]
 fn instructions_alone_are_the_history() {
     let read = request(r#"{"role":"system","content":"say hi"}"#);
-    assert!(read.system.is_empty() && read.messages.len() == 1);
+    assert!(read.system.is_empty());
+    assert!(read.messages.len() == 1);
 }
 
 #[test]
@@ -269,11 +273,8 @@ fn a_stream_and_its_replay_have_the_same_chain() {
     use PartKind::{Reasoning, Text, ToolCall};
     assert_eq!(contents(&reply), [(Reasoning, "I think"), (Text, "yes"), (ToolCall, r#"{"a":1}"#)]);
     assert_eq!(reply.parts[0].raw.as_deref(), Some(r#"{"reasoning_content":"I think"}"#));
-    assert_eq!(
-        (reply.stop, reply.complete),
-        (Some(StopReason::ToolUse), true),
-        "`stop` with calls"
-    );
+    assert_eq!(reply.stop, Some(StopReason::ToolUse), "`stop` with calls");
+    assert!(reply.complete, "`stop` with calls");
     assert_eq!(reply.usage, Usage::default(), "unknown, not 0");
     let replay = request(
         r#"{"role":"assistant","content":"yes","reasoning_content":"I think","tool_calls":[
@@ -405,7 +406,9 @@ fn reasoning_that_was_cut_cannot_be_sent_back() {
     reading.push(&bytes_of(&[&delta(r#"{"reasoning_content":"hal"}"#)]));
     let reply = reading.finish(BodyEnd::Cut);
     assert_eq!(contents(&reply), [(PartKind::Reasoning, "hal")]);
-    assert_eq!((reply.parts[0].raw.as_deref(), reply.stop, reply.complete), (None, None, false));
+    assert_eq!(reply.parts[0].raw.as_deref(), None);
+    assert_eq!(reply.stop, None);
+    assert!(!reply.complete);
     assert_eq!(reply.usage, Usage::default());
 }
 
@@ -534,7 +537,8 @@ fn every_known_finish_reason_is_read() {
     assert_eq!(chunks(&[empty, "[DONE]"]).stop, Some(StopReason::End), "Snowflake says no more");
     assert_eq!(chunks(&[empty]).stop, None);
     let reply = deltas(&[r#"{"refusal":"I can"}"#, r#"{"refusal":"not"}"#]);
-    assert_eq!((contents(&reply)[0].1, reply.stop), ("I cannot", Some(StopReason::Refused)));
+    assert_eq!(contents(&reply)[0].1, "I cannot");
+    assert_eq!(reply.stop, Some(StopReason::Refused));
 }
 
 #[test]
@@ -589,10 +593,13 @@ fn cumulative_usage_counts_once_and_a_cut_leaves_a_lower_bound() {
     let mut reading = ResponseReader::new(Dialect::OpenaiChat, 200, Framing::Events, 1 << 20);
     reading.push(&bytes);
     let cut = reading.finish(BodyEnd::Cut).usage;
-    assert_eq!((cut.input, cut.output, cut.lower_bound), (Some(10), Some(3), true));
+    assert_eq!(cut.input, Some(10));
+    assert_eq!(cut.output, Some(3));
+    assert!(cut.lower_bound);
     bytes.extend(bytes_of(&[FINISH, "[DONE]"]));
     let whole = stream(&bytes).usage;
-    assert_eq!((whole.output, whole.lower_bound), (Some(3), false));
+    assert_eq!(whole.output, Some(3));
+    assert!(!whole.lower_bound);
 }
 
 #[test]
@@ -612,8 +619,10 @@ fn cached_tokens_have_many_names() {
         let (usage, notes) = usage_of(&format!(
             r#"{{"prompt_tokens":10,"completion_tokens":5,"total_tokens":15,{field}}}"#
         ));
-        assert_eq!((usage.cache_read, usage.cache_write), (read, written), "{field}");
-        assert_eq!((usage.input, usage.output), (Some(10), Some(5)), "{field}");
+        assert_eq!(usage.cache_read, read, "{field}");
+        assert_eq!(usage.cache_write, written, "{field}");
+        assert_eq!(usage.input, Some(10), "{field}");
+        assert_eq!(usage.output, Some(5), "{field}");
         assert!(notes.is_empty(), "{field}");
     }
 }
@@ -625,24 +634,33 @@ fn totals_that_do_not_add_up_are_noted() {
     let (usage, notes) = usage_of(
         r#"{"prompt_tokens":10,"completion_tokens":5,"total_tokens":45,"completion_tokens_details":{"reasoning_tokens":30}}"#,
     );
-    assert_eq!((usage.output, usage.reasoning, notes), (Some(35), Some(30), mismatch.clone()));
+    assert_eq!(usage.output, Some(35));
+    assert_eq!(usage.reasoning, Some(30));
+    assert_eq!(notes, mismatch.clone());
     // Gemini's look-alike: no details at all.
     let (usage, notes) =
         usage_of(r#"{"prompt_tokens":66,"completion_tokens":6,"total_tokens":100}"#);
-    assert_eq!((usage.input, usage.output, notes), (Some(66), Some(34), mismatch.clone()));
+    assert_eq!(usage.input, Some(66));
+    assert_eq!(usage.output, Some(34));
+    assert_eq!(notes, mismatch.clone());
     // Mistral: audio is outside of the prompt.
     let (usage, notes) = usage_of(
         r#"{"prompt_tokens":9,"completion_tokens":201,"total_tokens":585,"prompt_tokens_details":{"audio_tokens":375}}"#,
     );
-    assert_eq!((usage.input, usage.output, notes), (Some(384), Some(201), mismatch.clone()));
+    assert_eq!(usage.input, Some(384));
+    assert_eq!(usage.output, Some(201));
+    assert_eq!(notes, mismatch.clone());
     // If the total is too small, output is not reduced.
     let (usage, notes) = usage_of(r#"{"prompt_tokens":9,"completion_tokens":5,"total_tokens":9}"#);
-    assert_eq!((usage.output, notes), (Some(5), mismatch.clone()));
+    assert_eq!(usage.output, Some(5));
+    assert_eq!(notes, mismatch.clone());
     // Azure's Grok: more cached tokens than the prompt has. The prompt's tokens alone are used.
     let (usage, notes) = usage_of(
         r#"{"prompt_tokens":10,"completion_tokens":5,"total_tokens":15,"prompt_tokens_details":{"cached_tokens":161}}"#,
     );
-    assert_eq!((usage.input, usage.cache_read, notes), (Some(10), Some(161), mismatch));
+    assert_eq!(usage.input, Some(10));
+    assert_eq!(usage.cache_read, Some(161));
+    assert_eq!(notes, mismatch);
     let huge = u64::MAX;
     usage_of(&format!(
         r#"{{"prompt_tokens":{huge},"completion_tokens":{huge},"total_tokens":{huge},"prompt_tokens_details":{{"audio_tokens":{huge}}}}}"#
@@ -664,7 +682,8 @@ fn reasoning_tokens_outside_the_completion_are_added_to_it() {
     // If the total includes reasoning, it is not added again.
     assert_eq!(normalised(10, 167, 96), Some(106));
     // A difference of a few tokens is only another way of counting.
-    assert_eq!((normalised(10, 71, 11), normalised(128, 189, 132)), (Some(10), Some(128)));
+    assert_eq!(normalised(10, 71, 11), Some(10));
+    assert_eq!(normalised(128, 189, 132), Some(128));
     let notes = usage_of(r#"{"prompt_tokens":1,"completion_tokens":10,"reasoning_tokens":96}"#).1;
     assert_eq!(notes, [Note::UsageMismatch]);
 }
@@ -675,11 +694,14 @@ fn llama_cpp_counts_in_timings() {
     let finish =
         format!(r#"{{"choices":[{{"index":0,"delta":{{}},"finish_reason":"stop"}}],{timings}}}"#);
     let usage = chunks(&[&finish, "[DONE]"]).usage;
-    assert_eq!((usage.input, usage.output, usage.cache_read), (Some(10), Some(5), Some(7)));
+    assert_eq!(usage.input, Some(10));
+    assert_eq!(usage.output, Some(5));
+    assert_eq!(usage.cache_read, Some(7));
     let own =
         r#"{"choices":[],"usage":{"prompt_tokens":11,"completion_tokens":6,"total_tokens":17}}"#;
     let usage = chunks(&[own, &finish, "[DONE]"]).usage;
-    assert_eq!((usage.input, usage.cache_read), (Some(11), Some(7)), "usage goes first");
+    assert_eq!(usage.input, Some(11), "usage goes first");
+    assert_eq!(usage.cache_read, Some(7), "usage goes first");
 }
 
 #[test]
@@ -688,21 +710,26 @@ fn errors_come_in_many_places() {
     let kind = |reply: &Reply| reply.error.as_ref().and_then(|e| e.kind.clone());
     // OpenAI in the middle of a stream; Groq's `event: error`; gpustack's bare line.
     let reply = chunks(&[&delta(r#"{"content":"x"}"#), r#"{"error":{"message":"m","type":"t"}}"#]);
-    assert_eq!((&*message(&reply), kind(&reply).as_deref()), ("m", Some("t")));
-    assert_eq!((contents(&reply), reply.complete), (vec![(PartKind::Text, "x")], false));
+    assert_eq!(&*message(&reply), "m");
+    assert_eq!(kind(&reply).as_deref(), Some("t"));
+    assert_eq!(contents(&reply), vec![(PartKind::Text, "x")]);
+    assert!(!reply.complete);
     let reply = stream(b"event: error\ndata: {\"error\":{\"message\":\"m\",\"code\":400}}\n\n");
-    assert_eq!((&*message(&reply), kind(&reply).as_deref()), ("m", Some("400")));
+    assert_eq!(&*message(&reply), "m");
+    assert_eq!(kind(&reply).as_deref(), Some("400"));
     let mut bytes = bytes_of(&[&delta(r#"{"content":"x"}"#)]);
     bytes.extend(b"error: {\"detail\":\"failed\"}\n\n");
     let reply = stream(&bytes);
-    assert_eq!((&*message(&reply), reply.complete), ("failed", false));
+    assert_eq!(&*message(&reply), "failed");
+    assert!(!reply.complete);
     // OpenRouter: in an ordinary chunk, with usage, then [DONE].
     let chunk = r#"{"id":"g","choices":[{"index":0,"delta":{"content":""},"finish_reason":null}],
         "error":{"code":502,"message":"Token limit reached"},
         "usage":{"prompt_tokens":1,"completion_tokens":10,"total_tokens":11,"completion_tokens_details":{"reasoning_tokens":11}}}"#
         .replace('\n', " ");
     let reply = chunks(&[&chunk, "[DONE]"]);
-    assert_eq!((&*message(&reply), reply.usage.output), ("Token limit reached", Some(10)));
+    assert_eq!(&*message(&reply), "Token limit reached");
+    assert_eq!(reply.usage.output, Some(10));
     assert_eq!(reply.notes, [Note::UsageMismatch]);
     // Bodies with status 200.
     for (text, expected) in [
@@ -713,10 +740,12 @@ fn errors_come_in_many_places() {
         (r#"{"base_resp":{"status_code":2013,"status_msg":"m"}}"#, "m"),
     ] {
         let reply = body(text);
-        assert_eq!((&*message(&reply), reply.complete), (expected, true), "{text}");
+        assert_eq!(&*message(&reply), expected, "{text}");
+        assert!(reply.complete, "{text}");
     }
     let unknown = body(r#"{"hello":1}"#);
-    assert_eq!((unknown.notes, unknown.complete), (vec![Note::UnknownStructure], false));
+    assert_eq!(unknown.notes, vec![Note::UnknownStructure]);
+    assert!(!unknown.complete);
 }
 
 #[test]
@@ -736,7 +765,8 @@ fn odd_chunks_are_survived() {
     bytes.extend(b"data: not json\n\ndata: {\"x\":1}\n\ndata: [DONE]\n\n");
     let reply = stream(&bytes);
     assert_eq!(contents(&reply), [(PartKind::Text, "12other")]);
-    assert_eq!((reply.id.as_deref(), reply.model.as_deref()), (Some("a"), Some("m")));
+    assert_eq!(reply.id.as_deref(), Some("a"));
+    assert_eq!(reply.model.as_deref(), Some("m"));
     assert_eq!(reply.notes, [Note::BrokenEvent, Note::UnknownEvent]);
     assert!(reply.complete);
 }
@@ -748,15 +778,13 @@ fn of_several_replies_the_last_one_counts() {
         [&delta(r#"{"content":"a"}"#), FINISH, &other(r#"{"role":"assistant","content":""}"#)];
     let own = r#"{"id":"e","choices":[],"usage":{"prompt_tokens":1,"completion_tokens":2,"total_tokens":3}}"#;
     let one = chunks(&[all[0], all[1], all[2], own, "[DONE]"]);
-    assert_eq!(
-        (contents(&one), one.notes.as_slice()),
-        (vec![(PartKind::Text, "a")], &[][..]),
-        "an id is nothing"
-    );
+    assert_eq!(contents(&one), vec![(PartKind::Text, "a")], "an id is nothing");
+    assert_eq!(one.notes.as_slice(), &[][..], "an id is nothing");
     assert_eq!(one.usage.output, Some(2));
     let two = chunks(&[all[0], all[1], all[2], &other(r#"{"content":"b"}"#), FINISH, "[DONE]"]);
     assert_eq!(contents(&two), [(PartKind::Text, "b")]);
-    assert_eq!((two.id.as_deref(), two.notes), (Some("d"), vec![Note::SeveralReplies]));
+    assert_eq!(two.id.as_deref(), Some("d"));
+    assert_eq!(two.notes, vec![Note::SeveralReplies]);
 }
 
 #[test]
@@ -769,7 +797,8 @@ fn a_body_is_read_like_a_stream() {
         "usage":{"prompt_tokens":3,"completion_tokens":2,"total_tokens":5}}"#,
     );
     assert_eq!(contents(&reply), [(PartKind::Reasoning, "r"), (PartKind::ToolCall, "{\"a\":")]);
-    assert_eq!((reply.stop, reply.complete), (Some(StopReason::ToolUse), true));
+    assert_eq!(reply.stop, Some(StopReason::ToolUse));
+    assert!(reply.complete);
     let spoken = body(
         r#"{"choices":[{"message":{"content":null,"audio":{"id":"audio_1","data":"aGk=","transcript":"hello"}},"finish_reason":"stop"}]}"#,
     );
@@ -793,8 +822,10 @@ fn an_endless_reply_is_kept_only_up_to_its_limit() {
     (0..33).for_each(|_| reading.push(&piece));
     reading.push(&bytes_of(&[usage, FINISH, "[DONE]"]));
     let reply = reading.finish(BodyEnd::Whole);
-    assert_eq!((reply.parts[0].text.len(), reply.notes), (32 * size, vec![Note::TooLong]));
-    assert_eq!((reply.usage.output, reply.complete), (Some(2), true), "the rest is still read");
+    assert_eq!(reply.parts[0].text.len(), 32 * size);
+    assert_eq!(reply.notes, vec![Note::TooLong]);
+    assert_eq!(reply.usage.output, Some(2), "the rest is still read");
+    assert!(reply.complete, "the rest is still read");
 }
 
 #[test]

@@ -19,12 +19,14 @@ pub(in crate::dialect) fn split(text: &str) -> (Option<&str>, &str) {
     let head = text.trim_start();
     for (open, close) in TAGS {
         if let Some(inner) = head.strip_prefix(open) {
+            // Without a closing tag, everything is thought.
             return match find(inner, close) {
                 Some(at) => (Some(&inner[..at]), &inner[at + close.len()..]),
                 None => (Some(inner), ""),
             };
         }
     }
+    // A closing tag on its own line ends a thought whose opening tag the chat template removed.
     for (open, close) in &TAGS[..2] {
         if let Some(at) = find(text, close)
             && (at == 0 || text[..at].ends_with('\n'))

@@ -71,40 +71,39 @@ pub const USAGE: UsageSpelling =
     UsageSpelling { envelope: None, report: &["usage"], input: &["prompt_tokens", "total_tokens"] };
 
 impl UsageFields {
-    /// Whether anything was reported.
     pub(super) fn is_known(&self) -> bool {
         self.prompt.value().is_some() || self.completion.value().is_some()
     }
 
     /// Merges a `usage` object from any place.
-    pub(super) fn merge<'d>(&mut self, usage: Value<'d>) {
-        let usage = UsageMembers::of(usage);
+    pub(super) fn merge(&mut self, usage: Value<'_>) {
+        let usage = UsageMembers::from_value(usage);
         let mut prompt = Count::of_any(&[usage.prompt_tokens, usage.input_tokens]);
         if prompt == Count::default()
             && let [Some(hit), Some(miss)] =
                 [usage.prompt_cache_hit_tokens, usage.prompt_cache_miss_tokens]
         {
-            prompt = Count::of(Some(hit)).plus(Count::of(Some(miss)));
+            prompt = Count::from_member(Some(hit)).plus(Count::from_member(Some(miss)));
         }
         let completion = Count::of_any(&[usage.completion_tokens, usage.output_tokens]);
-        let total = Count::of(usage.total_tokens);
+        let total = Count::from_member(usage.total_tokens);
         let grew = [self.prompt.grow(prompt), self.completion.grow(completion)].contains(&true);
         // A total is that of the numbers that it came with.
         match grew {
             true => self.total = total,
             false => _ = self.total.grow(total),
         }
-        let within = |details: Option<Value<'d>>, name: &str| details?.get(name);
         self.reasoning.grow(Count::of_any(&[
-            within(usage.completion_tokens_details, "reasoning_tokens"),
-            within(usage.output_tokens_details, "reasoning_tokens"),
+            member(usage.completion_tokens_details, "reasoning_tokens"),
+            member(usage.output_tokens_details, "reasoning_tokens"),
             usage.reasoning_tokens,
         ]));
-        let details = usage.prompt_tokens_details.map(UsageDetailMembers::of).unwrap_or_default();
+        let details =
+            usage.prompt_tokens_details.map(UsageDetailMembers::from_value).unwrap_or_default();
         self.cached.grow(Count::of_any(&[
             details.cached_tokens,
-            within(usage.prompt_token_details, "cached_tokens"),
-            within(usage.input_tokens_details, "cached_tokens"),
+            member(usage.prompt_token_details, "cached_tokens"),
+            member(usage.input_tokens_details, "cached_tokens"),
             usage.prompt_cache_hit_tokens,
             usage.cached_tokens,
             usage.num_cached_tokens,
@@ -119,10 +118,10 @@ impl UsageFields {
             usage.cache_creation_input_tokens,
         ]));
         self.written_long.grow(Count::of_any(&[
-            within(usage.cache_creation, "ephemeral_1h_input_tokens"),
-            within(usage.cache_creation, "ephemeral_24h_input_tokens"),
+            member(usage.cache_creation, "ephemeral_1h_input_tokens"),
+            member(usage.cache_creation, "ephemeral_24h_input_tokens"),
         ]));
-        self.audio.grow(Count::of(details.audio_tokens));
+        self.audio.grow(Count::from_member(details.audio_tokens));
         for tools in [usage.server_tool_use_details, usage.server_tool_use] {
             for (_, count) in tools.iter().flat_map(Value::entries) {
                 self.hosted |= count.as_u64().is_some_and(|count| count > 0);
@@ -135,14 +134,14 @@ impl UsageFields {
     /// Reads llama.cpp's `timings`, which are used if no usage was requested: `prompt_n` counts only tokens
     /// that were newly evaluated.
     pub(super) fn timings(&mut self, timings: Value<'_>) {
-        let number = |name: &str| Count::of(timings.get(name));
-        let (fresh, cached, written) =
-            (number("prompt_n"), number("cache_n"), number("predicted_n"));
+        let [evaluated, cached, written] =
+            timings.members(["prompt_n", "cache_n", "predicted_n"]).map(Count::from_member);
         if self.cached.value().is_none() {
             self.cached.grow(cached);
         }
-        if !self.is_known() && fresh.value().is_some() && written.value().is_some() {
-            self.prompt = fresh.plus(cached);
+        if !self.is_known() && evaluated.value().is_some() && written.value().is_some() {
+            // Cached tokens are not evaluated again, and are not in `prompt_n`.
+            self.prompt = evaluated.plus(cached);
             self.completion = written;
         }
     }
@@ -158,9 +157,12 @@ impl UsageFields {
     pub(super) fn normalised(&self, notes: &mut Vec<Note>) -> Usage {
         let [prompt, completion, reasoning, cached] =
             [self.prompt, self.completion, self.reasoning, self.cached].map(Count::value);
-        let (mut input, mut output) = (prompt, completion);
+        let mut input = prompt;
+        let mut output = completion;
         if let (Some(prompt), Some(total)) = (prompt, self.total.value()) {
             let visible = completion.unwrap_or(0);
+            // xAI, Gemini's compatible API and Inception leave reasoning out of
+            // `completion_tokens`. Mistral leaves audio out of the prompt.
             let rest = total.saturating_sub(prompt);
             let missing = rest.saturating_sub(visible);
             if completion.is_some() && rest != visible {
@@ -207,4 +209,8 @@ impl UsageFields {
         } = *self;
         [prompt, completion, total, reasoning, cached, written, written_long, audio]
     }
+}
+
+fn member<'d>(details: Option<Value<'d>>, name: &str) -> Option<Value<'d>> {
+    details?.get(name)
 }

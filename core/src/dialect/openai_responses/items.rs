@@ -27,7 +27,9 @@ pub(super) fn read(item: Value<'_>, keyer: &mut Keyer) -> ResponseItem {
     let mut read = read_kind(item, keyer);
     // What a program called is data of the program, also if the provider ran it.
     let audience = Audience::by_caller(item);
-    read.parts.iter_mut().for_each(|part| part.audience = audience);
+    for part in &mut read.parts {
+        part.audience = audience;
+    }
     read
 }
 
@@ -150,7 +152,6 @@ fn content_part(role: Role, block: Value<'_>, keyer: &mut Keyer) -> (Part, bool)
     (part, kind.as_deref() == Some("refusal"))
 }
 
-/// An image or file: its data in the body, or its address.
 fn media(kind: PartKind, role: Role, block: Value<'_>, keyer: &mut Keyer) -> Part {
     let mut part = Part::at(kind, role, block);
     let names = ["image_url", "file_data", "data", "file_url", "file_id"];
@@ -158,7 +159,7 @@ fn media(kind: PartKind, role: Role, block: Value<'_>, keyer: &mut Keyer) -> Par
         part.key = keyer.value(kind, role, block);
         return part;
     };
-    let detail = PictureDetail::of(block.get("detail").or_else(|| source.get("detail")));
+    let detail = PictureDetail::from_member(block.get("detail").or_else(|| source.get("detail")));
     // The form of Chat Completions, which some clients keep: `{"image_url": {"url": …}}`.
     let source = source.get("url").unwrap_or(source);
     let address = source.text().unwrap_or_default();
@@ -168,7 +169,8 @@ fn media(kind: PartKind, role: Role, block: Value<'_>, keyer: &mut Keyer) -> Par
     };
     let typed = address.strip_prefix("data:").and_then(|rest| rest.split([';', ',']).next());
     let mime = typed.filter(|mime| !mime.is_empty()).map(Into::into);
-    part.media = Some(Media { data: has_data.then(|| source.span()), mime, detail });
+    let data = if has_data { Some(source.span()) } else { None };
+    part.media = Some(Media { data, mime, detail });
     part.name = block.get_text("filename").map(Into::into);
     part.key = keyer.media(kind, role, &address);
     part
@@ -176,14 +178,13 @@ fn media(kind: PartKind, role: Role, block: Value<'_>, keyer: &mut Keyer) -> Par
 
 fn reasoning(item: Value<'_>) -> Part {
     let mut part = Part::at(PartKind::Reasoning, Role::Assistant, item);
-    let texts = |name: &str| -> Vec<_> {
-        let blocks = item.get(name);
-        let blocks = blocks.iter().flat_map(Value::items);
-        blocks.filter_map(|block| Some(block.get("text")?.span())).collect()
-    };
-    part.texts = texts("content");
-    if part.texts.is_empty() {
-        part.texts = texts("summary");
+    // A summary counts only where the provider does not show the content.
+    for name in ["content", "summary"] {
+        if part.texts.is_empty() {
+            let blocks = item.get(name);
+            let blocks = blocks.iter().flat_map(Value::items);
+            part.texts = blocks.filter_map(|block| Some(block.get("text")?.span())).collect();
+        }
     }
     part.signature = item.get_any(&["encrypted_content"]).map(|encrypted| encrypted.span());
     part
@@ -207,29 +208,34 @@ fn call(item: Value<'_>, name: Option<&str>, keyer: &mut Keyer) -> Part {
     part
 }
 
-/// The call id as the provider gave it: if a provider uses `call_0` in every turn, clients put the response's
-/// id in front of it when they send it back.
 pub(super) fn own_id(id: &str) -> &str {
+    // If a provider uses `call_0` in every turn, clients put the response's id in front of it when
+    // they send it back.
     match id.rsplit_once(':') {
         Some((response, own)) if response.starts_with("resp_") => own,
         _ => id,
     }
 }
 
-/// A tool result; images and files in it become parts of their own.
 fn result(item: Value<'_>, keyer: &mut Keyer) -> ResponseItem {
+    // Images and files in a result become parts of their own, because they are counted and cut by
+    // themselves.
     let role = Role::Tool;
     let mut part = Part::at(PartKind::ToolResult, role, item);
     part.id = item.get_any(&["call_id", "id"]).and_then(|id| id.text()).map(Into::into);
     part.is_error = item.get_text("status").is_some_and(|status| status == "failed");
     let output = item.get_any(&["output"]);
-    let is_text = |output: &Value<'_>| matches!(output.kind(), Kind::String | Kind::Array);
-    let plain = item.get_text("type").is_some_and(|kind| PLAIN.contains(&&*kind));
-    part.content = output.filter(is_text).filter(|_| plain).map(|output| output.span());
+    let is_plain = item.get_text("type").is_some_and(|kind| PLAIN.contains(&&*kind));
+    if let Some(output) = output
+        && is_plain
+        && matches!(output.kind(), Kind::String | Kind::Array)
+    {
+        part.content = Some(output.span());
+    }
     let mut texts = Vec::new();
     let mut parts = Vec::new();
     if let Some(output) = item.get_any(&["output", "tools", "result"]) {
-        let single = (output.kind() != Kind::Array).then_some(output);
+        let single = if output.kind() == Kind::Array { None } else { Some(output) };
         for piece in single.into_iter().chain(output.items()) {
             answer(piece, &mut texts, &mut parts, keyer);
         }
@@ -244,7 +250,6 @@ fn result(item: Value<'_>, keyer: &mut Keyer) -> ResponseItem {
 /// Results with free-form output: those of the provider's own tools have a fixed form.
 const PLAIN: &[&str] = &["function_call_output", "custom_tool_call_output"];
 
-/// Reads a piece of a result: text, a shell's output, an image, or other JSON.
 fn answer<'d>(
     piece: Value<'d>,
     texts: &mut Vec<Value<'d>>,
@@ -266,7 +271,6 @@ fn answer<'d>(
     }
 }
 
-/// Whether a part is a compaction.
 pub(super) fn is_compaction(part: &Part) -> bool {
     part.kind == PartKind::Opaque && part.name.as_deref() == Some(COMPACTION)
 }
@@ -274,8 +278,8 @@ pub(super) fn is_compaction(part: &Part) -> bool {
 /// The name of a part that is a compaction by the provider.
 const COMPACTION: &str = "compaction";
 
-/// A summary of earlier history that only the provider can read.
 fn compaction(item: Value<'_>, keyer: &mut Keyer) -> Part {
+    // Only the provider can read it.
     let mut part = Part::at(PartKind::Opaque, Role::Assistant, item);
     let encrypted = item.get_any(&["encrypted_content"]);
     part.name = Some(COMPACTION.into());
@@ -304,8 +308,8 @@ fn hosted(item: Value<'_>, texts: &[&str]) -> Part {
     part
 }
 
-/// A program that the model wrote, or what it gave back. Clients send both back as they are (`docs/protocols.md` 12.1).
 fn program(item: Value<'_>, step: ServerStep, text: &str, keyer: &mut Keyer) -> Part {
+    // Clients send both back as they are (`docs/protocols.md` 12.1).
     let mut part = hosted(item, &[text]);
     part.id = item.get_any(&["call_id", "id"]).and_then(|id| id.text()).map(Into::into);
     part.server_step = Some(step);
@@ -313,38 +317,40 @@ fn program(item: Value<'_>, step: ServerStep, text: &str, keyer: &mut Keyer) -> 
     part
 }
 
-/// The names of the functions that an item of a tool search defines, also those in namespaces.
 fn names_in(item: Value<'_>) -> Vec<Box<str>> {
+    // Also those in namespaces.
     let tools: Vec<_> = item.get("tools").iter().flat_map(Value::items).collect();
     let inner: Vec<_> = tools.iter().filter_map(|tool| tool.get("tools")).collect();
-    let all = tools.iter().copied().chain(inner.iter().flat_map(Value::items));
-    all.filter_map(|tool| tool_name(tool)?.text().map(Into::into)).collect()
+    let functions = tools.iter().copied().chain(inner.iter().flat_map(Value::items));
+    functions.filter_map(|tool| tool_name(tool)?.text().map(Into::into)).collect()
 }
 
-/// The member with a tool's name.
 pub(super) fn tool_name(tool: Value<'_>) -> Option<Value<'_>> {
     tool.get_any(&["name", "server_label", "type"])
 }
 
-/// Whether the provider searches for tools itself; a search by the client has `client`.
 fn ran_at_provider(item: Value<'_>) -> bool {
+    // A search by the client says `client`.
     item.get_text("execution").is_none_or(|execution| execution != "client")
 }
 
-/// The key from those members that stay when an item is sent back: all but ids, states and notes.
+fn is_passing(name: &str) -> bool {
+    matches!(name, "id" | "status" | "phase" | "metadata" | "created_by" | "container_id")
+        || name.starts_with("internal_")
+}
+
 fn lasting(item: Value<'_>, keyer: &mut Keyer) -> Option<PartKey> {
-    let passing = |name: &str| {
-        matches!(name, "id" | "status" | "phase" | "metadata" | "created_by" | "container_id")
-            || name.starts_with("internal_")
-    };
+    // Ids, states and notes change when an item is sent back.
     let mut members: Vec<_> = item.entries().map(|(key, value)| (key.text(), value)).collect();
-    members.retain(|(name, value)| !passing(name) && !value.is_null());
+    members.retain(|(name, value)| !is_passing(name) && !value.is_null());
     members.sort_by(|a, b| a.0.cmp(&b.0));
     let mut chain = Chain::START;
     for (name, value) in members {
         let name = keyer.text(Role::Assistant, &name);
         let value = keyer.value(PartKind::Opaque, Role::Assistant, value);
-        chain = name.into_iter().chain(value).fold(chain, Chain::then);
+        for key in name.into_iter().chain(value) {
+            chain = chain.then(key);
+        }
     }
     Some(PartKey(chain.0))
 }

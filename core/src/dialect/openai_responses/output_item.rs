@@ -50,24 +50,27 @@ impl OutputItem {
     pub(super) fn finished(self, whole: bool, keyer: &mut Keyer) -> Vec<ReplyPart> {
         if self.done || self.grown.is_empty() {
             let mut parts = self.shown;
-            for part in parts.iter_mut().filter(|_| !self.done) {
-                forget_wholeness(part, whole);
+            if !self.done {
+                for part in &mut parts {
+                    forget_wholeness(part, whole);
+                }
             }
             return parts;
         }
         let mut parts = Vec::new();
-        let mut shown = self.shown.into_iter().next();
+        // What the item had when it was opened belongs to its first part.
+        let mut opened = self.shown.into_iter().next();
         for ((target, _), text) in self.grown {
-            let mut part = ReplyPart::of(target.kind());
+            let mut part = ReplyPart::new(target.kind());
             part.key = match target {
                 DeltaTarget::Text => keyer.text(Role::Assistant, &text),
                 DeltaTarget::Summary | DeltaTarget::Reasoning | DeltaTarget::Arguments => None,
             };
-            if let Some(shown) = shown.take() {
-                part.id = shown.id;
-                part.name = shown.name;
-                part.other_ids = shown.other_ids;
-                part.kind = if target == DeltaTarget::Arguments { shown.kind } else { part.kind };
+            if let Some(opened) = opened.take() {
+                part.id = opened.id;
+                part.name = opened.name;
+                part.other_ids = opened.other_ids;
+                part.kind = if target == DeltaTarget::Arguments { opened.kind } else { part.kind };
             }
             if whole && part.kind == PartKind::ToolCall {
                 let name = part.name.as_deref().unwrap_or_default();
@@ -91,14 +94,15 @@ impl DeltaTarget {
     }
 }
 
-/// Removes what only a complete item has: one that only opened cannot be sent back.
 fn forget_wholeness(part: &mut ReplyPart, whole: bool) {
+    // An item that only opened cannot be sent back.
     part.raw = None;
     part.signature = None;
-    part.key = part.key.filter(|_| whole);
+    if !whole {
+        part.key = None;
+    }
 }
 
-/// Whether a part says nothing.
 pub(super) fn is_empty_text(part: &ReplyPart) -> bool {
     part.kind == PartKind::Text && part.text.is_empty()
 }
@@ -113,7 +117,8 @@ pub(super) struct StreamedItems {
 
 impl StreamedItems {
     pub(super) fn new(slots: &[OutputItem]) -> Self {
-        let (mut by_id, mut by_kind) = (HashMap::default(), HashMap::<_, VecDeque<_>>::default());
+        let mut by_id = HashMap::default();
+        let mut by_kind = HashMap::<_, VecDeque<_>>::default();
         let mut order: Vec<usize> = (0..slots.len()).collect();
         order.sort_by_key(|at| slots[*at].index.unwrap_or(u64::MAX));
         for at in order {
@@ -133,21 +138,23 @@ impl StreamedItems {
         if self.is_empty() {
             return None;
         }
-        let [kind, id, call_id] = item.members(["type", "id", "call_id"]).map(|it| it?.text());
+        let [kind, id, call_id] =
+            item.members(["type", "id", "call_id"]).map(|member| member?.text());
         let kind = Some(kind.as_deref().unwrap_or("message").into());
         let ids = [call_id, id].into_iter().flatten();
-        let named = ids.filter_map(|id| self.by_id.get(&(kind.clone(), id.into()))).next();
-        let mut at = named.copied().filter(|at| !self.is_taken[*at]);
+        let same_id = ids.filter_map(|id| self.by_id.get(&(kind.clone(), id.into()))).next();
+        let mut slot = same_id.copied().filter(|slot| !self.is_taken[*slot]);
+        // Without its id, an item is the next one of its kind, or of a kind that nobody named.
         for kind in [&kind, &None] {
-            let mut waiting = self.by_kind.get_mut(kind);
-            while at.is_none()
-                && let Some(next) = waiting.as_mut().and_then(|it| it.pop_front())
+            let Some(waiting) = self.by_kind.get_mut(kind) else { continue };
+            while slot.is_none()
+                && let Some(next) = waiting.pop_front()
             {
-                at = Some(next).filter(|at| !self.is_taken[*at]);
+                slot = Some(next).filter(|slot| !self.is_taken[*slot]);
             }
         }
-        let at = at?;
-        self.is_taken[at] = true;
-        Some(at)
+        let slot = slot?;
+        self.is_taken[slot] = true;
+        Some(slot)
     }
 }

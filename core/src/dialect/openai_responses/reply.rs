@@ -15,7 +15,7 @@ use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
 use crate::dialect::reply::{KeptSize, MOST_VALUES};
 use crate::dialect::{Note, Part, PartKind, Reply, ReplyPart, ServerStep, Span, StopReason, Usage};
-use crate::wire::json::{Value, first, members, text_of};
+use crate::wire::json::{Value, first, members, owned_text, text_of};
 use crate::wire::steps;
 
 /// The state of a stream that is being read.
@@ -95,7 +95,7 @@ impl ReplyStream {
     /// Reads a whole body: a response, a compaction, a count, or an error with a status of success.
     pub(crate) fn body(&mut self, value: Value<'_>, reply: &mut Reply) {
         if let Some(count) = first([value.get("input_tokens")]) {
-            reply.counted = Count::of(Some(count)).value();
+            reply.counted = Count::from_member(Some(count)).value();
             reply.complete = true;
         } else if value.get("output").is_some() {
             self.respond(value, reply);
@@ -113,9 +113,9 @@ impl ReplyStream {
     pub(crate) fn finish(&mut self, reply: &mut Reply) {
         let mut slots = std::mem::take(&mut self.slots);
         slots.sort_by_key(|slot| slot.index.unwrap_or(u64::MAX));
-        let whole = reply.complete && self.status.as_deref() == Some("completed");
+        let is_completed = reply.complete && self.status.as_deref() == Some("completed");
         for slot in slots {
-            reply.parts.extend(slot.finished(whole, &mut self.keyer));
+            reply.parts.extend(slot.finished(is_completed, &mut self.keyer));
         }
         reply.usage = self.usage_so_far(reply);
         if self.kept.is_exceeded() {
@@ -130,12 +130,10 @@ impl ReplyStream {
         }
     }
 
-    /// The usage if the reply ended here.
     pub(crate) fn usage_so_far(&self, reply: &Reply) -> Usage {
         Usage { hosted_tools: self.hosted, compacted: self.compacted, ..reply.usage.clone() }
     }
 
-    /// Bytes of text so far.
     pub(crate) fn content_bytes(&self) -> usize {
         self.slots.iter().map(OutputItem::bytes).sum()
     }
@@ -147,7 +145,6 @@ impl ReplyStream {
         *self = Self { created: true, ..Self::default() };
     }
 
-    /// Reads the head of a response, before its content.
     fn introduce(&mut self, value: Value<'_>, reply: &mut Reply) {
         if let Some(response) = value.get("response") {
             let [id, model] = response.members(["id", "model"]);
@@ -155,7 +152,6 @@ impl ReplyStream {
         }
     }
 
-    /// Reads an item.
     fn show(&mut self, value: Value<'_>, stage: ItemStage) {
         let [item, index] = value.members(["item", "output_index"]);
         let Some(item) = item else { return };
@@ -165,7 +161,7 @@ impl ReplyStream {
         let done = stage == ItemStage::Complete;
         // A finished slot is only replaced by its own item: some servers give every item the index 0, some
         // give none.
-        let known = self.find(index, id.as_deref()).filter(|at| {
+        let position = self.find(index, id.as_deref()).filter(|at| {
             let slot = &self.slots[*at];
             if slot.done {
                 done && id.is_some() && slot.id.as_deref() == id.as_deref()
@@ -173,7 +169,7 @@ impl ReplyStream {
                 done || indexed
             }
         });
-        if let Some(at) = known.or_else(|| self.open(index)) {
+        if let Some(at) = position.or_else(|| self.open(index)) {
             self.fill(at, item, stage);
         }
     }
@@ -194,21 +190,19 @@ impl ReplyStream {
         slot.kind = item.get_text("type").map(Into::into);
         let earlier = std::mem::replace(&mut slot.shown, shown);
         for (part, before) in slot.shown.iter_mut().zip(earlier) {
-            let ids = before.id.into_iter().chain(before.other_ids);
-            ids.for_each(|id| part.add_id(items::own_id(&id)));
+            for id in before.id.into_iter().chain(before.other_ids) {
+                part.add_id(items::own_id(&id));
+            }
         }
-        let size = |part: &ReplyPart| {
-            part.text.len()
-                + part.signature.as_ref().map_or(0, |s| s.len())
-                + part.raw.as_ref().map_or(0, |r| r.len())
-        };
         // Its first part was counted when it was opened.
         let more = slot.shown.len().saturating_sub(1);
-        let keeps = self.kept.add(slot.shown.iter().map(size).sum());
+        let keeps = self.kept.add(slot.shown.iter().map(bytes).sum());
         if !self.kept.add_parts(more) || !keeps {
             slot.shown.truncate(1);
             for part in &mut slot.shown {
-                (part.text, part.signature, part.raw) = (String::new(), None, None);
+                part.text.clear();
+                part.signature = None;
+                part.raw = None;
             }
         }
         if stage == ItemStage::Complete {
@@ -217,19 +211,19 @@ impl ReplyStream {
         }
     }
 
-    /// Whether parts end a program that this reply began: then the model was called again in it.
     fn ends_own_program(&mut self, parts: &[Part]) -> bool {
-        let step = |of| move |part: &&Part| part.server_step == Some(of);
-        let begun = parts.iter().filter(step(ServerStep::Begins));
-        self.programs.extend(begun.filter_map(|part| part.id.clone()));
-        let mut ended = parts.iter().filter(step(ServerStep::Ends));
-        ended.any(|part| part.id.as_ref().is_some_and(|id| self.programs.contains(id)))
+        // Then the model was called again in this reply.
+        for part in parts.iter().filter(|part| part.server_step == Some(ServerStep::Begins)) {
+            self.programs.extend(part.id.clone());
+        }
+        let mut results = parts.iter().filter(|part| part.server_step == Some(ServerStep::Ends));
+        results.any(|part| part.id.as_ref().is_some_and(|id| self.programs.contains(id)))
     }
 
     /// Reads a piece of text, or all of it again.
     fn write(&mut self, event: TextEvent, value: Value<'_>) {
         let TextEvent { target, is_whole } = event;
-        let written = DeltaMembers::of(value);
+        let written = DeltaMembers::from_value(value);
         let place = first([written.content_index, written.summary_index]);
         let place = place.and_then(|place| place.as_u64()).unwrap_or(0);
         let DeltaMembers { delta, text, refusal, arguments, input, code, .. } = written;
@@ -237,9 +231,9 @@ impl ReplyStream {
         let Some(text) = text.and_then(|text| text.text()) else { return };
         let index = written.output_index.and_then(|index| index.as_u64());
         let id = written.item_id.and_then(|id| id.text());
-        let at = self.find(index, id.as_deref());
-        let Some(at) = at.or_else(|| self.open(index)) else { return };
-        let Some(slot) = self.slots.get_mut(at).filter(|slot| !slot.done) else { return };
+        let position = self.find(index, id.as_deref());
+        let Some(position) = position.or_else(|| self.open(index)) else { return };
+        let Some(slot) = self.slots.get_mut(position).filter(|slot| !slot.done) else { return };
         let is_place_new = !slot.grown.contains_key(&(target, place));
         if !self.kept.add(text.len()) || !self.kept.add_parts(usize::from(is_place_new)) {
             return;
@@ -251,8 +245,8 @@ impl ReplyStream {
         grown.push_str(&text);
     }
 
-    /// The slot of an event: by index, else by id, else the last one opened.
     fn find(&self, index: Option<u64>, id: Option<&str>) -> Option<usize> {
+        // The slot of an event: by index, else by id, else the last one opened.
         let mut slots = self.slots.iter().inspect(|_| steps::count(1));
         if let Some(index) = index {
             return slots.rposition(|slot| slot.index == Some(index));
@@ -263,7 +257,6 @@ impl ReplyStream {
         }
     }
 
-    /// Opens a slot, if another one may be kept.
     fn open(&mut self, index: Option<u64>) -> Option<usize> {
         if !self.kept.add_parts(1) {
             return None;
@@ -282,9 +275,8 @@ impl ReplyStream {
         reply.complete = true;
     }
 
-    /// Reads the response object, at the end of a stream or as a body.
     fn respond(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let response = ResponseMembers::of(value);
+        let response = ResponseMembers::from_value(value);
         identify(response.id, response.model, reply);
         self.status = response.status.and_then(|status| status.text()).map(Into::into);
         let reason = response.incomplete_details.and_then(|details| details.get("reason"));
@@ -306,9 +298,9 @@ impl ReplyStream {
         self.complete_from(response.output);
     }
 
-    /// Adds what no event had: some servers send only the response, or only `added`. What was streamed stays, because
-    /// the client has it: others list stubs here, or the same call with another id.
     fn complete_from(&mut self, output: Option<Value<'_>>) {
+        // Some servers send only the response, or only `added`. What was streamed stays, because
+        // the client has it: others list stubs here, or the same call with another id.
         let mut streamed = StreamedItems::new(&self.slots);
         for (index, item) in output.iter().flat_map(Value::items).enumerate() {
             if let Some(at) = streamed.take(item) {
@@ -317,9 +309,8 @@ impl ReplyStream {
             }
             let Some(at) = self.open(Some(index as u64)) else { return };
             self.fill(at, item, ItemStage::Complete);
-            let is_stub = |slot: &mut OutputItem| slot.shown.iter().all(is_empty_text);
             if !streamed.is_empty() {
-                self.slots.pop_if(is_stub);
+                self.slots.pop_if(|slot| slot.shown.iter().all(is_empty_text));
             }
         }
     }
@@ -335,12 +326,14 @@ impl ReplyStream {
             }
         }
         if let Some(id) = item.get_text("call_id") {
-            slot.shown.iter_mut().for_each(|part| part.add_id(items::own_id(&id)));
+            for part in &mut slot.shown {
+                part.add_id(items::own_id(&id));
+            }
         }
     }
 
     fn stop(&self, reply: &Reply) -> Option<StopReason> {
-        let calls = || reply.parts.iter().any(|part| part.kind == PartKind::ToolCall);
+        let has_calls = reply.parts.iter().any(|part| part.kind == PartKind::ToolCall);
         Some(match (self.status.as_deref(), self.reason.as_deref()) {
             (Some("failed"), _) => StopReason::Failed,
             (Some("incomplete"), Some("max_output_tokens")) => StopReason::MaxTokens,
@@ -348,7 +341,7 @@ impl ReplyStream {
             (Some("incomplete" | "cancelled"), _) => StopReason::Other,
             (Some("queued" | "in_progress"), _) => return None,
             _ if reply.error.is_some() => StopReason::Failed,
-            _ if calls() => StopReason::ToolUse,
+            _ if has_calls => StopReason::ToolUse,
             _ if self.refused => StopReason::Refused,
             _ => StopReason::End,
         })
@@ -394,7 +387,6 @@ struct TextEvent {
     is_whole: bool,
 }
 
-/// The text event of this type; `None` if it is another one.
 fn text_event(kind: &str) -> Option<TextEvent> {
     let kind = kind.strip_prefix("response.")?;
     let (what, how) = kind.rsplit_once('.')?;
@@ -416,8 +408,8 @@ fn text_event(kind: &str) -> Option<TextEvent> {
     Some(TextEvent { target, is_whole })
 }
 
-/// Whether an event has nothing that `output_item.done` does not have.
 fn is_passing(kind: &str) -> bool {
+    // `output_item.done` has it all again.
     const FAMILIES: &[&str] = &[
         "response.content_part.",
         "response.output_text.",
@@ -440,29 +432,37 @@ fn is_passing(kind: &str) -> bool {
 }
 
 fn identify(id: Option<Value<'_>>, model: Option<Value<'_>>, reply: &mut Reply) {
-    let text = |value: Option<Value<'_>>| Some(value?.text()?.into());
-    reply.id = text(id).or(reply.id.take());
-    reply.model = text(model).or(reply.model.take());
+    reply.id = owned_text(id).or(reply.id.take());
+    reply.model = owned_text(model).or(reply.model.take());
 }
 
-/// A part of a reply's item, with its own text.
 fn reply_part(part: Part, item: Value<'_>) -> ReplyPart {
-    let text_at = |span: &Span| {
-        let start = item.span().start;
-        let raw = Span::new(span.start.wrapping_sub(start), span.end.wrapping_sub(start));
-        let raw = raw.of(item.raw());
-        text_of(raw).unwrap_or_else(|| String::from_utf8_lossy(raw)).into_owned()
+    let raw = match part.kind {
+        PartKind::Reasoning => Some(String::from_utf8_lossy(item.raw()).into()),
+        _ => None,
     };
-    let whole = || String::from_utf8_lossy(item.raw()).into();
     ReplyPart {
         kind: part.kind,
         audience: part.audience,
-        text: part.texts.iter().map(text_at).collect(),
+        text: part.texts.iter().map(|span| text_at(*span, item)).collect(),
         id: part.id,
         name: part.name,
-        signature: part.signature.as_ref().map(|encrypted| text_at(encrypted).into()),
-        raw: (part.kind == PartKind::Reasoning).then(whole),
+        signature: part.signature.map(|encrypted| text_at(encrypted, item).into()),
+        raw,
         key: part.key,
         other_ids: Vec::new(),
     }
+}
+
+fn text_at(span: Span, item: Value<'_>) -> String {
+    let start = item.span().start;
+    let raw = Span::new(span.start.wrapping_sub(start), span.end.wrapping_sub(start));
+    let raw = raw.slice(item.raw());
+    text_of(raw).unwrap_or_else(|| String::from_utf8_lossy(raw)).into_owned()
+}
+
+fn bytes(part: &ReplyPart) -> usize {
+    part.text.len()
+        + part.signature.as_ref().map_or(0, |signature| signature.len())
+        + part.raw.as_ref().map_or(0, |raw| raw.len())
 }

@@ -42,10 +42,10 @@ members! {
 impl UsageFields {
     /// Merges a `usage` object.
     pub(super) fn merge(&mut self, usage: Value<'_>) {
-        let usage = UsageMembers::of(usage);
+        let usage = UsageMembers::from_value(usage);
         let input = Count::of_any(&[usage.input_tokens, usage.prompt_tokens]);
         let output = Count::of_any(&[usage.output_tokens, usage.completion_tokens]);
-        let total = Count::of(usage.total_tokens);
+        let total = Count::from_member(usage.total_tokens);
         let grew = [self.input.grow(input), self.output.grow(output)].contains(&true);
         // A total is that of the numbers that it came with.
         match grew {
@@ -53,13 +53,14 @@ impl UsageFields {
             false => _ = self.total.grow(total),
         }
         let reasoning = usage.output_tokens_details.and_then(|of| of.get("reasoning_tokens"));
-        self.reasoning.grow(Count::of(reasoning));
+        self.reasoning.grow(Count::from_member(reasoning));
         let details = ["cached_tokens", "cache_write_tokens", "cache_write_tokens_details"];
         let details = usage.input_tokens_details.map(|of| of.members(details));
         let [read, written, split] = details.unwrap_or_default();
-        self.read.grow(Count::of(read));
-        self.written.grow(Count::of(written));
-        self.written_long.grow(Count::of(split.and_then(|split| split.get("ttl_12h_tokens"))));
+        self.read.grow(Count::from_member(read));
+        self.written.grow(Count::from_member(written));
+        self.written_long
+            .grow(Count::from_member(split.and_then(|split| split.get("ttl_12h_tokens"))));
     }
 
     /// The normalised usage. Compatible APIs leave reasoning out of the output.
@@ -70,6 +71,7 @@ impl UsageFields {
             && total != input + out
         {
             note_once(notes, Note::UsageMismatch);
+            // Compatible APIs leave reasoning out of the output.
             known_output = Some(out.max(total.saturating_sub(input)));
         }
         if Count::any_impossible(&[input, output, total, reasoning, read, written, written_long]) {

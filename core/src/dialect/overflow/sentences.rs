@@ -72,42 +72,40 @@ const EXCEEDS: &str =
 const SUBJECTS: &str = "prompt input conversation";
 const MEASURES: &str = "length window size limit max maximum token tokens";
 
-/// Reads a text in lower case.
 pub(super) fn read(text: &str) -> ContextStatement {
     let tokens = tokens(text);
     let is_too_long = tokens.split(|token| *token == Token::End).any(|sentence| {
         let words: Vec<&str> = sentence.iter().filter_map(Token::word).collect();
         says_too_long(&words)
     });
-    let is_of_tokens = |word: &str| word.starts_with("token") || word == "context";
     let counts = counts(&tokens);
-    let is_of_tokens = tokens.iter().filter_map(Token::word).any(is_of_tokens);
+    let mut words = tokens.iter().filter_map(Token::word);
+    let is_of_tokens = words.any(|word| word.starts_with("token") || word == "context");
     ContextStatement { is_too_long, is_of_tokens, ..counts }
 }
 
-/// Whether a sentence says that the context, the prompt or the input is too long.
 fn says_too_long(words: &[&str]) -> bool {
-    let has = |list: &str| words.iter().any(|word| is_one_of(list, word));
     let is_too_long = words.windows(2).any(|pair| pair == ["too", "long"]);
     let is_measured =
         words.windows(2).any(|pair| pair[0] == "context" && is_one_of(MEASURES, pair[1]));
-    let is_of_prompt = has(SUBJECTS);
-    let is_said = is_too_long && (is_of_prompt || has("context"))
-        || has(EXCEEDS) && (is_measured || is_of_prompt && has(MEASURES));
-    is_said && !has(OTHER)
+    let is_of_prompt = has_one_of(words, SUBJECTS);
+    let says_long = is_too_long && (is_of_prompt || words.contains(&"context"));
+    let says_exceeds =
+        has_one_of(words, EXCEEDS) && (is_measured || is_of_prompt && has_one_of(words, MEASURES));
+    (says_long || says_exceeds) && !has_one_of(words, OTHER)
 }
 
 /// The tokens that a text names.
 fn counts(tokens: &[Token<'_>]) -> ContextStatement {
-    let has = |list: &str| tokens.iter().filter_map(Token::word).any(|word| is_one_of(list, word));
+    let words: Vec<&str> = tokens.iter().filter_map(Token::word).collect();
     let mut found: Vec<(NumberRole, u64)> = Vec::new();
     for (at, token) in tokens.iter().enumerate() {
         if let Token::Number(number) = *token
             && WINDOWS.contains(&number)
         {
-            let seen = found.iter().find(|(_, seen)| *seen == number);
+            let mention = found.iter().find(|(_, other)| *other == number);
             // A prompt without output is all there is; else the first mention says what it is.
-            if seen.is_none_or(|(role, _)| *role == NumberRole::Total) {
+            if mention.is_none_or(|(role, _)| *role == NumberRole::Total) {
                 found.push((role(tokens, at), number));
             }
         }
@@ -116,77 +114,94 @@ fn counts(tokens: &[Token<'_>]) -> ContextStatement {
         && *number <= LARGEST_CODE
         && tokens
             .windows(3)
-            .any(|it| it == [Token::Sign('('), Token::Number(*number), Token::Sign(')')])
+            .any(|tokens| tokens == [Token::Sign('('), Token::Number(*number), Token::Sign(')')])
     {
         *role = NumberRole::Other;
     }
-    let of = |wanted: NumberRole| {
-        found.iter().filter(move |(role, _)| *role == wanted).map(|(_, number)| *number)
-    };
-    let mut window = of(NumberRole::Limit).next();
-    let (mut total, output) = (of(NumberRole::Total).max(), of(NumberRole::Output).next());
-    let input = of(NumberRole::Input).max();
-    if input.or(total).is_none() && of(NumberRole::Limit).count() == 2 {
+    let mut window = with_role(&found, NumberRole::Limit).next();
+    let mut total = with_role(&found, NumberRole::Total).max();
+    let output = with_role(&found, NumberRole::Output).next();
+    let input = with_role(&found, NumberRole::Input).max();
+    if input.or(total).is_none() && with_role(&found, NumberRole::Limit).count() == 2 {
         // Of two numbers that both may be the limit, the smaller one is.
-        (total, window) = (of(NumberRole::Limit).max(), of(NumberRole::Limit).min());
+        total = with_role(&found, NumberRole::Limit).max();
+        window = with_role(&found, NumberRole::Limit).min();
     }
     let sum = input.map(|input| input.saturating_add(output.unwrap_or(0)));
-    let is_of_output = output > window && has(OF_WINDOW);
-    let is_beside_output = input.is_some() && output.is_none() && has(EXCEEDS);
+    let is_of_output = output > window && has_one_of(&words, OF_WINDOW);
+    let is_beside_output = input.is_some() && output.is_none() && has_one_of(&words, EXCEEDS);
     let is_too_many =
         window.is_some() && (sum.max(total) > window || is_of_output || is_beside_output);
-    let input = input.filter(|_| !has(INEXACT));
+    let input = if has_one_of(&words, INEXACT) { None } else { input };
     ContextStatement { window, input, is_too_many, ..ContextStatement::default() }
 }
 
 /// The role of the number at this place.
 fn role(tokens: &[Token<'_>], at: usize) -> NumberRole {
-    let before = words_before(&tokens[..at]);
-    let after = words_after(&tokens[at + 1..]);
-    let is_any = |words: &[&str], list: &str| words.iter().any(|word| is_one_of(list, word));
-    let is_output =
-        |words: &[&str]| words.iter().any(|word| OUTPUT.split(' ').any(|part| word.contains(part)));
-    let is_other = is_any(&before[..before.len().min(UNIT)], OTHER)
-        || is_any(&after[..after.len().min(UNIT)], OTHER);
-    let is_of_output = is_output(&before) && !is_any(&before, INPUT) && !is_any(&before, OF_WINDOW);
-    let next = after.iter().find(|word| !word.starts_with("token"));
+    let words_in_front = words_before(&tokens[..at]);
+    let words_behind = words_after(&tokens[at + 1..]);
+    let is_other = has_one_of(&words_in_front[..words_in_front.len().min(UNIT)], OTHER)
+        || has_one_of(&words_behind[..words_behind.len().min(UNIT)], OTHER);
+    let is_of_output = speaks_of_output(&words_in_front)
+        && !has_one_of(&words_in_front, INPUT)
+        && !has_one_of(&words_in_front, OF_WINDOW);
+    let next_word = words_behind.iter().find(|word| !word.starts_with("token"));
     match (sign(tokens[..at].iter().rev()), sign(tokens[at + 1..].iter())) {
         // `<400>`: a status.
         (Some('<'), Some('>')) => NumberRole::Other,
         _ if is_other => NumberRole::Other,
-        _ if is_output(&after) => NumberRole::Output,
-        _ if next.is_some_and(|next| is_one_of(LIMIT, next)) => NumberRole::Limit,
+        _ if speaks_of_output(&words_behind) => NumberRole::Output,
+        _ if next_word.is_some_and(|next_word| is_one_of(LIMIT, next_word)) => NumberRole::Limit,
         _ if is_of_output => NumberRole::Output,
         (Some('+'), _) => NumberRole::Output,
         (Some('>' | '<' | '/'), _) => NumberRole::Limit,
         (_, Some('+' | '>' | '/')) => NumberRole::Input,
-        _ if is_any(&before, LIMIT) => NumberRole::Limit,
-        _ if is_any(&before, "total you") && is_any(&before, "requested total") => {
+        _ if has_one_of(&words_in_front, LIMIT) => NumberRole::Limit,
+        _ if has_one_of(&words_in_front, "total you")
+            && has_one_of(&words_in_front, "requested total") =>
+        {
             NumberRole::Total
         }
-        _ if is_any(&before, INPUT) || is_any(&after, INPUT) => NumberRole::Input,
+        _ if has_one_of(&words_in_front, INPUT) || has_one_of(&words_behind, INPUT) => {
+            NumberRole::Input
+        }
         _ => NumberRole::Other,
     }
+}
+
+fn with_role(
+    numbers: &[(NumberRole, u64)],
+    wanted: NumberRole,
+) -> impl Iterator<Item = u64> + use<'_> {
+    numbers.iter().filter(move |(role, _)| *role == wanted).map(|(_, number)| *number)
+}
+
+fn speaks_of_output(words: &[&str]) -> bool {
+    words.iter().any(|word| OUTPUT.split(' ').any(|part| word.contains(part)))
+}
+
+fn has_one_of(words: &[&str], list: &str) -> bool {
+    words.iter().any(|word| is_one_of(list, word))
 }
 
 fn is_one_of(list: &str, word: &str) -> bool {
     list.split(' ').any(|one| one == word)
 }
 
-/// The words before a number, up to another number or the end of a sentence, the nearest first.
 fn words_before<'t>(tokens: &[Token<'t>]) -> Vec<&'t str> {
+    // Up to another number or the end of a sentence, the nearest first.
     let same =
         tokens.iter().rev().take_while(|token| !matches!(token, Token::Number(_) | Token::End));
     same.filter_map(Token::word).take(BEFORE).collect()
 }
 
-/// The words after a number, up to the next number or the end of its clause.
 fn words_after<'t>(tokens: &[Token<'t>]) -> Vec<&'t str> {
+    // Up to the next number or the end of its clause.
     tokens.iter().map_while(Token::word).take(AFTER).collect()
 }
 
-/// The sign beside a number, past the word "tokens".
 fn sign<'t>(mut tokens: impl Iterator<Item = &'t Token<'t>>) -> Option<char> {
+    // Past the word "tokens", which stands between a number and its sign.
     tokens.find_map(|token| match token {
         Token::Word(word) if word.starts_with("token") => None,
         Token::Sign('(' | ')' | '=') => None,
@@ -229,8 +244,8 @@ fn tokens(text: &str) -> Vec<Token<'_>> {
     tokens
 }
 
-/// Whether a word or a version goes on after its first digits: `4.1`, `128k`, `5-mini`.
 fn continues(after: &str) -> bool {
+    // `4.1`, `128k` and `5-mini` are no counts.
     let mut signs = after.chars();
     match signs.next() {
         Some('.') => signs.next().is_some_and(|next| next.is_ascii_digit()),
@@ -240,13 +255,15 @@ fn continues(after: &str) -> bool {
     }
 }
 
-/// The end of the word at the start of a text: names and paths are one word.
 fn word_end(text: &str) -> usize {
-    let is_part = |at: usize, sign: char| {
-        let next = text[at + sign.len_utf8()..].chars().next();
-        sign.is_alphanumeric()
-            || sign == '_'
-            || matches!(sign, '-' | '\'' | '.') && next.is_some_and(char::is_alphanumeric)
-    };
-    text.char_indices().find(|(at, sign)| !is_part(*at, *sign)).map_or(text.len(), |(end, _)| end)
+    // Names and paths are one word.
+    let mut chars = text.char_indices().peekable();
+    while let Some((end, c)) = chars.next() {
+        let joins = matches!(c, '-' | '\'' | '.')
+            && chars.peek().is_some_and(|(_, next)| next.is_alphanumeric());
+        if !c.is_alphanumeric() && c != '_' && !joins {
+            return end;
+        }
+    }
+    text.len()
 }

@@ -54,11 +54,11 @@ pub fn endpoint<'p>(method: &Method, target: &'p str) -> Option<Endpoint<'p>> {
         return Some(stored);
     }
     if *method == Method::GET {
-        let end = segments.last()?;
-        return (*end == "responses").then(|| Endpoint {
-            transport: Transport::WebSocket,
-            ..plain(Dialect::OpenaiResponses, Purpose::Turn)
-        });
+        if *segments.last()? != "responses" {
+            return None;
+        }
+        let endpoint = plain(Dialect::OpenaiResponses, Purpose::Turn);
+        return Some(Endpoint { transport: Transport::WebSocket, ..endpoint });
     }
     if *method != Method::POST {
         return None;
@@ -72,16 +72,23 @@ pub fn endpoint<'p>(method: &Method, target: &'p str) -> Option<Endpoint<'p>> {
 /// The path's segments without empty ones: doubled slashes come from base URLs that end with one.
 pub(in crate::dialect) fn segments(target: &str) -> Vec<&str> {
     let path = target.split_once('?').map_or(target, |(path, _)| path);
+    // Doubled slashes come from base URLs that end with one.
     path.split('/').filter(|segment| !segment.is_empty()).collect()
 }
 
 fn plain<'p>(dialect: Dialect, purpose: Purpose) -> Endpoint<'p> {
-    let (model, stream, stored) = (None, None, None);
-    Endpoint { dialect, purpose, model, stream, transport: Transport::Http, stored }
+    Endpoint {
+        dialect,
+        purpose,
+        model: None,
+        stream: None,
+        transport: Transport::Http,
+        stored: None,
+    }
 }
 
-/// A reply that the provider stored, read again or cancelled (`docs/protocols.md` 3.7, 5.6).
 fn stored<'p>(method: &Method, segments: &[&'p str]) -> Option<Endpoint<'p>> {
+    // As `docs/protocols.md` 3.7 and 5.6 have it.
     let (dialect, id) = match (method.as_str(), segments) {
         ("GET", [.., "responses", id]) | ("POST", [.., "responses", id, "cancel"]) => {
             (Dialect::OpenaiResponses, *id)
@@ -94,8 +101,8 @@ fn stored<'p>(method: &Method, segments: &[&'p str]) -> Option<Endpoint<'p>> {
     Some(Endpoint { stored: Some(percent::decoded(id)), ..plain(dialect, Purpose::Turn) })
 }
 
-/// The id of an interaction that is read or cancelled, without the method that Vertex adds to it.
 fn stored_interaction<'p>(method: &str, named: &'p str) -> Option<&'p str> {
+    // Vertex adds a method to the id.
     match method {
         "GET" => Some(named.trim_end_matches(":poll").trim_end_matches(":stream")),
         "POST" => named.strip_suffix(":cancel"),
@@ -127,8 +134,8 @@ fn openai<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
     }
 }
 
-/// `/model/{id}/invoke…` if the id is a Claude model; other models have other bodies.
 fn bedrock<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
+    // Models of other makers have other bodies.
     let [.., "model", id, action] = segments else { return None };
     let model = percent::decoded(id);
     if !model.contains("anthropic") && !model.contains("claude") {
@@ -144,15 +151,15 @@ fn bedrock<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
     Some(Endpoint { model, stream, transport, ..plain(Dialect::Anthropic, purpose) })
 }
 
-/// `…/interactions`, or `…/models/{m}:method`, the form of Google's APIs; some clients escape the colon.
 fn google<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
+    // `…/interactions`, or `…/models/{m}:method`, the form of Google's APIs.
     if segments.last() == Some(&INTERACTIONS) {
         return Some(plain(Dialect::Gemini, Purpose::Turn));
     }
     let (name, method) = verb(segments.last()?)?;
-    let before = &segments[..segments.len() - 1];
+    let parents = &segments[..segments.len() - 1];
     let publisher =
-        before.iter().rposition(|s| *s == "publishers").and_then(|at| before.get(at + 1));
+        parents.iter().rposition(|s| *s == "publishers").and_then(|at| parents.get(at + 1));
     if matches!(publisher, Some(&"anthropic")) {
         return vertex_claude(name, &method);
     }
@@ -162,12 +169,13 @@ fn google<'p>(segments: &[&'p str]) -> Option<Endpoint<'p>> {
         "countTokens" => (Purpose::Count, None),
         _ => return None,
     };
-    let model = (name != "v1internal").then_some(name);
+    // Code Assist's address has no model.
+    let model = if name == "v1internal" { None } else { Some(name) };
     Some(Endpoint { model, stream, ..plain(Dialect::Gemini, purpose) })
 }
 
-/// Claude on Vertex: the model is in the path, and counting has a model name of its own.
 fn vertex_claude<'p>(name: Cow<'p, str>, method: &str) -> Option<Endpoint<'p>> {
+    // The model is in the path, and counting has a model name of its own.
     let stream = match method {
         "rawPredict" => false,
         "streamRawPredict" => true,
@@ -177,12 +185,12 @@ fn vertex_claude<'p>(name: Cow<'p, str>, method: &str) -> Option<Endpoint<'p>> {
         return Some(plain(Dialect::Anthropic, Purpose::Count));
     }
     // The body of a `rawPredict` may request a stream as well, so only `streamRawPredict` is certain.
-    let stream = stream.then_some(true);
+    let stream = if stream { Some(true) } else { None };
     Some(Endpoint { model: Some(name), stream, ..plain(Dialect::Anthropic, Purpose::Turn) })
 }
 
-/// Splits `name:method`.
 pub(super) fn verb<'p>(segment: &'p str) -> Option<(Cow<'p, str>, Cow<'p, str>)> {
+    // Some clients escape the colon.
     match percent::decoded(segment) {
         Cow::Borrowed(text) => {
             let (name, method) = text.rsplit_once(':')?;

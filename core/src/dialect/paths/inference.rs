@@ -36,7 +36,6 @@ pub fn is_inference(method: &Method, target: &str, upgrades: bool) -> bool {
     is_post && (holds(method, target, &segments) || asks(&segments))
 }
 
-/// Whether the path is an endpoint for conversations or counts, with nothing unknown before it.
 fn holds(method: &Method, target: &str, segments: &[&str]) -> bool {
     let calls = endpoint(method, target).is_some_and(|endpoint| endpoint.stored.is_none());
     calls && are_roots(before_end(segments))
@@ -49,17 +48,16 @@ fn asks(segments: &[&str]) -> bool {
     (posted || embeds) && are_roots(before_end(segments))
 }
 
-/// Whether a path has a `.` or `..` in any spelling: escaped once or more, with `\` for `/`, or with
-/// parameters after it. A server that resolves it would reach another path than the one judged here.
 fn has_dot_segment(target: &str) -> bool {
+    // Escaped once or more, with `\` for `/`, or with parameters after it. A server that resolves
+    // it would reach another path than the one judged here.
     let mut path = target.split_once('?').map_or(target, |(path, _)| path).to_owned();
     for _ in 0..=ESCAPES {
-        let dots = |segment: &str| {
+        for segment in path.split(['/', '\\']) {
             let name = segment.split([';', '#', '?', '\0']).next().unwrap_or_default();
-            matches!(name.trim(), "." | "..")
-        };
-        if path.split(['/', '\\']).any(dots) {
-            return true;
+            if matches!(name.trim(), "." | "..") {
+                return true;
+            }
         }
         let twice = decoded(&path).into_owned();
         if twice == path {
@@ -67,6 +65,7 @@ fn has_dot_segment(target: &str) -> bool {
         }
         path = twice;
     }
+    // Nobody escapes a path so often for an honest reason.
     true
 }
 

@@ -79,20 +79,20 @@ pub fn is_known(method: &Method, target: &str) -> bool {
     }
 }
 
-/// The roots and the first segment after them, if that is the name of a resource.
 pub(super) fn resource<'s, 'p>(segments: &'s [&'p str]) -> Option<&'s [&'p str]> {
     // Google's uploads have a root of their own.
-    let is_root = |it: &str| ROOTS.contains(&it) || it == "upload" || is_version(it);
-    let at = segments.iter().position(|segment| !is_root(segment))?;
-    let (name, is_last) = (segments[at], at + 1 == segments.len());
+    let end = segments.iter().position(|segment| {
+        !(ROOTS.contains(segment) || *segment == "upload" || is_version(segment))
+    })?;
+    let name = segments[end];
+    let is_last = end + 1 == segments.len();
     let is_named = [SHARED, OPENAI, ANTHROPIC, GEMINI].iter().any(|names| names.contains(&name));
     let is_verb = name.starts_with("v1internal:") || is_last && verb(name).is_some();
     // Everything below this root belongs to one provider.
-    let is_chatgpt = segments[..at].contains(&"backend-api");
-    (is_named || is_verb || is_chatgpt).then(|| &segments[..=at])
+    let is_chatgpt = segments[..end].contains(&"backend-api");
+    if is_named || is_verb || is_chatgpt { Some(&segments[..=end]) } else { None }
 }
 
-/// The segments before the part of a path that shows its purpose.
 pub(super) fn before_end<'s, 'p>(segments: &'s [&'p str]) -> &'s [&'p str] {
     match segments {
         [before @ .., "deployments", _, "chat", "completions"]
@@ -108,8 +108,8 @@ pub(super) fn before_end<'s, 'p>(segments: &'s [&'p str]) -> &'s [&'p str] {
     }
 }
 
-/// Whether all segments are versions and roots of APIs; on Vertex also project and location.
 pub(super) fn are_roots(segments: &[&str]) -> bool {
+    // On Vertex also project and location.
     match segments {
         [] => true,
         ["projects", _, "locations", _, rest @ ..] => match rest {
@@ -120,8 +120,8 @@ pub(super) fn are_roots(segments: &[&str]) -> bool {
     }
 }
 
-/// `v1`, `v1beta`, `v2`, …
 fn is_version(segment: &str) -> bool {
+    // `v1`, `v1beta`, `v2`, …
     let mut bytes = segment.bytes();
     bytes.next() == Some(b'v')
         && bytes.next().is_some_and(|byte| byte.is_ascii_digit())

@@ -67,7 +67,7 @@ fn read_in(dialect: Dialect, body: &[u8], size: usize) -> (usize, Reply) {
 }
 
 fn steps_of(dialect: Dialect, body: &[u8], size: usize) -> usize {
-    steps::of(|| drop(read_in(dialect, body, size)))
+    steps::during(|| drop(read_in(dialect, body, size)))
 }
 
 /// The first events fill what is kept; those after it cost the same each.

@@ -48,6 +48,7 @@ impl SocketReader {
             return None;
         }
         if self.open.len() >= MAX_OPEN {
+            // The oldest one never ended, or its end was not understood.
             self.open.remove(0);
         }
         let number = self.next;
@@ -61,12 +62,12 @@ impl SocketReader {
     /// Reads a message of the server: if it ends a reply, the number of its request, and the reply.
     pub fn event(&mut self, message: &[u8]) -> Option<(u64, Reply)> {
         let (_, stream_id) = head(message)?;
-        let at = self.open.iter().position(|open| open.stream_id == stream_id)?;
-        self.open[at].reading.message(message);
-        if !self.open[at].reading.is_complete() {
+        let position = self.open.iter().position(|open| open.stream_id == stream_id)?;
+        self.open[position].reading.message(message);
+        if !self.open[position].reading.is_complete() {
             return None;
         }
-        let open = self.open.remove(at);
+        let open = self.open.remove(position);
         Some((open.number, open.reading.finish(BodyEnd::Whole)))
     }
 
@@ -81,7 +82,6 @@ impl SocketReader {
     }
 }
 
-/// Type and stream id of a message.
 fn head(message: &[u8]) -> Option<(Box<str>, Option<Box<str>>)> {
     let document = Document::read(message).ok()?;
     let root = document.root(message)?;

@@ -31,7 +31,8 @@ const STREAM: &str = "event: message_start\ndata: {\"type\":\"message_start\",\"
 #[test]
 fn an_event_stream_is_read_in_every_allowed_notation() {
     let expected = read(Dialect::Anthropic, 200, Framing::Events, STREAM.as_bytes());
-    assert!(expected.complete && expected.usage.total() == Some(5));
+    assert!(expected.complete);
+    assert!(expected.usage.total() == Some(5));
     assert_eq!(expected.stop, Some(StopReason::End));
     let split = STREAM.replace("\"usage\"", "\ndata: \"usage\"");
     assert_ne!(split, STREAM);
@@ -63,7 +64,8 @@ fn a_json_body_is_read_even_if_it_is_declared_an_event_stream() {
     for spelt in [body.to_owned(), format!("\n     \n{body}\n"), format!("\u{feff}{body}")] {
         for framing in [Framing::Events, Framing::Unknown] {
             let reply = read(Dialect::Anthropic, 200, framing, spelt.as_bytes());
-            assert!(reply.complete && reply.notes.is_empty(), "{spelt:?}");
+            assert!(reply.complete, "{spelt:?}");
+            assert!(reply.notes.is_empty(), "{spelt:?}");
             assert_eq!(reply.usage.total(), Some(5));
         }
     }
@@ -76,12 +78,14 @@ fn error_bodies_may_be_json_arrays_html_or_text() {
         for framing in [Framing::Events, Framing::Unknown] {
             let reply = read(Dialect::Gemini, 503, framing, body.as_bytes());
             assert_eq!(reply.error.unwrap().kind.as_deref(), Some("UNAVAILABLE"));
-            assert!(reply.complete && reply.notes.is_empty());
+            assert!(reply.complete);
+            assert!(reply.notes.is_empty());
         }
     }
     for body in ["<html>Bad gateway</html>", "upstream connect error", "\u{feff}<html>"] {
         let reply = read(Dialect::OpenaiChat, 502, Framing::Unknown, body.as_bytes());
-        assert_eq!((reply.notes, reply.error), (vec![Note::NotJson], None), "{body}");
+        assert_eq!(reply.notes, vec![Note::NotJson], "{body}");
+        assert_eq!(reply.error, None, "{body}");
     }
     let nothing = read(Dialect::OpenaiChat, 204, Framing::Unknown, b"");
     assert_eq!(nothing, Reply::default());
@@ -116,13 +120,15 @@ fn an_invalid_event_does_not_affect_the_other_events() {
     {
         let stream = format!("{event}{STREAM}");
         let reply = read(Dialect::Anthropic, 200, Framing::Events, stream.as_bytes());
-        assert_eq!((reply.complete, reply.notes), (true, vec![Note::BrokenEvent]));
+        assert!(reply.complete);
+        assert_eq!(reply.notes, vec![Note::BrokenEvent]);
     }
     let mut stream = STREAM.replace("\"m\"", "\"m\u{1}\"").into_bytes();
     let at = stream.iter().position(|byte| *byte == 1).unwrap();
     stream[at] = 0xff;
     let reply = read(Dialect::Anthropic, 200, Framing::Events, &stream);
-    assert_eq!((reply.id.as_deref(), reply.complete), (Some("m\u{fffd}"), true));
+    assert_eq!(reply.id.as_deref(), Some("m\u{fffd}"));
+    assert!(reply.complete);
 }
 
 /// A body may end inside its last frame if the reply ended before. If it ends inside a text, it is broken.
@@ -134,10 +140,8 @@ fn a_body_that_ends_in_its_last_frame_is_not_broken() {
         for cut in "data: ".len()..=end.len() {
             let reply =
                 read(dialect, 200, Framing::Events, format!("{stream}{}", &end[..cut]).as_bytes());
-            assert!(
-                reply.complete && !reply.notes.contains(&Note::BrokenEvent),
-                "{dialect:?} {cut}"
-            );
+            assert!(reply.complete, "{dialect:?} {cut}");
+            assert!(!reply.notes.contains(&Note::BrokenEvent), "{dialect:?} {cut}");
         }
         let reply = read(dialect, 200, Framing::Events, format!("{stream}data: [DOOM").as_bytes());
         assert!(reply.notes.contains(&Note::BrokenEvent));
@@ -154,7 +158,8 @@ fn a_reader_gives_up_past_its_limit_with_a_note() {
         format!("<html>{long}"),
     ] {
         let reply = read(Dialect::Anthropic, 200, Framing::Unknown, body.as_bytes());
-        assert_eq!((reply.notes, reply.complete), (vec![Note::TooLong], false), "{}", &body[..9]);
+        assert_eq!(reply.notes, vec![Note::TooLong], "{}", &body[..9]);
+        assert!(!reply.complete, "{}", &body[..9]);
     }
     let padding = " ".repeat(1 << 13);
     let padded = read(Dialect::Anthropic, 200, Framing::Unknown, padding.as_bytes());
@@ -177,7 +182,8 @@ fn one_event_may_be_a_megabyte() {
         let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Events, 2 << 20);
         stream.as_bytes().chunks(size).for_each(|chunk| reading.push(chunk));
         let reply = reading.finish(BodyEnd::Whole);
-        assert_eq!((reply.parts[0].text.len(), reply.complete), (text.len(), true));
+        assert_eq!(reply.parts[0].text.len(), text.len());
+        assert!(reply.complete);
     }
 }
 
@@ -188,7 +194,8 @@ fn a_reply_is_complete_once_its_terminal_event_was_read() {
     reading.push(before.as_bytes());
     assert!(!reading.is_complete());
     reading.push(last.as_bytes());
-    assert!(reading.is_complete() && reading.is_stream());
+    assert!(reading.is_complete());
+    assert!(reading.is_stream());
 }
 
 proptest::proptest! {
@@ -224,11 +231,13 @@ fn done_without_a_reason_is_a_broken_reply() {
             reading.finish(end)
         };
         let broken = read(format!("{half}\n\ndata: [DONE]\n\n"), BodyEnd::Whole);
-        assert_eq!((broken.complete, broken.stop), (false, None), "{dialect:?}");
+        assert!(!broken.complete, "{dialect:?}");
+        assert_eq!(broken.stop, None, "{dialect:?}");
         let Some(end) = end else { continue };
         for done in ["", "data: [DONE]\n\n"] {
             let whole = read(format!("{half}\n\n{end}\n\n{done}"), BodyEnd::Whole);
-            assert_eq!((whole.complete, whole.stop), (true, Some(StopReason::End)), "{dialect:?}");
+            assert!(whole.complete, "{dialect:?}");
+            assert_eq!(whole.stop, Some(StopReason::End), "{dialect:?}");
         }
         let cut = read(format!("{half}\n\n{end}\n\n"), BodyEnd::Cut);
         assert!(!cut.complete, "{dialect:?}");

@@ -8,7 +8,6 @@ use crate::dialect::{Dialect, Span};
 use crate::wire::json::{Kind, Value};
 use crate::wire::splice::Edit;
 
-/// The edits after which no text is empty.
 pub(super) fn edits(dialect: Dialect, root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
     let mut pass = EmptyTextPass { dialect, body, text, edits: Vec::new() };
     if dialect == Dialect::Anthropic
@@ -68,8 +67,8 @@ impl EmptyTextPass<'_> {
         }
     }
 
-    /// Handles a list of blocks, and the lists in its results.
     fn list(&mut self, list: Value<'_>) {
+        // Handles a list of blocks, and the lists in its results.
         let (empty, full): (Vec<_>, Vec<_>) = list.items().partition(|part| self.is_empty(*part));
         if full.is_empty() {
             return self.put(list, &format!("[{}]", self.block()));
@@ -84,26 +83,27 @@ impl EmptyTextPass<'_> {
         }
         for block in full {
             let is_result = block.get_text("type").is_some_and(|kind| kind == "tool_result");
-            let content = block.get("content").filter(|_| is_result);
-            let content = content.filter(|content| content.kind() == Kind::Array);
-            if let Some(content) = content.filter(|content| content.items().next().is_some()) {
+            if is_result
+                && let Some(content) = block.get("content")
+                && content.items().next().is_some()
+            {
                 self.list(content);
             }
         }
     }
 
-    /// Trims the model's last text, which may not end with white space.
     fn ending(&mut self, message: Value<'_>) {
+        // The API refuses a last text of the model that ends with white space.
         if message.get_text("role").as_deref() != Some("assistant") {
             return;
         }
         let Some(content) = message.get("content") else { return };
-        let last = content.items().last().map_or(Some(content), |block| block.get("text"));
-        let Some(text) = last.and_then(|last| Some((last.span(), last.text()?))) else { return };
-        let (at, text) = text;
+        let value = content.items().last().map_or(Some(content), |block| block.get("text"));
+        let Some(value) = value else { return };
+        let Some(text) = value.text() else { return };
         let trimmed = text.trim_end();
         if !trimmed.is_empty() && trimmed.len() < text.len() {
-            self.edits.push(edit(at, literal(trimmed)));
+            self.edits.push(edit(value.span(), literal(trimmed)));
         }
     }
 
@@ -112,6 +112,7 @@ impl EmptyTextPass<'_> {
             return part.is_null();
         }
         if self.dialect == Dialect::Gemini {
+            // A signed part stays, because the next request has to bring its signature.
             let is_signed = part.get_any(&["thoughtSignature", "thought_signature"]).is_some();
             let has_data = part.entries().any(|(key, _)| !key.is("thought"));
             return !has_data || part.get("text").is_some_and(is_blank) && !is_signed;
@@ -121,7 +122,6 @@ impl EmptyTextPass<'_> {
         is_text && part.get("text").is_none_or(is_blank)
     }
 
-    /// The smallest valid content.
     fn least(&self) -> String {
         match self.dialect {
             Dialect::Gemini => format!("[{}]", self.block()),
@@ -146,7 +146,6 @@ impl EmptyTextPass<'_> {
     }
 }
 
-/// Whether a value is a string of only white space.
 fn is_blank(value: Value<'_>) -> bool {
     value.text().is_some_and(|text| text.trim().is_empty())
 }

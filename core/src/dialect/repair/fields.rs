@@ -18,10 +18,14 @@ const ASKED: &str = "model messages contents prompt system systemInstruction sys
 
 /// Whether a member at a path may be removed.
 pub(crate) fn may_go(place: &str) -> bool {
-    let is_in = |list: &str, name: &str| list.split(' ').any(|one| one == name);
-    let last = place.rsplit('.').next().unwrap_or_default();
-    let is_asked = !place.contains('.') && is_in(ASKED, last);
-    !last.is_empty() && !is_in(NEEDED, last) && !is_asked
+    let name = place.rsplit('.').next().unwrap_or_default();
+    // Without it, the client would get something else than it asked for.
+    let is_asked = !place.contains('.') && is_in(ASKED, name);
+    !name.is_empty() && !is_in(NEEDED, name) && !is_asked
+}
+
+fn is_in(list: &str, name: &str) -> bool {
+    list.split(' ').any(|word| word == name)
 }
 
 /// The edits after which the member is at no place with that path.
@@ -29,9 +33,9 @@ pub(super) fn edits(root: Value<'_>, body: &[u8], place: &str) -> Vec<Edit> {
     if !may_go(place) {
         return Vec::new();
     }
-    let mut here = vec![root];
+    let mut values = vec![root];
     for name in place.split('.') {
-        here = here
+        values = values
             .into_iter()
             .flat_map(|value| match (name, value.kind()) {
                 ("*", Kind::Array) => value.items().collect::<Vec<_>>(),
@@ -40,5 +44,5 @@ pub(super) fn edits(root: Value<'_>, body: &[u8], place: &str) -> Vec<Edit> {
             })
             .collect();
     }
-    here.into_iter().filter_map(|value| without_member(body, value.span())).collect()
+    values.into_iter().filter_map(|value| without_member(body, value.span())).collect()
 }

@@ -7,24 +7,28 @@ use crate::wire::splice::Edit;
 
 /// The edits after which `most` markers are left.
 pub(super) fn edits(root: Value<'_>, body: &[u8], most: usize) -> Vec<Edit> {
-    let whole = usize::from(root.get("cache_control").is_some_and(|it| it.kind() == Kind::Object));
-    let mut found = Vec::new();
+    let has_root_marker =
+        root.get("cache_control").is_some_and(|marker| marker.kind() == Kind::Object);
+    let mut markers = Vec::new();
+    // The last markers cover the longest prefixes, so the first ones go, and those of messages before others.
     for name in ["messages", "system", "tools"] {
-        root.get(name).into_iter().for_each(|list| gather(list, &mut found));
+        if let Some(list) = root.get(name) {
+            gather(list, &mut markers);
+        }
     }
-    let excess = (found.len() + whole).saturating_sub(most);
-    found.truncate(excess);
+    let excess = (markers.len() + usize::from(has_root_marker)).saturating_sub(most);
+    markers.truncate(excess);
     // Edits of one object would overlap; only one is kept.
-    let edits = found.into_iter().filter_map(|marker| without_member(body, marker.span()));
+    let edits = markers.into_iter().filter_map(|marker| without_member(body, marker.span()));
     let mut edits: Vec<Edit> = edits.filter(|edit| !edit.at.is_empty()).collect();
     edits.sort_by_key(|edit| edit.at);
     edits.dedup_by(|later, first| later.at.start < first.at.end);
     edits
 }
 
-/// Collects markers in the order of the body; without recursion.
 fn gather<'d>(root: Value<'d>, found: &mut Vec<Value<'d>>) {
-    let mut here = Vec::new();
+    // Without recursion, so that nesting needs no stack.
+    let mut markers = Vec::new();
     let mut waiting = vec![root];
     while let Some(value) = waiting.pop() {
         match value.kind() {
@@ -33,7 +37,7 @@ fn gather<'d>(root: Value<'d>, found: &mut Vec<Value<'d>>) {
                 let is_call = value.get_text("type").is_some_and(|kind| kind == "tool_use");
                 for (key, member) in value.entries() {
                     if key.is("cache_control") && member.kind() == Kind::Object {
-                        here.push(member);
+                        markers.push(member);
                     } else if !(is_call && key.is("input") || key.is("input_schema")) {
                         waiting.push(member);
                     }
@@ -43,6 +47,6 @@ fn gather<'d>(root: Value<'d>, found: &mut Vec<Value<'d>>) {
             _ => {}
         }
     }
-    here.sort_by_key(Value::span);
-    found.extend(here);
+    markers.sort_by_key(Value::span);
+    found.extend(markers);
 }

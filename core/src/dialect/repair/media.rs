@@ -2,8 +2,6 @@
 //!
 //! The block keeps its place and its cache marker. Must not decide which one is replaced.
 
-use std::borrow::Cow;
-
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 
@@ -23,11 +21,11 @@ pub(crate) fn edits(
     if !matches!(part.kind, PartKind::Image | PartKind::Document) {
         return None;
     }
-    let raw = part.span.of(body);
+    let raw = part.span.slice(body);
     let document = Document::read(raw).ok()?;
     let block = document.root(raw).filter(|block| block.kind() == Kind::Object)?;
     let shared = room(body, part.span)?;
-    if matches!(&shared, Removal::Alone(list) if list.of(body).first() != Some(&b'[')) {
+    if matches!(&shared, Removal::Alone(list) if list.slice(body).first() != Some(&b'[')) {
         return None;
     }
     // A function response of Gemini may only contain media.
@@ -48,19 +46,21 @@ pub(crate) fn edits(
 
 /// The edit that replaces the base64 data of an image, and nothing else of its block. `None` if it has none.
 pub(crate) fn replaced(body: &[u8], part: &Part, base64: &str) -> Option<Edit> {
-    let at = base64_span(part, body).filter(|_| part.kind == PartKind::Image)?;
-    Some(edit(at, base64.to_owned()))
+    if part.kind != PartKind::Image {
+        return None;
+    }
+    Some(edit(base64_span(part, body)?, base64.to_owned()))
 }
 
 /// The range of the base64 data of media, without a `data:` prefix; `None` if they are only linked.
 pub(crate) fn base64_span(part: &Part, body: &[u8]) -> Option<Span> {
-    let at = part.media.as_ref()?.data?;
-    let text = at.of(body).strip_prefix(b"\"")?.strip_suffix(b"\"")?;
+    let literal = part.media.as_ref()?.data?;
+    let text = literal.slice(body).strip_prefix(b"\"")?.strip_suffix(b"\"")?;
     let begin = match text.strip_prefix(b"data:") {
         Some(url) => b"data:".len() + memchr::memmem::find(url, MARK)? + MARK.len(),
         None => 0,
     };
-    Some(Span::new(at.start + 1 + begin, at.end - 1))
+    Some(Span::new(literal.start + 1 + begin, literal.end - 1))
 }
 
 /// The end of the prefix of a `data:` URL.
@@ -69,17 +69,13 @@ const MARK: &[u8] = b"base64,";
 /// The decoded file of media; `None` if the base64 data is invalid.
 pub(crate) fn file(base64: &[u8]) -> Option<Vec<u8>> {
     // Some clients write `\/` in JSON.
-    let mut plain = Cow::Borrowed(base64);
-    if plain.contains(&b'\\') {
-        plain.to_mut().retain(|byte| *byte != b'\\');
-    }
-    let mut plain = plain.trim_ascii_end().to_vec();
-    standard_alphabet(&mut plain);
-    plain.resize(plain.len().next_multiple_of(4), b'=');
-    STANDARD.decode(plain).ok()
+    let mut digits: Vec<u8> = base64.iter().copied().filter(|byte| *byte != b'\\').collect();
+    digits.truncate(digits.trim_ascii_end().len());
+    standard_alphabet(&mut digits);
+    digits.resize(digits.len().next_multiple_of(4), b'=');
+    STANDARD.decode(digits).ok()
 }
 
-/// A file as base64.
 pub(crate) fn base64(file: &[u8]) -> String {
     STANDARD.encode(file)
 }

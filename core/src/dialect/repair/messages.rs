@@ -5,7 +5,6 @@
 use crate::dialect::Dialect;
 use crate::wire::json::{Kind, Value};
 
-/// The array of messages, items or contents in a body.
 pub(super) fn history<'d>(dialect: Dialect, root: Value<'d>) -> Option<Value<'d>> {
     let name = match dialect {
         Dialect::Anthropic | Dialect::OpenaiChat => "messages",

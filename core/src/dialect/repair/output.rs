@@ -19,20 +19,23 @@ pub struct OutputLimit(pub u64);
 
 impl OutputLimit {
     /// The largest limit in a request.
-    pub(crate) fn of(dialect: Dialect, root: Value<'_>) -> Option<Self> {
+    pub(crate) fn from_request(dialect: Dialect, root: Value<'_>) -> Option<Self> {
         limits(dialect, root).into_iter().filter_map(|limit| limit.as_u64()).max().map(Self)
     }
 }
 
 /// The edits after which at most `most` tokens are requested.
 pub(super) fn edits(dialect: Dialect, root: Value<'_>, most: u64) -> Vec<Edit> {
-    let most = most.max(1);
-    let lowered = limits(dialect, root).into_iter().filter(|limit| limit.as_u64() > Some(most));
-    let mut edits: Vec<Edit> = lowered.map(|at| edit(at.span(), most.to_string())).collect();
-    let budget = thinking_budget(root).filter(|budget| budget.as_u64() >= Some(most));
-    if let Some(budget) = budget.filter(|_| !edits.is_empty()) {
-        let room = most.saturating_sub((most / ANSWER).max(1)).max(LEAST_BUDGET);
-        edits.push(edit(budget.span(), room.min(most.saturating_sub(1)).to_string()));
+    let limit = most.max(1);
+    let lowered = limits(dialect, root).into_iter().filter(|value| value.as_u64() > Some(limit));
+    let mut edits: Vec<Edit> = lowered.map(|value| edit(value.span(), limit.to_string())).collect();
+    // A budget has to be smaller than the limit, and leave something for the answer.
+    if !edits.is_empty()
+        && let Some(budget) = thinking_budget(root)
+        && budget.as_u64() >= Some(limit)
+    {
+        let room = limit.saturating_sub((limit / ANSWER).max(1)).max(LEAST_BUDGET);
+        edits.push(edit(budget.span(), room.min(limit.saturating_sub(1)).to_string()));
     }
     edits
 }
@@ -60,25 +63,27 @@ pub(crate) fn for_summary(dialect: Dialect, root: Value<'_>, needed: SummaryOutp
             .path(&["thinking", "type"])
             .is_some_and(|kind| kind.text().as_deref() != Some("disabled"));
     let reasoning = named.unwrap_or(if reasons { REASONING } else { 0 });
-    let most = text.saturating_add(reasoning).min(room).max(text);
+    let output = text.saturating_add(reasoning).min(room).max(text);
     let mut edits = Vec::new();
-    for limit in limits(dialect, root) {
-        let asked = limit.as_u64().unwrap_or(text).clamp(text, most);
-        if limit.as_u64() != Some(asked) {
-            edits.push(edit(limit.span(), asked.to_string()));
+    for value in limits(dialect, root) {
+        let limit = value.as_u64().unwrap_or(text).clamp(text, output);
+        if value.as_u64() != Some(limit) {
+            edits.push(edit(value.span(), limit.to_string()));
         }
     }
-    let left = most.saturating_sub(text).max(LEAST_BUDGET).min(most.saturating_sub(1));
-    if let Some(budget) = budget.filter(|_| named > Some(left)) {
-        edits.push(edit(budget.span(), left.to_string()));
+    let room = output.saturating_sub(text).max(LEAST_BUDGET).min(output.saturating_sub(1));
+    if named > Some(room)
+        && let Some(budget) = budget
+    {
+        edits.push(edit(budget.span(), room.to_string()));
     }
     edits
 }
 
-/// The thinking budget of a request, where its dialect or a gateway has one.
 fn thinking_budget<'d>(root: Value<'d>) -> Option<Value<'d>> {
+    // In a dialect's own place, or a gateway's.
     let config = root.get_any(&["generationConfig", "generation_config"]);
-    let thinking = config.and_then(|it| it.get_any(&["thinkingConfig", "thinking_config"]));
+    let thinking = config.and_then(|config| config.get_any(&["thinkingConfig", "thinking_config"]));
     root.path(&["thinking", "budget_tokens"])
         .or_else(|| root.path(&["reasoning", "max_tokens"]))
         .or_else(|| root.get("thinking_budget"))
@@ -88,14 +93,15 @@ fn thinking_budget<'d>(root: Value<'d>) -> Option<Value<'d>> {
 fn limits<'d>(dialect: Dialect, root: Value<'d>) -> Vec<Value<'d>> {
     match dialect {
         Dialect::Anthropic => root.get("max_tokens").into_iter().collect(),
-        Dialect::OpenaiChat => {
-            ["max_tokens", "max_completion_tokens"].iter().filter_map(|it| root.get(it)).collect()
-        }
+        Dialect::OpenaiChat => ["max_tokens", "max_completion_tokens"]
+            .iter()
+            .filter_map(|name| root.get(name))
+            .collect(),
         Dialect::OpenaiResponses => root.get("max_output_tokens").into_iter().collect(),
         Dialect::Gemini => {
             let config = root.get_any(&["generationConfig", "generation_config"]);
-            let limit = config.and_then(|it| it.get_any(&["maxOutputTokens", "max_output_tokens"]));
-            limit.into_iter().collect()
+            let names = ["maxOutputTokens", "max_output_tokens"];
+            config.and_then(|config| config.get_any(&names)).into_iter().collect()
         }
     }
 }

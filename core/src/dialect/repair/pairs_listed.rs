@@ -16,35 +16,35 @@ use crate::wire::splice::Edit;
 /// The edits after which every call of a message has one result right after the message.
 pub(super) fn chat(root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
     let messages: Vec<Value<'_>> = items(root, "messages");
-    let is_tool = |message: &Value<'_>| message.get_text("role").as_deref() == Some("tool");
     let mut results: HashMap<String, VecDeque<usize>> = HashMap::default();
     for (at, message) in messages.iter().enumerate().filter(|(_, message)| is_tool(message)) {
         let id = message.get_text("tool_call_id").unwrap_or_default().into_owned();
         results.entry(id).or_default().push_back(at);
     }
-    let (mut stays, mut edits) = (HashSet::default(), Vec::new());
+    let mut stays = HashSet::default();
+    let mut edits = Vec::new();
     for (at, message) in messages.iter().enumerate() {
-        let mut after = messages[at + 1..].iter().take_while(|it| is_tool(it)).count();
-        after += at;
+        let following = messages[at + 1..].iter().take_while(|message| is_tool(message)).count();
+        let near = at + 1..=at + following;
         let mut missing = String::new();
         for call in message.get("tool_calls").into_iter().flat_map(|calls| calls.items()) {
             let id = call.get_text("id").unwrap_or_default().into_owned();
-            let known = results.get_mut(&id);
             // Prefers the result right after the message.
-            let found = known.and_then(|all| {
-                let near = all.iter().position(|it| (at + 1..=after).contains(it)).unwrap_or(0);
-                all.remove(near)
+            let result = results.get_mut(&id).and_then(|places| {
+                let nearest = places.iter().position(|place| near.contains(place));
+                places.remove(nearest.unwrap_or(0))
             });
-            match found {
-                Some(found) if (at + 1..=after).contains(&found) => {
-                    stays.insert(found);
+            match result {
+                Some(result) if near.contains(&result) => {
+                    stays.insert(result);
                 }
-                Some(found) => {
+                Some(result) => {
                     missing.push(',');
-                    missing.push_str(&String::from_utf8_lossy(messages[found].raw()));
+                    missing.push_str(&String::from_utf8_lossy(messages[result].raw()));
                 }
                 None => {
-                    let (id, text) = (literal(&id), literal(text));
+                    let id = literal(&id);
+                    let text = literal(text);
                     missing.push_str(&format!(
                         ",{{\"role\":\"tool\",\"tool_call_id\":{id},\"content\":{text}}}"
                     ));
@@ -55,10 +55,18 @@ pub(super) fn chat(root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
             edits.push(insert(message.span().end, missing));
         }
     }
-    let gone = messages.iter().enumerate().filter(|(at, it)| is_tool(it) && !stays.contains(at));
-    let gone = gone.map(|(_, message)| message.span()).collect();
-    edits.extend(removed(body, gone, "{\"role\":\"user\",\"content\":\"(no content)\"}"));
+    let mut removals = Vec::new();
+    for (at, message) in messages.iter().enumerate() {
+        if is_tool(message) && !stays.contains(&at) {
+            removals.push(message.span());
+        }
+    }
+    edits.extend(removed(body, removals, "{\"role\":\"user\",\"content\":\"(no content)\"}"));
     without_overlaps(edits)
+}
+
+fn is_tool(message: &Value<'_>) -> bool {
+    message.get_text("role").as_deref() == Some("tool")
 }
 
 /// The types of calls, with the types of their results.
@@ -69,28 +77,30 @@ const CALLS: [(&str, &str); 2] =
 /// of a repeated item only the first stays, and another call with the same id gets a new one.
 pub(super) fn responses(root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
     let items: Vec<Value<'_>> = items(root, "input");
-    let kind = |item: &Value<'_>| item.get_text("type").unwrap_or_default().into_owned();
-    let kinds: Vec<String> = items.iter().map(kind).collect();
+    let kinds: Vec<String> =
+        items.iter().map(|item| item.get_text("type").unwrap_or_default().into_owned()).collect();
     let mut edits = Vec::new();
-    let mut gone = repeated(&items);
+    let mut removals = repeated(&items);
     let mut renamed = Vec::new();
     for (call, output) in CALLS {
-        let (open, answered) = paired(&items, &kinds, call, output, &mut gone, &mut renamed);
+        let (open, answered) = paired(&items, &kinds, call, output, &mut removals, &mut renamed);
         let mut missing: Vec<(usize, String)> = open
             .into_iter()
             .filter(|(id, _)| !answered.contains(id))
             .map(|(id, at)| (at, id))
             .collect();
+        // In the order of the body: the map has none.
         missing.sort_unstable();
         for (at, id) in missing {
             // The result came before its call, or never.
             let early = items.iter().enumerate().find(|(place, item)| {
-                gone.contains(place) && kinds[*place] == output && self::id(item) == id
+                removals.contains(place) && kinds[*place] == output && self::id(item) == id
             });
             let with = match early {
                 Some((_, item)) => String::from_utf8_lossy(item.raw()).into_owned(),
                 None => {
-                    let (id, text) = (literal(&id), literal(text));
+                    let id = literal(&id);
+                    let text = literal(text);
                     // A program finds its results by its own name.
                     let caller = items[at].get("caller").map(|caller| caller.raw());
                     let caller = caller.map(String::from_utf8_lossy);
@@ -107,71 +117,74 @@ pub(super) fn responses(root: Value<'_>, body: &[u8], text: &str) -> Vec<Edit> {
     let mut joined: Vec<Edit> = Vec::new();
     edits.sort_by_key(|(at, _)| *at);
     for group in edits.chunk_by(|one, two| one.0 == two.0) {
-        let all: String = group.iter().map(|(_, with)| with.as_str()).collect();
-        joined.push(insert(group[0].0, all));
+        let text: String = group.iter().map(|(_, with)| with.as_str()).collect();
+        joined.push(insert(group[0].0, text));
     }
-    let gone = gone.into_iter().map(|at| items[at].span()).collect();
+    let removals = removals.into_iter().map(|at| items[at].span()).collect();
     joined.extend(renamed);
-    joined.extend(removed(body, gone, "{\"role\":\"user\",\"content\":\"(no content)\"}"));
+    joined.extend(removed(body, removals, "{\"role\":\"user\",\"content\":\"(no content)\"}"));
     without_overlaps(joined)
 }
 
-/// Finds the calls, by their current ids, and those that have results. Items without a place are removed, and
-/// duplicate ids renamed.
 fn paired(
     items: &[Value<'_>],
     kinds: &[String],
     call: &str,
     output: &str,
-    gone: &mut HashSet<usize>,
+    removals: &mut HashSet<usize>,
     renamed: &mut Vec<Edit>,
 ) -> (HashMap<String, usize>, HashSet<String>) {
+    // Finds the calls, by their current ids, and those that have results. Items without a place are
+    // removed, and duplicate ids renamed.
     let mut open: HashMap<String, usize> = HashMap::default();
-    let (mut answered, mut used) = (HashSet::default(), HashSet::default());
+    let mut answered = HashSet::default();
+    let mut used = HashSet::default();
     // The current id of the newest call with each original id.
-    let mut now: HashMap<String, String> = HashMap::default();
+    let mut current_ids: HashMap<String, String> = HashMap::default();
     for (at, item) in items.iter().enumerate() {
-        if gone.contains(&at) {
+        if removals.contains(&at) {
             continue;
         }
-        let own = id(item);
-        let known = now.get(&own).unwrap_or(&own).clone();
+        let original_id = id(item);
+        let current_id = current_ids.get(&original_id).unwrap_or(&original_id).clone();
         if kinds[at] == call {
-            match open.contains_key(&known) {
-                true if !answered.contains(&known) => {
-                    gone.insert(at);
+            match open.contains_key(&current_id) {
+                true if !answered.contains(&current_id) => {
+                    removals.insert(at);
                 }
                 true => {
-                    let other = unique(&own, &mut used);
+                    let other = unique(&original_id, &mut used);
                     renamed.extend(rename(item, &other));
                     open.insert(other.clone(), at);
-                    now.insert(own, other);
+                    current_ids.insert(original_id, other);
                 }
                 false => {
-                    used.insert(known.clone());
-                    open.insert(known, at);
+                    used.insert(current_id.clone());
+                    open.insert(current_id, at);
                 }
             }
         } else if kinds[at] == output {
-            if !open.contains_key(&known) || !answered.insert(known.clone()) {
-                gone.insert(at);
-            } else if known != own {
-                renamed.extend(rename(item, &known));
+            if !open.contains_key(&current_id) || !answered.insert(current_id.clone()) {
+                removals.insert(at);
+            } else if current_id != original_id {
+                renamed.extend(rename(item, &current_id));
             }
         }
     }
     (open, answered)
 }
 
-/// The items whose own id occurred before.
 fn repeated(items: &[Value<'_>]) -> HashSet<usize> {
-    let mut known: HashSet<String> = HashSet::default();
-    let is_repeated = |item: &Value<'_>| {
-        let id = item.get_text("id").filter(|id| !id.is_empty());
-        id.is_some_and(|id| !known.insert(id.into_owned()))
-    };
-    let found = items.iter().map(is_repeated).collect::<Vec<_>>().into_iter().enumerate();
-    found.filter(|(_, is_repeated)| *is_repeated).map(|(at, _)| at).collect()
+    let mut ids: HashSet<String> = HashSet::default();
+    let mut repeats = HashSet::default();
+    for (at, item) in items.iter().enumerate() {
+        if let Some(id) = item.get_text("id").filter(|id| !id.is_empty())
+            && !ids.insert(id.into_owned())
+        {
+            repeats.insert(at);
+        }
+    }
+    repeats
 }
 
 fn rename(item: &Value<'_>, id: &str) -> Option<Edit> {
@@ -184,8 +197,8 @@ fn id(item: &Value<'_>) -> String {
 
 /// The last of the calls and reasoning items that are adjacent to a call.
 fn run_end(kinds: &[String], at: usize) -> usize {
-    let is_call = |kind: &&String| CALLS.iter().any(|(call, _)| *call == kind.as_str());
-    at + kinds[at + 1..].iter().take_while(is_call).count()
+    let later = kinds[at + 1..].iter();
+    at + later.take_while(|kind| CALLS.iter().any(|(call, _)| call == kind)).count()
 }
 
 fn items<'d>(root: Value<'d>, name: &str) -> Vec<Value<'d>> {
@@ -203,9 +216,8 @@ fn removed(body: &[u8], gone: Vec<Span>, least: &str) -> Vec<Edit> {
     edits.collect()
 }
 
-/// Joins a removal and an insertion at one place: a removed message takes the comma before it, which is where
-/// a new one is inserted.
 fn without_overlaps(mut edits: Vec<Edit>) -> Vec<Edit> {
+    // A removed message takes the comma before it, which is where a new one is inserted.
     edits.sort_by_key(|edit| edit.at);
     let mut joined: Vec<Edit> = Vec::with_capacity(edits.len());
     for next in edits {

@@ -41,8 +41,9 @@ impl JsonPath {
         let mut best: Option<(usize, Self)> = None;
         for root in ROOTS {
             for (at, _) in text.match_indices(root) {
-                let before = text[..at].bytes().next_back();
-                if before.is_some_and(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
+                // The root has to be a word of its own.
+                let previous = text[..at].bytes().next_back();
+                if previous.is_some_and(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
                     continue;
                 }
                 if best.as_ref().is_some_and(|(found, _)| *found <= at) {
@@ -60,15 +61,23 @@ impl JsonPath {
     /// The path at the start of a text; it must have an index.
     fn read(text: &str) -> Option<Self> {
         let steps = Self::steps(text);
-        steps.iter().any(|step| matches!(step, JsonPathStep::Number(_))).then_some(Self(steps))
+        Self::with_index(steps)
+    }
+
+    fn with_index(steps: Vec<JsonPathStep>) -> Option<Self> {
+        // Without an index, a word of the sentence may be taken for a path.
+        let has_index = steps.iter().any(|step| matches!(step, JsonPathStep::Number(_)));
+        if has_index { Some(Self(steps)) } else { None }
     }
 
     fn steps(text: &str) -> Vec<JsonPathStep> {
         let mut steps = Vec::new();
         let mut rest = text;
         while steps.len() < MOST_STEPS {
-            let is_part = |byte: &u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-');
-            let end = rest.bytes().take_while(|byte| is_part(byte)).count();
+            let end = rest
+                .bytes()
+                .take_while(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-'))
+                .count();
             if end == 0 {
                 break;
             }
@@ -90,40 +99,37 @@ impl JsonPath {
     /// The path from the steps of a `loc` list.
     pub(super) fn of_list(list: Value<'_>) -> Option<Self> {
         let mut steps = Self::listed(list);
-        let begins = |step: &JsonPathStep| matches!(step, JsonPathStep::Name(name) if ROOTS.contains(&&**name));
-        let start = steps.iter().position(begins)?;
+        let start = steps.iter().position(
+            |step| matches!(step, JsonPathStep::Name(name) if ROOTS.contains(&&**name)),
+        )?;
         steps.drain(..start);
-        steps.iter().any(|step| matches!(step, JsonPathStep::Number(_))).then_some(Self(steps))
+        Self::with_index(steps)
     }
 
     fn listed(list: Value<'_>) -> Vec<JsonPathStep> {
-        let step = |value: Value<'_>| match value.as_u64() {
-            Some(number) => Some(JsonPathStep::Number(usize::try_from(number).ok()?)),
-            None => Some(JsonPathStep::Name(value.text()?.into())),
-        };
-        list.items().take(MOST_STEPS).filter_map(step).collect()
+        list.items().take(MOST_STEPS).filter_map(JsonPathStep::read).collect()
     }
 
-    /// A path to a member of the request itself, or inside one; it needs no index.
     pub(super) fn member(text: &str) -> Option<Self> {
         let text = text.trim_start_matches("$.").trim_start_matches("body.");
         let steps = Self::steps(text);
-        matches!(steps.first(), Some(JsonPathStep::Name(_))).then_some(Self(steps))
+        let has_name = matches!(steps.first(), Some(JsonPathStep::Name(_)));
+        if has_name { Some(Self(steps)) } else { None }
     }
 
-    /// The same from the steps of a `loc` list.
     pub(super) fn member_of_list(list: Value<'_>) -> Option<Self> {
         let steps = Self::listed(list);
         let is_body = matches!(steps.first(), Some(JsonPathStep::Name(name)) if &**name == "body");
         let steps = steps[usize::from(is_body)..].to_vec();
-        (!steps.is_empty()).then_some(Self(steps))
+        if steps.is_empty() { None } else { Some(Self(steps)) }
     }
 
-    /// The value at this path in a body; `None` if there is none.
     pub(crate) fn find(&self, root: Value<'_>) -> Option<PathTarget> {
-        let (mut value, mut pattern, mut is_whole) = (root, Vec::new(), true);
+        let mut value = root;
+        let mut pattern = Vec::new();
+        let mut is_whole = true;
         for (at, step) in self.0.iter().enumerate() {
-            let next = match step {
+            let member = match step {
                 JsonPathStep::Name(_) if is_tag(value, step, self.0.get(at + 1)) => None,
                 JsonPathStep::Name(name) => member(value, name),
                 JsonPathStep::Number(number) => {
@@ -133,19 +139,30 @@ impl JsonPath {
                     Some(("*".to_owned(), value.items().nth(*number)?))
                 }
             };
-            is_whole = next.is_some();
-            let Some((name, next)) = next else { continue };
+            is_whole = member.is_some();
+            let Some((name, inner)) = member else { continue };
             pattern.push(name);
-            value = next;
+            value = inner;
         }
         let is_found = pattern.len() > 1 || is_whole && !pattern.is_empty();
-        is_found.then(|| PathTarget { span: value.span(), pattern: pattern.join("."), is_whole })
+        if !is_found {
+            return None;
+        }
+        Some(PathTarget { span: value.span(), pattern: pattern.join("."), is_whole })
     }
 }
 
-/// The member with this name, or with its other spelling (Gemini names `generation_config` if `generationConfig` was
-/// sent); with the name as it is written.
+impl JsonPathStep {
+    fn read(value: Value<'_>) -> Option<Self> {
+        match value.as_u64() {
+            Some(number) => Some(Self::Number(usize::try_from(number).ok()?)),
+            None => Some(Self::Name(value.text()?.into())),
+        }
+    }
+}
+
 fn member<'d>(value: Value<'d>, name: &str) -> Option<(String, Value<'d>)> {
+    // Gemini names `generation_config` if `generationConfig` was sent.
     if value.kind() != Kind::Object {
         return None;
     }
@@ -159,12 +176,11 @@ fn member<'d>(value: Value<'d>, name: &str) -> Option<(String, Value<'d>)> {
     spellings.into_iter().find_map(|name| value.get(&name).map(|found| (name, found)))
 }
 
-/// Whether a name is the block's type and not a member, although there is a member of that name: the next
-/// name is beside that member, not inside it.
 fn is_tag(value: Value<'_>, step: &JsonPathStep, next: Option<&JsonPathStep>) -> bool {
-    let (JsonPathStep::Name(name), Some(JsonPathStep::Name(next))) = (step, next) else {
-        return false;
-    };
+    // A block's type may come before a member that is beside it, not inside it:
+    // `content.0.text.text`.
+    let JsonPathStep::Name(name) = step else { return false };
+    let Some(JsonPathStep::Name(next)) = next else { return false };
     let inner = value.get(name);
     inner.is_some_and(|inner| inner.get(next).is_none()) && value.get(next).is_some()
 }
@@ -179,7 +195,7 @@ mod tests {
     fn found(text: &str) -> Option<(String, String, bool)> {
         let document = Document::read(BODY.as_bytes()).unwrap();
         let place = JsonPath::first_in(text)?.find(document.root(BODY.as_bytes()).unwrap())?;
-        let bytes = place.span.of(BODY.as_bytes()).to_vec();
+        let bytes = place.span.slice(BODY.as_bytes()).to_vec();
         Some((place.pattern, String::from_utf8(bytes).unwrap(), place.is_whole))
     }
 

@@ -8,7 +8,8 @@ use crate::wire::splice::Edit;
 
 /// The edit that adds a user message after message `message`; `None` if that is not the model's.
 pub(crate) fn edits(conversation: &Conversation, message: usize, text: &str) -> Option<Edit> {
-    let at = conversation.messages.get(message).filter(|it| it.role == Role::Assistant)?;
+    let prefill =
+        conversation.messages.get(message).filter(|message| message.role == Role::Assistant)?;
     let text = literal(text);
     let message = match conversation.dialect {
         Dialect::Anthropic | Dialect::OpenaiChat | Dialect::OpenaiResponses => {
@@ -16,5 +17,5 @@ pub(crate) fn edits(conversation: &Conversation, message: usize, text: &str) -> 
         }
         Dialect::Gemini => format!(",{{\"role\":\"user\",\"parts\":[{{\"text\":{text}}}]}}"),
     };
-    Some(insert(at.span.end, message))
+    Some(insert(prefill.span.end, message))
 }

@@ -86,34 +86,36 @@ pub fn read(answer: &RefusedAnswer<'_>) -> Option<Refusal> {
     if file.except.iter().any(|pattern| lower.contains(&**pattern)) {
         return None;
     }
-    let fits = |known: &&RefusalPattern| {
-        known.status.as_deref().unwrap_or(REFUSALS).contains(&answer.status)
-    };
     let messages = ErrorMessage::all(answer.body);
-    let has_code = |code: &str| messages.iter().any(|it| it.kinds.iter().any(|it| **it == *code));
-    let (known, captured) = file.refusal.iter().filter(fits).find_map(|known| {
-        let captured = match known.code.as_deref() {
-            Some(code) => has_code(code).then(RefusalCaptures::default),
-            None => known.captures(&lower, &text),
+    let codes: Vec<&str> =
+        messages.iter().flat_map(|message| &message.kinds).map(|kind| &**kind).collect();
+    let (pattern, captures) = file.refusal.iter().find_map(|pattern| {
+        if !pattern.status.as_deref().unwrap_or(REFUSALS).contains(&answer.status) {
+            return None;
+        }
+        let captures = match pattern.code.as_deref() {
+            Some(code) if codes.contains(&code) => RefusalCaptures::default(),
+            Some(_) => return None,
+            None => pattern.captures(&lower, &text)?,
         };
-        Some((known, captured?))
+        Some((pattern, captures))
     })?;
-    let RefusalCaptures { limit, count, name } = captured;
-    let places = || messages.iter().flat_map(|message| &message.places);
+    let RefusalCaptures { limit, count, name } = captures;
+    let places: Vec<&str> =
+        messages.iter().flat_map(|message| &message.places).map(|place| &**place).collect();
     let mut place = listed_place(answer.body)
-        .or_else(|| places().find_map(|place| JsonPath::first_in(place)))
+        .or_else(|| places.iter().find_map(|place| JsonPath::first_in(place)))
         .or_else(|| JsonPath::first_in(&text));
-    if known.cause == RepairCause::Field && place.is_none() {
-        let before = lower.find(": extra inputs").map(|end| last_name(&text[..end]));
-        let inside = lower.find(" at '").map(|at| &text[at + 5..]);
-        let named = [inside, before, name.as_deref()];
-        let named = places().map(|place| &**place).chain(named.into_iter().flatten());
-        place = listed_member(answer.body).or_else(|| named.filter_map(JsonPath::member).next());
+    if pattern.cause == RepairCause::Field && place.is_none() {
+        let prefix = lower.find(": extra inputs").map(|end| last_name(&text[..end]));
+        let quoted = lower.find(" at '").map(|at| &text[at + 5..]);
+        let names = [quoted, prefix, name.as_deref()].into_iter().flatten();
+        let mut names = places.into_iter().chain(names);
+        place = listed_member(answer.body).or_else(|| names.find_map(JsonPath::member));
     }
-    Some(Refusal { cause: known.cause, detail: known.detail, place, limit, count, name })
+    Some(Refusal { cause: pattern.cause, detail: pattern.detail, place, limit, count, name })
 }
 
-/// The place of an error that is given as a list of steps.
 fn listed_place(body: &[u8]) -> Option<JsonPath> {
     let document = Document::read(body).ok()?;
     let root = document.root(body)?;
@@ -122,14 +124,12 @@ fn listed_place(body: &[u8]) -> Option<JsonPath> {
     JsonPath::of_list(loc.next()?)
 }
 
-/// The same for a member of the request itself.
 fn listed_member(body: &[u8]) -> Option<JsonPath> {
     let document = Document::read(body).ok()?;
     let faults = document.root(body)?.get("detail")?;
     JsonPath::member_of_list(faults.items().find_map(|fault| fault.get("loc"))?)
 }
 
-/// The name at the end of a text.
 fn last_name(text: &str) -> &str {
     let start = text.bytes().rposition(|byte| !is_of_name(&byte)).map_or(0, |at| at + 1);
     text.get(start..).unwrap_or_default()
@@ -178,18 +178,23 @@ impl RefusalPattern {
     /// The values at the first match of the pattern. `lower`: `text` in lower case.
     fn captures(&self, lower: &str, text: &str) -> Option<RefusalCaptures> {
         if !self.words.is_empty() {
-            let has_one = |list: &Vec<Box<str>>| list.iter().any(|word| lower.contains(&**word));
-            return self.words.iter().all(has_one).then(RefusalCaptures::default);
+            for list in &self.words {
+                if !list.iter().any(|word| lower.contains(&**word)) {
+                    return None;
+                }
+            }
+            return Some(RefusalCaptures::default());
         }
-        let first = self.text.split([' ', '{']).next().unwrap_or_default();
-        let starts = memchr::memmem::find_iter(lower.as_bytes(), first.as_bytes());
+        let first_word = self.text.split([' ', '{']).next().unwrap_or_default();
+        let starts = memchr::memmem::find_iter(lower.as_bytes(), first_word.as_bytes());
         starts.filter_map(|start| fits(&self.text, lower.get(start..)?, text.get(start..)?)).next()
     }
 }
 
 /// The values in a text that begins with `pattern`.
 fn fits(pattern: &str, lower: &str, text: &str) -> Option<RefusalCaptures> {
-    let (mut pattern, mut rest) = (pattern, lower);
+    let mut pattern = pattern;
+    let mut rest = lower;
     let mut captured = RefusalCaptures::default();
     while let Some(next) = pattern.chars().next() {
         if next == '{' {
@@ -199,7 +204,7 @@ fn fits(pattern: &str, lower: &str, text: &str) -> Option<RefusalCaptures> {
                 let end = rest.bytes().take_while(is_of_name).take(LONGEST_NAME).count();
                 let begin = lower.len() - rest.len();
                 captured.name =
-                    Some(text.get(begin..begin + end).filter(|it| !it.is_empty())?.into());
+                    Some(text.get(begin..begin + end).filter(|name| !name.is_empty())?.into());
                 rest = &rest[end..];
                 continue;
             }
@@ -211,7 +216,8 @@ fn fits(pattern: &str, lower: &str, text: &str) -> Option<RefusalCaptures> {
             }
             rest = left;
         } else if next == ' ' {
-            (pattern, rest) = (&pattern[1..], rest.trim_start());
+            pattern = &pattern[1..];
+            rest = rest.trim_start();
         } else {
             rest = rest.strip_prefix(next)?;
             pattern = &pattern[next.len_utf8()..];
@@ -220,8 +226,8 @@ fn fits(pattern: &str, lower: &str, text: &str) -> Option<RefusalCaptures> {
     Some(captured)
 }
 
-/// Of an id, a media type, a place, or abbreviated base64.
 fn is_of_name(byte: &u8) -> bool {
+    // An id, a media type, a place, or abbreviated base64.
     byte.is_ascii_alphanumeric() || b"._:/@-[]+=".contains(byte)
 }
 
@@ -236,7 +242,8 @@ mod tests {
     #[test]
     fn every_known_refusal_message_is_read_with_its_cause() {
         let file = built_in();
-        assert!(file.refusal.len() > 50 && file.except.len() > 8, "the data does not parse");
+        assert!(file.refusal.len() > 50, "the data does not parse");
+        assert!(file.except.len() > 8, "the data does not parse");
         for known in &file.refusal {
             let words = known.words.iter().map(|list| &*list[0]).collect::<Vec<_>>().join(" ");
             let pattern = format!("{}{words}", known.text);
@@ -260,7 +267,8 @@ mod tests {
             r#"{"error":{"message":"messages.16.content.2.image.source.base64: image exceeds 5 MB maximum: 6521204 bytes > 5242880 bytes"}}"#,
         )
         .unwrap();
-        assert_eq!((image.limit, image.count), (Some(5_242_880), Some(6_521_204)));
+        assert_eq!(image.limit, Some(5_242_880));
+        assert_eq!(image.count, Some(6_521_204));
         assert_eq!(image.detail, Some(RefusalDetail::Bytes));
         assert!(image.place.is_some());
         let item = captured(
@@ -327,7 +335,9 @@ mod tests {
             (400, r#"{"error":{"message":"max_tokens must be less than or equal to 16384, the maximum value for max_tokens is less than the context_window for this model"}}"#.into(), MaxTokens, Some(ModelLimit), Some(16_384)),
         ] {
             let seen = captured(status, &body).unwrap_or_else(|| panic!("{body}"));
-            assert_eq!((seen.cause, seen.detail, seen.limit), (cause, detail, limit), "{body}");
+            assert_eq!(seen.cause, cause, "{body}");
+            assert_eq!(seen.detail, detail, "{body}");
+            assert_eq!(seen.limit, limit, "{body}");
         }
         let order = r#"{"object":"error","message":"Unexpected role 'user' after role 'tool'","type":"invalid_request_message_order"}"#;
         assert_eq!(captured(400, order), None, "nothing that an edit can answer");

@@ -14,27 +14,28 @@ pub(super) fn edits(root: Value<'_>) -> Vec<Edit> {
     let tools = root.get("tools").into_iter().flat_map(|tools| tools.items());
     let defined: HashSet<_> = tools.filter_map(|tool| tool.get_text("name")).collect();
     let messages = root.get("messages").into_iter().flat_map(|messages| messages.items());
-    let blocks = messages.filter_map(|it| it.get("content")).flat_map(|content| content.items());
+    let blocks =
+        messages.filter_map(|message| message.get("content")).flat_map(|content| content.items());
     let mut edits = Vec::new();
     for content in blocks.filter_map(|block| block.get("content")) {
-        let found = content.get("tool_references");
-        let list = found.unwrap_or(content);
-        let is_lost = |item: &Value<'_>| {
-            item.get_text("type").as_deref() == Some("tool_reference")
-                && item.get_text("tool_name").is_none_or(|name| !defined.contains(&name))
-        };
-        if !list.items().any(|item| is_lost(&item)) {
+        let references = content.get("tool_references");
+        let list = references.unwrap_or(content);
+        let mut items: Vec<String> = Vec::new();
+        for item in list.items() {
+            let is_lost = item.get_text("type").as_deref() == Some("tool_reference")
+                && item.get_text("tool_name").is_none_or(|name| !defined.contains(&name));
+            if !is_lost {
+                items.push(String::from_utf8_lossy(item.raw()).into_owned());
+            }
+        }
+        if items.len() == list.items().count() {
             continue;
         }
-        let mut kept: Vec<String> = Vec::new();
-        for item in list.items().filter(|item| !is_lost(item)) {
-            kept.push(String::from_utf8_lossy(item.raw()).into_owned());
-        }
         // A tool's result has to say something; a search may have found nothing.
-        if kept.is_empty() && found.is_none() {
-            kept.push(format!(r#"{{"type":"text","text":{}}}"#, literal(NO_CONTENT)));
+        if items.is_empty() && references.is_none() {
+            items.push(format!(r#"{{"type":"text","text":{}}}"#, literal(NO_CONTENT)));
         }
-        edits.push(edit(list.span(), format!("[{}]", kept.join(","))));
+        edits.push(edit(list.span(), format!("[{}]", items.join(","))));
     }
     edits
 }

@@ -12,13 +12,13 @@ const PLAIN: &str = "\u{fffd}";
 /// The edits that replace all invalid characters.
 pub(super) fn edits(body: &[u8]) -> Vec<Edit> {
     let mut edits = surrogates(body);
-    let mut at = 0;
+    let mut offset = 0;
     for chunk in body.utf8_chunks() {
-        at += chunk.valid().len();
+        offset += chunk.valid().len();
         let broken = chunk.invalid().len();
         if broken > 0 {
-            edits.push(edit(Span::new(at, at + broken), PLAIN));
-            at += broken;
+            edits.push(edit(Span::new(offset, offset + broken), PLAIN));
+            offset += broken;
         }
     }
     edits.sort_by_key(|edit| edit.at);
@@ -26,27 +26,26 @@ pub(super) fn edits(body: &[u8]) -> Vec<Edit> {
     edits
 }
 
-/// Escapes of a surrogate without its pair.
 fn surrogates(body: &[u8]) -> Vec<Edit> {
+    // A surrogate without its pair is no character.
     let mut edits = Vec::new();
-    let mut at = 0;
-    while let Some(next) = memchr::memchr(b'\\', body.get(at..).unwrap_or_default()) {
-        let here = at + next;
-        let Some(unit) = escaped(body, here) else {
-            at = here + 2;
+    let mut offset = 0;
+    while let Some(next) = memchr::memchr(b'\\', body.get(offset..).unwrap_or_default()) {
+        let escape = offset + next;
+        let Some(unit) = escaped(body, escape) else {
+            offset = escape + 2;
             continue;
         };
         let is_pair = (0xD800..0xDC00).contains(&unit)
-            && escaped(body, here + 6).is_some_and(|low| (0xDC00..0xE000).contains(&low));
+            && escaped(body, escape + 6).is_some_and(|low| (0xDC00..0xE000).contains(&low));
         if !is_pair && (0xD800..0xE000).contains(&unit) {
-            edits.push(edit(Span::new(here, here + 6), ESCAPED));
+            edits.push(edit(Span::new(escape, escape + 6), ESCAPED));
         }
-        at = here + if is_pair { 12 } else { 6 };
+        offset = escape + if is_pair { 12 } else { 6 };
     }
     edits
 }
 
-/// The code unit of a `\uXXXX` at a place.
 fn escaped(body: &[u8], at: usize) -> Option<u32> {
     let digits = body.get(at..at + 6)?.strip_prefix(b"\\u")?;
     if !digits.iter().all(u8::is_ascii_hexdigit) {

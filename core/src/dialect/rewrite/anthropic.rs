@@ -10,7 +10,6 @@ use crate::dialect::Message;
 use crate::wire::json::{Kind, Value};
 use crate::wire::splice::Edit;
 
-/// Inserts blocks between the blocks of a message.
 pub(super) fn put_back(
     message: &Message,
     root: Value<'_>,

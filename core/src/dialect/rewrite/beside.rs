@@ -10,17 +10,14 @@ use crate::dialect::Span;
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
-/// Replaces a range.
 pub(in crate::dialect) fn edit(at: Span, with: impl Into<Bytes>) -> Edit {
     Edit { at, with: with.into() }
 }
 
-/// Inserts bytes before the byte at a place.
 pub(in crate::dialect) fn insert(at: usize, with: impl Into<Bytes>) -> Edit {
     edit(Span::new(at, at), with)
 }
 
-/// A text as a JSON string.
 pub(in crate::dialect) fn literal(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
@@ -50,20 +47,26 @@ pub(in crate::dialect) fn runs(body: &[u8], mut spans: Vec<Span>) -> Vec<Span> {
 /// not such a run. It includes the comma before, not the one after, so that runs that are removed separately
 /// from the end of a list do not overlap.
 pub(in crate::dialect) fn room(body: &[u8], run: Span) -> Option<Removal> {
-    let (before, after) = (last_before(body, run.start)?, first_from(body, run.end)?);
-    match (body[before], body[after]) {
-        (b',', b',' | b']' | b'}') => Some(Removal::Shared(Span::new(before, run.end))),
+    let preceding = last_before(body, run.start)?;
+    let following = first_from(body, run.end)?;
+    match (body[preceding], body[following]) {
+        // With the comma before, not the one after, so that runs that are removed separately from
+        // the end of a list do not overlap.
+        (b',', b',' | b']' | b'}') => Some(Removal::Shared(Span::new(preceding, run.end))),
         (b'[' | b'{', b',') => {
-            Some(Removal::Shared(Span::new(run.start, first_from(body, after + 1)?)))
+            Some(Removal::Shared(Span::new(run.start, first_from(body, following + 1)?)))
         }
-        (b'[', b']') | (b'{', b'}') => Some(Removal::Alone(Span::new(before, after + 1))),
+        (b'[', b']') | (b'{', b'}') => Some(Removal::Alone(Span::new(preceding, following + 1))),
         _ => None,
     }
 }
 
 /// The edit that inserts `member` as the first of the object at `start`.
 pub(in crate::dialect) fn first_member(body: &[u8], start: usize, member: &str) -> Option<Edit> {
-    let inside = start.checked_add(1).filter(|_| body.get(start) == Some(&b'{'))?;
+    if body.get(start) != Some(&b'{') {
+        return None;
+    }
+    let inside = start + 1;
     let comma = if body[first_from(body, inside)?] == b'}' { "" } else { "," };
     Some(insert(inside, format!("{member}{comma}")))
 }
@@ -71,7 +74,7 @@ pub(in crate::dialect) fn first_member(body: &[u8], start: usize, member: &str) 
 /// The edit that sets the value at a path of names in the object at `span`. Missing or `null` objects on the
 /// way are made; `None` if the value exists, or something on the way is not an object.
 pub(in crate::dialect) fn set(body: &[u8], span: Span, path: &[&str], value: &str) -> Option<Edit> {
-    let raw = span.of(body);
+    let raw = span.slice(body);
     let document = Document::read(raw).ok()?;
     let mut object: Value<'_> = document.root(raw)?;
     for (depth, name) in path.iter().enumerate() {
@@ -86,7 +89,7 @@ pub(in crate::dialect) fn set(body: &[u8], span: Span, path: &[&str], value: &st
             Some(null) if null.is_null() => {
                 return Some(edit(shifted(null.span(), span.start), made));
             }
-            Some(there) => object = there,
+            Some(inner) => object = inner,
         }
     }
     None
@@ -109,13 +112,11 @@ fn are_neighbours(body: &[u8], one: Span, two: Span) -> bool {
     comma.and_then(|at| first_from(body, at + 1)) == Some(two.start)
 }
 
-/// The first byte from `at` on that is not white space.
 fn first_from(body: &[u8], at: usize) -> Option<usize> {
     let rest = body.get(at..)?;
     Some(at + rest.iter().position(|byte| !is_space(*byte))?)
 }
 
-/// The last byte before `at` that is not white space.
 fn last_before(body: &[u8], at: usize) -> Option<usize> {
     body.get(..at)?.iter().rposition(|byte| !is_space(*byte))
 }

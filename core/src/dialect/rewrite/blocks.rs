@@ -27,13 +27,17 @@ pub(super) fn between(
         return vec![insert(list.start + 1, raws.join(","))];
     };
     // A part may be inside another: what matters is the item of the list that contains it.
-    let place = |block: &ReasoningInsert<'_>| match message.parts.get(block.before) {
-        Some(part) => items.partition_point(|item| item.end <= part.span.start),
-        None => items.len(),
-    };
-    let mut placed: Vec<(usize, &str)> = blocks.iter().map(|it| (place(it), it.raw)).collect();
-    placed.sort_by_key(|(place, _)| *place);
-    let groups = placed.chunk_by(|one, two| one.0 == two.0);
+    let mut places: Vec<(usize, &str)> = Vec::with_capacity(blocks.len());
+    for block in blocks {
+        let place = match message.parts.get(block.before) {
+            Some(part) => items.partition_point(|item| item.end <= part.span.start),
+            None => items.len(),
+        };
+        places.push((place, block.raw));
+    }
+    // Stable, so that blocks at one place keep their order; two insertions there would be refused.
+    places.sort_by_key(|(place, _)| *place);
+    let groups = places.chunk_by(|one, two| one.0 == two.0);
     groups
         .map(|group| match items.get(group[0].0) {
             Some(next) => {
@@ -56,15 +60,16 @@ pub(super) fn around(
     close: &str,
     blocks: &[ReasoningInsert<'_>],
 ) -> Vec<Edit> {
-    let (mut before, mut after) = ("[".to_owned(), close.to_owned());
+    let mut head = "[".to_owned();
+    let mut tail = close.to_owned();
     for block in blocks {
         if block.before == 0 {
-            before.extend([block.raw, ","]);
+            head.extend([block.raw, ","]);
         } else {
-            after.extend([",", block.raw]);
+            tail.extend([",", block.raw]);
         }
     }
-    before.push_str(open);
-    after.push(']');
-    vec![insert(value.start, before), insert(value.end, after)]
+    head.push_str(open);
+    tail.push(']');
+    vec![insert(value.start, head), insert(value.end, tail)]
 }

@@ -41,10 +41,9 @@ pub fn without_boundary(raw: &str) -> Option<String> {
     let (last, before) = messages.split_last().filter(|(_, before)| !before.is_empty())?;
     let Author { role } = serde_json::from_str(last.get()).ok()?;
     let before: Vec<&str> = before.iter().map(|message| message.get()).collect();
-    matches!(&*role, "assistant" | "model").then(|| before.join(","))
+    if matches!(&*role, "assistant" | "model") { Some(before.join(",")) } else { None }
 }
 
-/// A message with a plain text.
 pub(in crate::dialect) fn message(dialect: Dialect, role: &str, text: &str) -> String {
     let text = literal(text);
     match dialect {
@@ -63,21 +62,25 @@ pub fn compact(
     cut: usize,
     raw: &str,
 ) -> Option<Vec<Edit>> {
-    let gone = conversation.messages.get(..cut)?;
-    if gone.is_empty() || cut >= conversation.messages.len() || !are_objects(raw) {
+    let messages = conversation.messages.get(..cut)?;
+    if messages.is_empty() || cut >= conversation.messages.len() || !are_objects(raw) {
         return None;
     }
-    let mut runs = beside::runs(body, gone.iter().map(|message| message.span).collect());
-    let first = runs.remove(0);
-    let mut edits = vec![edit(first, raw.to_owned())];
+    let mut runs = beside::runs(body, messages.iter().map(|message| message.span).collect());
+    // Other values between the messages stay, so there may be several runs.
+    let first_run = runs.remove(0);
+    let mut edits = vec![edit(first_run, raw.to_owned())];
     edits.extend(removals(body, runs)?);
     Some(edits)
 }
 
 /// Edits that end the history before message `from`. `None` if nothing would be left.
 pub fn end_before(conversation: &Conversation, body: &[u8], from: usize) -> Option<Vec<Edit>> {
-    let gone = conversation.messages.get(from..).filter(|_| from > 0)?;
-    removals(body, beside::runs(body, gone.iter().map(|message| message.span).collect()))
+    if from == 0 {
+        return None;
+    }
+    let messages = conversation.messages.get(from..)?;
+    removals(body, beside::runs(body, messages.iter().map(|message| message.span).collect()))
 }
 
 fn removals(body: &[u8], runs: Vec<Span>) -> Option<Vec<Edit>> {
@@ -88,8 +91,8 @@ fn removals(body: &[u8], runs: Vec<Span>) -> Option<Vec<Edit>> {
     removed.collect()
 }
 
-/// Whether a text is JSON objects separated by commas, for a strict parser.
 fn are_objects(raw: &str) -> bool {
+    // A strict parser must accept them, because the body does.
     let list = format!("[{raw}]");
     raw.trim_start().starts_with('{') && serde_json::from_str::<Vec<IgnoredAny>>(&list).is_ok()
 }

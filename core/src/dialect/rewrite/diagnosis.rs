@@ -28,6 +28,7 @@ pub fn diagnose(dialect: Dialect, body: &[u8], previous: Option<&str>) -> Option
     match root.get(name) {
         None => {
             root.entries().next()?;
+            // Last, because other options are inserted first.
             let end = root.span().end.checked_sub(1)?;
             Some(insert(end, format!(",\"{name}\":{{{member}}}")))
         }
@@ -65,8 +66,8 @@ pub fn hide_diagnosis(dialect: Dialect, body: &[u8]) -> Vec<Edit> {
 
 /// Whether a response, or a part of one, may have such an answer.
 pub fn mentions_diagnosis(bytes: &[u8]) -> bool {
-    let has = |name: &[u8]| memchr::memmem::find(bytes, name).is_some();
-    has(b"diagnostics\"") || has(b"comparison_response_id\"")
+    let names = [&b"diagnostics\""[..], b"comparison_response_id\""];
+    names.iter().any(|name| memchr::memmem::find(bytes, name).is_some())
 }
 
 #[cfg(test)]

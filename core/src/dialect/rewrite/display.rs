@@ -31,7 +31,7 @@ pub fn show_thinking(dialect: Dialect, body: &[u8]) -> Option<Edit> {
             let thinking = config.get_any(&["thinkingConfig", "thinking_config"])?;
             let budget = thinking.get_any(&["thinkingBudget", "thinking_budget"]);
             let level = thinking.get_any(&["thinkingLevel", "thinking_level"]);
-            let thinks = level.is_some() || budget.is_some_and(|it| it.raw() != b"0");
+            let thinks = level.is_some() || budget.is_some_and(|budget| budget.raw() != b"0");
             let names = &["includeThoughts", "include_thoughts"];
             adds(thinking, thinks, names, "\"includeThoughts\":true", body)
         }
@@ -40,7 +40,6 @@ pub fn show_thinking(dialect: Dialect, body: &[u8]) -> Option<Edit> {
     }
 }
 
-/// Inserts a member at the start of an object, unless it has one of `names`.
 fn adds(
     object: Value<'_>,
     thinks: bool,
@@ -48,8 +47,8 @@ fn adds(
     member: &str,
     body: &[u8],
 ) -> Option<Edit> {
-    let is_set = |name: &&str| object.get(name).is_some_and(|value| !value.is_null());
-    if object.kind() != Kind::Object || !thinks || names.iter().any(is_set) {
+    let is_set = names.iter().any(|name| object.get(name).is_some_and(|value| !value.is_null()));
+    if object.kind() != Kind::Object || !thinks || is_set {
         return None;
     }
     match names.iter().find_map(|name| object.get(name)) {

@@ -16,7 +16,7 @@ pub(super) fn cut(part: &Part, body: &[u8], content: Span, text: &str, drops: bo
     let name = if part.is_error { "error" } else { "output" };
     let mut edits = vec![edit(content, format!("{{\"{name}\":{}}}", literal(text)))];
     if drops {
-        let raw = part.span.of(body);
+        let raw = part.span.slice(body);
         let document = Document::read(raw).unwrap_or_default();
         let response = document
             .root(raw)
@@ -34,7 +34,6 @@ pub(super) fn cut(part: &Part, body: &[u8], content: Span, text: &str, drops: bo
     edits
 }
 
-/// Inserts thoughts between the parts of a content.
 pub(super) fn put_back(
     message: &Message,
     root: Value<'_>,
@@ -53,12 +52,12 @@ pub(super) fn put_back(
     }
 }
 
-/// Puts a signature on a part. Not on an unknown part, because the provider would take it for a thought.
 pub(super) fn restore_signature(part: &Part, body: &[u8], signature: &str) -> Option<Edit> {
+    // An unknown part with a signature would be taken for a thought.
     if part.kind == PartKind::Opaque && part.texts.first() == Some(&part.span) {
         return None;
     }
-    let raw = part.span.of(body);
+    let raw = part.span.slice(body);
     let document = Document::read(raw).ok()?;
     let has_snake = document.root(raw)?.get("thought_signature").is_some();
     let name = if has_snake { "thought_signature" } else { "thoughtSignature" };

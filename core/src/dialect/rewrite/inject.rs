@@ -23,7 +23,7 @@ pub fn inject(
         return Vec::new();
     }
     let dialect = conversation.dialect;
-    let is_string = part.span.of(body).first() == Some(&b'"');
+    let is_string = part.span.slice(body).first() == Some(&b'"');
     let is_answer = part.kind == PartKind::ToolResult;
     match dialect {
         Dialect::OpenaiChat | Dialect::OpenaiResponses if is_answer => {
@@ -31,10 +31,11 @@ pub fn inject(
                 .iter()
                 .flat_map(|text| [",", &message_of(dialect, text)].map(String::from))
                 .collect();
-            in_list(body, message.span)
-                .then(|| insert(message.span.end, added))
-                .into_iter()
-                .collect()
+            if in_list(body, message.span) {
+                vec![insert(message.span.end, added)]
+            } else {
+                Vec::new()
+            }
         }
         Dialect::OpenaiChat if is_string => {
             let added: String = texts.iter().map(|text| inside(&format!("\n\n{text}"))).collect();
@@ -46,14 +47,16 @@ pub fn inject(
                 true => ("[{\"type\":\"message\",\"role\":\"user\",\"content\":[", "]}]"),
                 false => ("[", "]"),
             };
-            let (kind, end) = (opening(dialect), blocks(dialect, texts));
-            let before = format!("{open}{kind}");
-            vec![insert(part.span.start, before), insert(part.span.end, format!("}}{end}{close}"))]
+            let start = format!("{open}{}", opening(dialect));
+            let end = format!("}}{}{close}", blocks(dialect, texts));
+            vec![insert(part.span.start, start), insert(part.span.end, end)]
         }
         _ => {
-            let fits = in_list(body, part.span) && part.span != message.span;
-            let added = || insert(part.span.end, blocks(dialect, texts));
-            fits.then(added).into_iter().collect()
+            if in_list(body, part.span) && part.span != message.span {
+                vec![insert(part.span.end, blocks(dialect, texts))]
+            } else {
+                Vec::new()
+            }
         }
     }
 }
@@ -61,12 +64,12 @@ pub fn inject(
 /// The part, or the tool result that it is in.
 fn holder(message: &Message, at: usize) -> Option<&Part> {
     let part = message.parts.get(at)?;
-    let mut before = message.parts[..at].iter().rev();
-    let holds = |it: &&Part| it.kind == PartKind::ToolResult && within(part.span, it.span);
-    Some(before.find(holds).unwrap_or(part))
+    let mut earlier = message.parts[..at].iter().rev();
+    let result =
+        earlier.find(|other| other.kind == PartKind::ToolResult && within(part.span, other.span));
+    Some(result.unwrap_or(part))
 }
 
-/// The start of a text block, up to its literal.
 fn opening(dialect: Dialect) -> &'static str {
     match dialect {
         Dialect::Anthropic | Dialect::OpenaiChat => "{\"type\":\"text\",\"text\":",
@@ -75,12 +78,10 @@ fn opening(dialect: Dialect) -> &'static str {
     }
 }
 
-/// Text blocks that follow another block.
 fn blocks(dialect: Dialect, texts: &[&str]) -> String {
     texts.iter().map(|text| format!(",{}{}}}", opening(dialect), literal(text))).collect()
 }
 
-/// A message with only this text.
 fn message_of(dialect: Dialect, text: &str) -> String {
     match dialect {
         Dialect::OpenaiResponses => {
@@ -93,19 +94,18 @@ fn message_of(dialect: Dialect, text: &str) -> String {
     }
 }
 
-/// A literal without its quotes.
 fn inside(text: &str) -> String {
     let literal = literal(text);
     literal[1..literal.len() - 1].to_owned()
 }
 
-/// Whether a value is an item of a list, judged by the bytes around it.
 fn in_list(body: &[u8], span: Span) -> bool {
+    // Judged by the bytes around it, because the conversation does not say so.
     let rest = body.get(span.end..).unwrap_or_default();
-    let next = rest.iter().find(|byte| !byte.is_ascii_whitespace());
-    let before = body.get(..span.start).unwrap_or_default();
-    let last = before.iter().rev().find(|byte| !byte.is_ascii_whitespace());
-    matches!((last, next), (Some(b'[' | b','), Some(b']' | b',')))
+    let following = rest.iter().find(|byte| !byte.is_ascii_whitespace());
+    let head = body.get(..span.start).unwrap_or_default();
+    let preceding = head.iter().rev().find(|byte| !byte.is_ascii_whitespace());
+    matches!((preceding, following), (Some(b'[' | b','), Some(b']' | b',')))
 }
 
 #[cfg(test)]

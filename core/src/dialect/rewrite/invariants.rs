@@ -10,7 +10,7 @@ use super::{
     restore_signature, take_out, within,
 };
 use crate::dialect::{Dialect, Part, PartIndex, PartKind, Role, Span};
-use crate::wire::json::{Document, Kind, Value};
+use crate::wire::json::{Document, Kind};
 use seen::{RequestSnapshot, agree, without};
 
 /// How many changes were made and checked.
@@ -72,57 +72,65 @@ pub(super) fn one_by_one(dialect: Dialect, target: &str, body: &[u8]) -> Invaria
 /// came with the request, in one splice.
 pub(super) fn together(dialect: Dialect, target: &str, body: &[u8]) -> InvariantCounts {
     let request = RequestSnapshot::read(dialect, target, body);
-    let (mut tried, mut edits) = (InvariantCounts::default(), Vec::new());
-    let (mut gone, mut expected) = (request.empty(), request.snapshots());
+    let mut counts = InvariantCounts::default();
+    let mut edits = Vec::new();
+    let mut removals = request.empty();
+    let mut expected = request.snapshots();
     let mut vanished = Vec::new();
     for message in 0..request.read.messages.len() {
         for at in request.results(message) {
             edits.extend(cut(&request.read, &request.body, at, &NO_MEDIA));
             expected[request.number(at)].give_way();
-            gone.extend(request.held(at));
-            tried.cut += 1;
+            removals.extend(request.held(at));
+            counts.cut += 1;
         }
         let mut has_back = false;
         if let Some(before) = request.first_answered(message) {
             let block = ReasoningInsert { before, raw: samples(dialect)[0] };
-            let back = put_back(&request.read, &request.body, message, &[block]);
-            has_back = !back.is_empty();
-            tried.put_back += usize::from(has_back);
-            edits.extend(back);
+            let insertions = put_back(&request.read, &request.body, message, &[block]);
+            has_back = !insertions.is_empty();
+            counts.put_back += usize::from(has_back);
+            edits.extend(insertions);
         }
         let reasoning = request.reasoning(message);
         let goes_whole = request.goes_whole(message, &reasoning);
         if goes_whole && has_back {
             continue; // nothing can stand in what goes
         }
-        let out = take_out(&request.read, &request.body, message, &reasoning);
-        if let Some(out) = out.filter(|_| !request.is_second_of_two_thoughts(message)) {
-            gone.extend(
+        if request.is_second_of_two_thoughts(message) {
+            continue;
+        }
+        if let Some(deletions) = take_out(&request.read, &request.body, message, &reasoning) {
+            removals.extend(
                 reasoning.iter().map(|part| request.number(PartIndex::new(message, *part))),
             );
-            tried.removed += reasoning.len();
-            edits.extend(out);
-            vanished.extend(goes_whole.then_some(message));
+            counts.removed += reasoning.len();
+            edits.extend(deletions);
+            if goes_whole {
+                vanished.push(message);
+            }
         }
     }
     for snapshot in &mut expected {
-        vanished.iter().rev().for_each(|gone| snapshot.moves_up(*gone));
+        for message in vanished.iter().rev() {
+            snapshot.moves_up(*message);
+        }
     }
     let after = request.after(edits);
-    let (inserted, own) =
-        (after.those(|it| after.is_inserted(it)), request.those(|it| request.is_inserted(it)));
-    if own.is_empty() {
-        assert_eq!(inserted.len(), tried.put_back, "as much reasoning as was put back");
+    let inserted = after.those(|part| after.is_inserted(part));
+    // A sample that the request brought itself cannot be told from ours.
+    if request.those(|part| request.is_inserted(part)).is_empty() {
+        assert_eq!(inserted.len(), counts.put_back, "as much reasoning as was put back");
         let mut snapshots = without(after.snapshots(), &[inserted, after.empty()].concat());
-        let expected = without(expected, &gone);
-        for (snapshot, _) in
-            snapshots.iter_mut().zip(&expected).filter(|(_, it)| it.bytes.is_none())
-        {
-            snapshot.give_way();
+        let expected = without(expected, &removals);
+        for (snapshot, expected) in snapshots.iter_mut().zip(&expected) {
+            if expected.bytes.is_none() {
+                snapshot.give_way();
+            }
         }
         agree(&request.ordered(snapshots), &request.ordered(expected));
     }
-    tried
+    counts
 }
 
 const NO_MEDIA: CutContent<'static> = CutContent { text: PLACEHOLDER, keep_media: false };
@@ -155,19 +163,21 @@ fn samples(dialect: Dialect) -> &'static [&'static str] {
 const SIGNATURE: &str = "YSBzYW1wbGU=";
 
 impl RequestSnapshot<'_> {
-    /// Whether a part is a sample.
     fn is_inserted(&self, part: &Part) -> bool {
-        let is_ours = |it: &&[u8]| matches!(*it, br#""a sample""# | br#""YSBzYW1wbGU=""#);
-        part.kind == PartKind::Reasoning && self.literals(part).iter().any(is_ours)
+        part.kind == PartKind::Reasoning
+            && self
+                .literals(part)
+                .iter()
+                .any(|literal| matches!(*literal, br#""a sample""# | br#""YSBzYW1wbGU=""#))
     }
 
     /// Results of a message that can be cut, and stand in no other.
     fn results(&self, message: usize) -> Vec<PartIndex> {
-        let mut last = Span::default();
+        let mut previous = Span::default();
         let mut results = Vec::new();
         for (part, of) in self.read.messages[message].parts.iter().enumerate() {
-            if of.content.is_some() && !within(of.span, last) {
-                last = of.span;
+            if of.content.is_some() && !within(of.span, previous) {
+                previous = of.span;
                 results.push(PartIndex::new(message, part));
             }
         }
@@ -176,15 +186,16 @@ impl RequestSnapshot<'_> {
 
     /// The first part of a reply that is not reasoning: reasoning may be put back before it.
     fn first_answered(&self, message: usize) -> Option<usize> {
-        let of = &self.read.messages[message];
         let has_field = self.is(Dialect::OpenaiChat) && !self.reasoning(message).is_empty();
-        let is_answer = |part: &Part| part.kind != PartKind::Reasoning;
-        let first = of.parts.iter().position(is_answer);
-        first.filter(|_| of.role == Role::Assistant && !has_field)
+        let message = &self.read.messages[message];
+        if message.role != Role::Assistant || has_field {
+            return None;
+        }
+        message.parts.iter().position(|part| part.kind != PartKind::Reasoning)
     }
 
-    /// If each of the first two items is removed alone, both edits remove the comma between them.
     fn is_second_of_two_thoughts(&self, message: usize) -> bool {
+        // Both edits would remove the comma between them.
         self.is(Dialect::OpenaiResponses) && message == 1 && !self.reasoning(0).is_empty()
     }
 
@@ -196,15 +207,17 @@ impl RequestSnapshot<'_> {
             return false;
         }
         let after = self.after(edits);
-        let (number, now) = (self.number(at), after.part(at));
-        let text: String = now.texts.iter().map(|span| after.text_at(*span)).collect();
+        let number = self.number(at);
+        let part = after.part(at);
+        let text: String = part.texts.iter().map(|span| after.text_at(*span)).collect();
         assert_eq!(text, PLACEHOLDER);
-        assert!(now.content.is_some(), "it may be cut again");
-        let (mut snapshots, mut expected) = (after.snapshots(), self.snapshots());
+        assert!(part.content.is_some(), "it may be cut again");
+        let mut snapshots = after.snapshots();
+        let mut expected = self.snapshots();
         snapshots[number].give_way();
         expected[number].give_way();
-        let gone = if keep_media { Vec::new() } else { self.held(at) };
-        agree(&snapshots, &without(expected, &gone));
+        let removals = if keep_media { Vec::new() } else { self.held(at) };
+        agree(&snapshots, &without(expected, &removals));
         true
     }
 
@@ -215,12 +228,12 @@ impl RequestSnapshot<'_> {
             return;
         }
         let after = self.after(edits);
-        let (number, before, now) = (self.number(at), self.part(at), after.part(at));
-        assert_eq!(
-            (before.kind, now.kind, now.role),
-            (PartKind::Image, PartKind::Text, before.role)
-        );
-        let text: String = now.texts.iter().map(|span| after.text_at(*span)).collect();
+        let number = self.number(at);
+        let part = after.part(at);
+        assert_eq!(self.part(at).kind, PartKind::Image);
+        assert_eq!(part.kind, PartKind::Text);
+        assert_eq!(part.role, self.part(at).role);
+        let text: String = part.texts.iter().map(|span| after.text_at(*span)).collect();
         assert_eq!(text, PLACEHOLDER);
         agree(&without(after.snapshots(), &[number]), &without(self.snapshots(), &[number]));
     }
@@ -237,7 +250,8 @@ impl RequestSnapshot<'_> {
         assert!(self.read.chains().eq(after.read.chains()));
         // An empty text with a signature is a thought, and does not end a run of text.
         if has_content(self.part(at)) {
-            let (mut snapshots, mut expected) = (after.snapshots(), self.snapshots());
+            let mut snapshots = after.snapshots();
+            let mut expected = self.snapshots();
             assert_ne!(snapshots[self.number(at)].bytes, expected[self.number(at)].bytes);
             snapshots[self.number(at)].bytes = None;
             expected[self.number(at)].bytes = None;
@@ -248,13 +262,13 @@ impl RequestSnapshot<'_> {
 
     /// Before every part of a message and after the last, each sample alone and all at once.
     fn put_back_everywhere(&self, message: usize) -> usize {
-        let of = &self.read.messages[message];
+        let reply = &self.read.messages[message];
         let has_field = self.is(Dialect::OpenaiChat) && !self.reasoning(message).is_empty();
-        if of.role != Role::Assistant || has_field {
+        if reply.role != Role::Assistant || has_field {
             return 0;
         }
         let mut count = 0;
-        for before in 0..=of.parts.len() {
+        for before in 0..=reply.parts.len() {
             let raws = samples(self.dialect()).iter();
             let blocks: Vec<ReasoningInsert<'_>> =
                 raws.map(|raw| ReasoningInsert { before, raw }).collect();
@@ -264,10 +278,12 @@ impl RequestSnapshot<'_> {
             count += self.put_back(message, &blocks);
         }
         if self.is(Dialect::OpenaiChat) {
-            let is_text = |at: &usize| of.parts[*at].kind == PartKind::Text;
-            let tagged = (0..of.parts.len()).filter(is_text);
-            count +=
-                tagged.filter(|at| self.put_back_in_tags(PartIndex::new(message, *at))).count();
+            for (index, part) in reply.parts.iter().enumerate() {
+                let at = PartIndex::new(message, index);
+                if part.kind == PartKind::Text && self.put_back_in_tags(at) {
+                    count += 1;
+                }
+            }
         }
         count
     }
@@ -278,18 +294,21 @@ impl RequestSnapshot<'_> {
             return 0;
         }
         let after = self.after(edits);
-        let new = after.those(|part| after.is_inserted(part));
+        let inserted = after.those(|part| after.is_inserted(part));
         if !self.those(|part| self.is_inserted(part)).is_empty() {
             return blocks.len(); // ours cannot be distinguished from its own
         }
-        assert_eq!(new.len(), blocks.len());
+        assert_eq!(inserted.len(), blocks.len());
         let all_say = self.read.messages[message].parts.iter().all(has_content);
         if !self.is(Dialect::OpenaiChat) && all_say {
-            let first =
+            let start =
                 self.number(PartIndex::new(message, self.outermost(message, blocks[0].before)));
-            assert!(new.iter().copied().eq(first..first + blocks.len()), "{new:?} at {first}");
+            assert!(
+                inserted.iter().copied().eq(start..start + blocks.len()),
+                "{inserted:?} at {start}"
+            );
         }
-        let snapshots = without(after.snapshots(), &[new, after.empty()].concat());
+        let snapshots = without(after.snapshots(), &[inserted, after.empty()].concat());
         agree(&snapshots, &without(self.snapshots(), &self.empty()));
         blocks.len()
     }
@@ -319,33 +338,38 @@ impl RequestSnapshot<'_> {
             return false;
         }
         let after = self.after(edits);
-        let (mut snapshots, mut expected) = (after.snapshots(), self.snapshots());
-        let texts =
-            snapshots.iter_mut().chain(&mut expected).filter(|it| it.kind == PartKind::Text);
-        texts.for_each(|snapshot| snapshot.bytes = None);
+        let mut snapshots = after.snapshots();
+        let mut expected = self.snapshots();
+        for snapshot in snapshots.iter_mut().chain(&mut expected) {
+            if snapshot.kind == PartKind::Text {
+                snapshot.bytes = None;
+            }
+        }
         agree(&snapshots, &expected);
         true
     }
 
     fn take_out(&self, message: usize, parts: &[usize]) -> usize {
         let Some(edits) = take_out(&self.read, &self.body, message, parts) else { return 0 };
-        let is_second = |it: &crate::dialect::Message| it.role == Role::System;
+        let next = self.read.messages.get(1);
         if self.is(Dialect::OpenaiResponses)
             && message == 0
-            && self.read.messages.get(1).is_some_and(is_second)
+            && next.is_some_and(|next| next.role == Role::System)
         {
             return 0; // instructions that now come first are the system's
         }
         let after = self.after(edits);
-        let gone: Vec<usize> =
+        let removals: Vec<usize> =
             parts.iter().map(|part| self.number(PartIndex::new(message, *part))).collect();
-        let mut left = without(self.snapshots(), &gone);
+        let mut expected = without(self.snapshots(), &removals);
         if self.goes_whole(message, parts) {
-            left.iter_mut().for_each(|snapshot| snapshot.moves_up(message));
-            agree(&after.snapshots(), &left);
+            for snapshot in &mut expected {
+                snapshot.moves_up(message);
+            }
+            agree(&after.snapshots(), &expected);
             return parts.len();
         }
-        agree(&self.ordered(after.snapshots()), &self.ordered(left));
+        agree(&self.ordered(after.snapshots()), &self.ordered(expected));
         if !self.is(Dialect::OpenaiResponses) {
             after.is_whole(message);
         }
@@ -353,33 +377,31 @@ impl RequestSnapshot<'_> {
         parts.len()
     }
 
-    /// Whether a message is nothing but the thinking that leaves it.
     fn goes_whole(&self, message: usize, parts: &[usize]) -> bool {
         self.is(Dialect::Anthropic) && parts.len() == self.read.messages[message].parts.len()
     }
 
     /// A message that says something, in a list that is not empty.
     fn is_whole(&self, message: usize) {
-        let of = &self.read.messages[message];
-        assert!(of.parts.iter().any(has_content), "an empty message");
-        let raw = of.span.of(&self.body);
+        let message = &self.read.messages[message];
+        assert!(message.parts.iter().any(has_content), "an empty message");
+        let raw = message.span.slice(&self.body);
         let document = Document::read(raw).unwrap_or_default();
         let root = document.root(raw);
-        let is_empty =
-            |list: &Value<'_>| list.kind() == Kind::Array && list.items().next().is_none();
         for name in ["content", "parts"] {
             let list = root.and_then(|root| root.get(name));
-            assert!(!list.as_ref().is_some_and(is_empty), "an empty list");
+            if let Some(list) = list.filter(|list| list.kind() == Kind::Array) {
+                assert!(list.items().next().is_some(), "an empty list");
+            }
         }
     }
 
-    /// What was taken out, put back: the parts that were there. Only where it is all reasoning of the
-    /// message, and has what it needs to come back.
     fn restore_removed(&self, after: &Self, message: usize, parts: &[usize]) {
-        let of = &self.read.messages[message];
-        let is_top = |part: &usize| self.outermost(message, *part) == *part;
+        // Only where it is all reasoning of the message, and has what it needs to come back.
+        let is_reply = self.read.messages[message].role == Role::Assistant;
         let is_all = self.reasoning(message).len() == parts.len();
-        if of.role != Role::Assistant || !is_all || !parts.iter().all(is_top) {
+        let are_outermost = parts.iter().all(|part| self.outermost(message, *part) == *part);
+        if !is_reply || !is_all || !are_outermost {
             return;
         }
         let raws: Vec<String> =
@@ -389,11 +411,13 @@ impl RequestSnapshot<'_> {
         }
         let is_last = after.read.messages.len() == message;
         let place = if is_last { message.checked_sub(1) } else { Some(message) };
-        let before = |removed: usize| if is_last { usize::MAX } else { parts[removed] - removed };
-        let blocks =
-            raws.iter().enumerate().map(|(at, raw)| ReasoningInsert { before: before(at), raw });
-        let blocks: Vec<ReasoningInsert<'_>> = blocks.collect();
         let Some(place) = place else { return };
+        let mut blocks = Vec::with_capacity(raws.len());
+        for (index, raw) in raws.iter().enumerate() {
+            // The blocks before it are not in the message any more.
+            let before = if is_last { usize::MAX } else { parts[index] - index };
+            blocks.push(ReasoningInsert { before, raw });
+        }
         let restored = after.after(put_back(&after.read, &after.body, place, &blocks));
         agree(&self.ordered(restored.snapshots()), &self.ordered(self.snapshots()));
     }
@@ -401,23 +425,23 @@ impl RequestSnapshot<'_> {
     /// Reasoning as the reply had it: the whole block, or the member that it is in Chat Completions.
     fn raw(&self, at: PartIndex) -> Option<String> {
         let part = self.part(at);
-        let raw = std::str::from_utf8(part.span.of(&self.body)).ok()?;
+        let raw = std::str::from_utf8(part.span.slice(&self.body)).ok()?;
         let raw = match self.dialect() {
             Dialect::OpenaiChat if raw.starts_with('"') => format!("{{{raw}}}"),
             Dialect::OpenaiChat => format!("{{\"content\":[{raw}]}}"),
             Dialect::OpenaiResponses if part.signature.is_none() => return None,
             Dialect::Anthropic | Dialect::OpenaiResponses | Dialect::Gemini => raw.to_owned(),
         };
-        is_object(&raw).then_some(raw)
+        if is_object(&raw) { Some(raw) } else { None }
     }
 }
 
-/// Whether a member is given twice: it would come back once.
 fn has_double(raws: &[String]) -> bool {
+    // It would come back once.
     let names = raws.iter().filter_map(|raw| raw.strip_prefix("{\"")?.split('"').next());
     let mut fields: Vec<&str> = names.filter(|name| *name != "content").collect();
-    let all = fields.len();
+    let count = fields.len();
     fields.sort_unstable();
     fields.dedup();
-    fields.len() < all
+    fields.len() < count
 }

@@ -22,20 +22,19 @@ pub(super) struct ToolAnswer<'a> {
     pub(super) kind: &'static str,
 }
 
-/// Replaces the content.
 pub(super) fn cut(answer: &ToolAnswer<'_>, body: &[u8], text: &str) -> Vec<Edit> {
-    let raw = answer.content.of(body);
+    let raw = answer.content.slice(body);
     let keeps = !answer.kept.is_empty();
-    let piece = || vec![edit(answer.content, literal(text))];
-    let may_be_marked =
-        || CACHE_MARKERS.iter().any(|name| memmem::find(raw, name.as_bytes()).is_some());
-    if raw.first() != Some(&b'[') || !(keeps || may_be_marked()) {
-        return piece();
+    let has_reason_to_read =
+        keeps || CACHE_MARKERS.iter().any(|name| memmem::find(raw, name.as_bytes()).is_some());
+    // Most results have no marker, and are not parsed.
+    if raw.first() != Some(&b'[') || !has_reason_to_read {
+        return vec![edit(answer.content, literal(text))];
     }
     let document = Document::read(raw).unwrap_or_default();
     let Some(root) = document.root(raw) else { return Vec::new() };
     let items: Vec<ListItem<'_>> =
-        root.items().map(|item| ListItem::of(item, answer, body)).collect();
+        root.items().map(|item| ListItem::new(item, answer, body)).collect();
     if keeps {
         return among(&items, answer, body, text);
     }
@@ -43,7 +42,7 @@ pub(super) fn cut(answer: &ToolAnswer<'_>, body: &[u8], text: &str) -> Vec<Edit>
         Some(marker) => {
             vec![edit(answer.content, format!("[{}]", block(answer.kind, text, Some(marker))))]
         }
-        None => piece(),
+        None => vec![edit(answer.content, literal(text))],
     }
 }
 
@@ -69,24 +68,27 @@ enum ItemContent {
 }
 
 impl<'b> ListItem<'b> {
-    fn of(item: Value<'_>, answer: &ToolAnswer<'_>, body: &'b [u8]) -> Self {
+    fn new(item: Value<'_>, answer: &ToolAnswer<'_>, body: &'b [u8]) -> Self {
         let span = shifted(item.span(), answer.content.start);
         let texts = &answer.part.texts;
-        let first = texts.partition_point(|text| text.start < span.start);
-        let mut texts = texts[first..].iter().take_while(|text| within(**text, span));
-        let kept = answer.kept.partition_point(|part| part.span.start < span.start);
-        let is_media = |part: &Part| part.span == span && part.media.is_some();
+        let start = texts.partition_point(|text| text.start < span.start);
+        let mut texts = texts[start..].iter().take_while(|text| within(**text, span));
+        let index = answer.kept.partition_point(|part| part.span.start < span.start);
+        let part = answer.kept.get(index);
+        let is_media = part.is_some_and(|part| part.span == span && part.media.is_some());
         let holds = match (texts.next(), texts.next()) {
-            (None, _) if answer.kept.get(kept).is_some_and(is_media) => ItemContent::Media,
+            (None, _) if is_media => ItemContent::Media,
             (None, _) => ItemContent::Other,
-            (Some(one), None) if one.of(body).first() == Some(&b'"') => ItemContent::Literal(*one),
+            (Some(one), None) if one.slice(body).first() == Some(&b'"') => {
+                ItemContent::Literal(*one)
+            }
             (Some(_), _) => ItemContent::Texts,
         };
-        let is_marker = |name: &&str| item.get_any(&[name]).is_some();
-        let marker = CACHE_MARKERS.iter().find(|name| is_marker(name)).and_then(|name| {
+        let marker = CACHE_MARKERS.iter().find(|name| item.get_any(&[name]).is_some());
+        let marker = marker.and_then(|name| {
             let (key, value) = item.entries().filter(|(key, _)| key.is(name)).last()?;
-            let at = Span::new(key.span().start, value.span().end);
-            std::str::from_utf8(shifted(at, answer.content.start).of(body)).ok()
+            let member = Span::new(key.span().start, value.span().end);
+            std::str::from_utf8(shifted(member, answer.content.start).slice(body)).ok()
         });
         Self { span, is_object: item.kind() == Kind::Object, holds, marker }
     }
@@ -96,37 +98,37 @@ impl<'b> ListItem<'b> {
     }
 }
 
-/// Puts the new text in the place of the first text, or first if there is none. Other texts are removed, and
-/// their markers move to the nearest text or image before them.
 fn among(items: &[ListItem<'_>], answer: &ToolAnswer<'_>, body: &[u8], text: &str) -> Vec<Edit> {
+    // Other texts are removed, and their markers move to the nearest text or image before them.
     let Some(first) = items.iter().position(ListItem::has_text) else {
         let piece = format!("{},", block(answer.kind, text, None));
         return vec![insert(answer.content.start + 1, piece)];
     };
     let mut markers: Vec<Option<&str>> = vec![None; items.len()];
-    let (mut carrier, mut gone) = (first, Vec::new());
+    let mut carrier = first;
+    let mut removals = Vec::new();
     for (at, item) in items.iter().enumerate().skip(first + 1) {
         if item.has_text() {
             markers[carrier] = item.marker.or(markers[carrier]);
-            gone.push(item.span);
+            removals.push(item.span);
         } else if item.holds == ItemContent::Media {
             carrier = at;
         }
     }
     let mut edits = Vec::new();
     for (at, item) in items.iter().enumerate() {
-        let marker = markers[at].filter(|_| item.marker.is_none());
-        let marked = || marker.and_then(|marker| first_member(body, item.span.start, marker));
+        let marker = if item.marker.is_none() { markers[at] } else { None };
+        let insertion = marker.and_then(|marker| first_member(body, item.span.start, marker));
         match item.holds {
-            _ if at != first => edits.extend(marked()),
+            _ if at != first => edits.extend(insertion),
             ItemContent::Literal(piece) if item.is_object || marker.is_none() => {
                 edits.push(edit(piece, literal(text)));
-                edits.extend(marked());
+                edits.extend(insertion);
             }
             _ => edits.push(edit(item.span, block(answer.kind, text, item.marker.or(marker)))),
         }
     }
-    for run in runs(body, gone) {
+    for run in runs(body, removals) {
         if let Some(Removal::Shared(at)) = room(body, run) {
             edits.push(edit(at, ""));
         }
@@ -134,7 +136,6 @@ fn among(items: &[ListItem<'_>], answer: &ToolAnswer<'_>, body: &[u8], text: &st
     edits
 }
 
-/// A text block.
 fn block(kind: &str, text: &str, marker: Option<&str>) -> String {
     let comma = if marker.is_some() { "," } else { "" };
     let marker = marker.unwrap_or_default();

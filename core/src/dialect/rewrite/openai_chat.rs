@@ -12,38 +12,40 @@ use crate::dialect::{Message, Part, PartKind, Role, Span};
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
-/// Adds members to a message that has none of that name, and thinking to its content.
 pub(super) fn put_back(
     message: &Message,
     root: Value<'_>,
     body: &[u8],
     blocks: &[ReasoningInsert<'_>],
 ) -> Vec<Edit> {
-    let mut back =
+    let mut restore =
         MessageRestore { message, root, body, names: Vec::new(), new: None, edits: Vec::new() };
     let mut thinking: Vec<&str> = Vec::new();
     for block in blocks {
         let raw = block.raw.as_bytes();
         let document = Document::read(raw).unwrap_or_default();
-        let source = |value: Value<'_>| block.raw.get(value.span().start..value.span().end);
         for (key, value) in document.root(raw).iter().flat_map(Value::entries) {
             match (&*key.text(), value.kind()) {
-                ("content", Kind::Array) => thinking.extend(value.items().filter_map(source)),
+                ("content", Kind::Array) => {
+                    thinking.extend(value.items().map(|item| source(block.raw, item)));
+                }
                 ("content", Kind::String) => {
-                    back.tagged(
-                        source(value).unwrap_or_default(),
-                        &value.text().unwrap_or_default(),
-                    );
+                    restore.tagged(source(block.raw, value), &value.text().unwrap_or_default());
                 }
                 ("content", _) => {}
-                (name, _) => back.member(name, source(value).unwrap_or_default()),
+                (name, _) => restore.member(name, source(block.raw, value)),
             }
         }
     }
-    back.thinking(&thinking);
-    back.edits
-        .extend(back.new.and_then(|members| first_member(body, message.span.start, &members)));
-    back.edits
+    restore.thinking(&thinking);
+    if let Some(members) = restore.new {
+        restore.edits.extend(first_member(body, message.span.start, &members));
+    }
+    restore.edits
+}
+
+fn source<'b>(raw: &'b str, value: Value<'_>) -> &'b str {
+    raw.get(value.span().start..value.span().end).unwrap_or_default()
 }
 
 /// Puts reasoning back into one message.
@@ -59,8 +61,8 @@ struct MessageRestore<'a> {
 }
 
 impl MessageRestore<'_> {
-    /// Adds a member that is missing or `null`.
     fn member(&mut self, name: &str, value: &str) {
+        // A member that is `null` is replaced, because a name may not occur twice.
         if self.names.iter().any(|known| known == name) {
             return;
         }
@@ -68,8 +70,8 @@ impl MessageRestore<'_> {
         match self.root.get(name) {
             None => {
                 let comma = if self.new.is_some() { "," } else { "" };
-                let new = self.new.get_or_insert_default();
-                new.extend([comma, &literal(name), ":", value]);
+                let members = self.new.get_or_insert_default();
+                members.extend([comma, &literal(name), ":", value]);
             }
             Some(null) if null.is_null() => {
                 let at = shifted(null.span(), self.message.span.start);
@@ -79,9 +81,12 @@ impl MessageRestore<'_> {
         }
     }
 
-    /// Replaces a text by the same text with thinking in tags before it.
     fn tagged(&mut self, raw: &str, text: &str) {
-        let (Some(_), answer) = think::split(text) else { return };
+        // The same text with thinking in tags before it: clients drop the tags.
+        let (thought, answer) = think::split(text);
+        if thought.is_none() {
+            return;
+        }
         let key = Keyer::default().text(Role::Assistant, answer);
         let Some((place, _)) = self.content() else {
             if key.is_none() {
@@ -89,15 +94,16 @@ impl MessageRestore<'_> {
             }
             return;
         };
-        let is_same = |part: &&Part| {
+        let part = self.message.parts.iter().find(|part| {
             part.kind == PartKind::Text && part.key == key && within(part.span, place)
-        };
-        let same = self.message.parts.iter().find(is_same).and_then(|part| part.texts.first());
-        let bare = same.filter(|at| !is_tagged(at.of(self.body)));
-        self.edits.extend(bare.map(|at| edit(*at, raw.to_owned())));
+        });
+        if let Some(literal) = part.and_then(|part| part.texts.first())
+            && !is_tagged(literal.slice(self.body))
+        {
+            self.edits.push(edit(*literal, raw.to_owned()));
+        }
     }
 
-    /// Inserts blocks of thinking at the start of the content.
     fn thinking(&mut self, blocks: &[&str]) {
         if blocks.is_empty() {
             return;
@@ -106,14 +112,16 @@ impl MessageRestore<'_> {
         let Some((at, content)) = self.content() else {
             return self.member("content", &format!("[{blocks}]"));
         };
-        let is_there = |part: &Part| part.kind == PartKind::Reasoning && within(part.span, at);
+        let mut parts = self.message.parts.iter();
+        let has_thinking =
+            parts.any(|part| part.kind == PartKind::Reasoning && within(part.span, at));
         match content.kind() {
             Kind::String if at.len() == 2 => self.edits.push(edit(at, format!("[{blocks}]"))),
             Kind::String => {
-                let first = ReasoningInsert { before: 0, raw: &blocks };
-                self.edits.extend(around(at, "{\"type\":\"text\",\"text\":", "}", &[first]));
+                let insert = ReasoningInsert { before: 0, raw: &blocks };
+                self.edits.extend(around(at, "{\"type\":\"text\",\"text\":", "}", &[insert]));
             }
-            Kind::Array if !self.message.parts.iter().any(is_there) => {
+            Kind::Array if !has_thinking => {
                 let comma = if content.items().next().is_some() { "," } else { "" };
                 self.edits.push(insert(at.start + 1, format!("{blocks}{comma}")));
             }
@@ -121,14 +129,12 @@ impl MessageRestore<'_> {
         }
     }
 
-    /// The message's content, with its range in the body.
     fn content(&self) -> Option<(Span, Value<'_>)> {
         let content = self.root.get_any(&["content"])?;
         Some((shifted(content.span(), self.message.span.start), content))
     }
 }
 
-/// Whether the text of a string literal begins with a thought in tags.
 fn is_tagged(literal: &[u8]) -> bool {
     let document = Document::read(literal).unwrap_or_default();
     let text = document.root(literal).and_then(|root| root.text());
@@ -138,7 +144,8 @@ fn is_tagged(literal: &[u8]) -> bool {
 /// Puts Google's signature on a call.
 pub(super) fn restore_signature(part: &Part, body: &[u8], signature: &str) -> Option<Edit> {
     const PLACE: [&str; 3] = ["extra_content", "google", "thought_signature"];
-    (part.kind == PartKind::ToolCall)
-        .then(|| set(body, part.span, &PLACE, &literal(signature)))
-        .flatten()
+    if part.kind != PartKind::ToolCall {
+        return None;
+    }
+    set(body, part.span, &PLACE, &literal(signature))
 }

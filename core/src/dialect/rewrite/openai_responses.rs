@@ -11,7 +11,6 @@ use crate::dialect::{Conversation, Message, PartKind, Role, Span};
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
-/// Inserts items before or after an item. `stored`: the provider stores its responses.
 pub(super) fn put_back(
     message: &Message,
     item: Value<'_>,
@@ -19,24 +18,25 @@ pub(super) fn put_back(
     blocks: &[ReasoningInsert<'_>],
 ) -> Vec<Edit> {
     let has_id = item.get_any(&["id"]).is_some();
-    let (mut before, mut after) = (String::new(), String::new());
+    let mut preceding = String::new();
+    let mut following = String::new();
     for block in blocks {
         let Some(raw) = fitting(block.raw, has_id, stored) else { continue };
         if block.before > 0 && block.before >= message.parts.len() {
-            after.extend([",", &raw]);
+            following.extend([",", &raw]);
         } else {
-            before.extend([&raw, ","]);
+            preceding.extend([&raw, ","]);
         }
     }
-    let edits = [insert(message.span.start, before), insert(message.span.end, after)];
+    let edits = [insert(message.span.start, preceding), insert(message.span.end, following)];
     edits.into_iter().filter(|edit| !edit.with.is_empty()).collect()
 }
 
-/// A reasoning item in the form that is accepted here: with its id beside an item that has one, or if the
-/// provider knows it only by its id. `None` if it is useless without data that the provider did not store.
 fn fitting(raw: &str, has_id: bool, stored: bool) -> Option<String> {
     let document = Document::read(raw.as_bytes()).ok()?;
     let item = document.root(raw.as_bytes())?;
+    // Beside an item that has its id the provider expects one, and without encrypted content it
+    // knows the reasoning only by its id.
     let is_encrypted = item.get_any(&["encrypted_content"]).is_some();
     // Open models: the text itself.
     let is_open = item.get("content").is_some_and(|content| content.items().next().is_some());
@@ -59,25 +59,24 @@ fn members(object: Value<'_>, name: &str, body: &[u8], offset: usize) -> Option<
     let named = object.entries().filter(|(key, _)| key.is(name));
     let named =
         named.map(|(key, value)| shifted(Span::new(key.span().start, value.span().end), offset));
-    let gone = runs(body, named.collect()).into_iter().map(|run| match room(body, run)? {
+    let spans = runs(body, named.collect()).into_iter().map(|run| match room(body, run)? {
         Removal::Shared(at) => Some(at),
         Removal::Alone(_) => None,
     });
-    gone.collect()
+    spans.collect()
 }
 
 /// Types of items that may have no id. The provider's own tools need one.
 const FREE: &[&str] =
     &["message", "function_call", "custom_tool_call", "shell_call", "apply_patch_call"];
 
-/// Edits that remove the ids of items that the reasoning at `message` led to, so that the provider does not
-/// refuse them: "was provided without its required 'reasoning' item". `None` if it would refuse. If it was
-/// told not to store, it rarely checks, but may: those ids are removed where possible, too.
 pub(super) fn unbind(
     conversation: &Conversation,
     body: &[u8],
     message: usize,
 ) -> Option<Vec<Edit>> {
+    // The provider would refuse them: "was provided without its required 'reasoning' item". If it
+    // was told not to store, it rarely checks, but may: those ids are removed where possible, too.
     let is_kept = conversation.stored != Some(false);
     let mut edits = Vec::new();
     for next in conversation.messages.get(message + 1..)? {
@@ -88,7 +87,7 @@ pub(super) fn unbind(
         if next.role == Role::Tool {
             continue; // a tool result is paired only with calls
         }
-        let raw = next.span.of(body);
+        let raw = next.span.slice(body);
         let document = Document::read(raw).unwrap_or_default();
         let Some(item) = document.root(raw).filter(|item| item.get_any(&["id"]).is_some()) else {
             continue;
@@ -96,16 +95,17 @@ pub(super) fn unbind(
         let kind = item.get_text("type").unwrap_or("message".into());
         let is_call = next.parts.iter().any(|part| part.kind == PartKind::ToolCall);
         let is_named = !is_call || item.get_any(&["call_id"]).is_some();
-        let unknown =
-            next.parts.iter().any(|it| it.kind == PartKind::Opaque && it.span == next.span);
-        if !FREE.contains(&&*kind) || !is_named || unknown {
+        let is_unknown =
+            next.parts.iter().any(|part| part.kind == PartKind::Opaque && part.span == next.span);
+        if !FREE.contains(&&*kind) || !is_named || is_unknown {
             if is_kept {
                 return None;
             }
             continue;
         }
-        let gone = members(item, "id", body, next.span.start)?;
-        edits.extend(gone.into_iter().map(|at| edit(at, "")));
+        for id in members(item, "id", body, next.span.start)? {
+            edits.push(edit(id, ""));
+        }
     }
     Some(edits)
 }
@@ -125,8 +125,8 @@ pub fn include_encrypted_reasoning(body: &[u8]) -> Option<Edit> {
         }
         Some(list) => list,
     };
-    let is_there = |item: Value<'_>| item.text().is_some_and(|text| text == WANTED);
-    if list.kind() != Kind::Array || list.items().any(is_there) {
+    if list.kind() != Kind::Array || list.items().any(|item| item.text().as_deref() == Some(WANTED))
+    {
         return None;
     }
     let comma = if list.items().next().is_some() { "," } else { "" };

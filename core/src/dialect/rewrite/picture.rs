@@ -5,7 +5,7 @@
 use super::beside::{edit, literal};
 use super::ranges::within;
 use crate::dialect::key::CACHE_MARKERS;
-use crate::dialect::{Dialect, Message, Part, Role};
+use crate::dialect::{Dialect, Message, Role};
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
@@ -19,12 +19,16 @@ pub(super) fn cut(
     text: &str,
 ) -> Vec<Edit> {
     let part = &message.parts[at];
-    let overlaps = |it: &Part| within(it.span, part.span) || within(part.span, it.span);
-    let is_shared = message.parts.iter().filter(|it| overlaps(it)).count() > 1;
+    // The part itself is one of those that it overlaps with.
+    let overlapping = message
+        .parts
+        .iter()
+        .filter(|other| within(other.span, part.span) || within(part.span, other.span));
+    let is_shared = overlapping.count() > 1;
     if message.role != Role::User || is_shared || part.signature.is_some() {
         return Vec::new();
     }
-    let raw = part.span.of(body);
+    let raw = part.span.slice(body);
     let document = Document::read(raw).unwrap_or_default();
     let Some(root) = document.root(raw).filter(|root| root.kind() == Kind::Object) else {
         return Vec::new();
@@ -39,12 +43,13 @@ pub(in crate::dialect) fn text_block(dialect: Dialect, block: Value<'_>, text: &
         Dialect::OpenaiResponses => "\"type\":\"input_text\",",
         Dialect::Gemini => "",
     };
-    let mut out = format!("{{{kind}\"text\":{}", literal(text));
+    let mut replacement = format!("{{{kind}\"text\":{}", literal(text));
     for marker in CACHE_MARKERS {
         if let Some(value) = block.get(marker).filter(|value| !value.is_null()) {
-            out.push_str(&format!(",\"{marker}\":{}", String::from_utf8_lossy(value.raw())));
+            replacement
+                .push_str(&format!(",\"{marker}\":{}", String::from_utf8_lossy(value.raw())));
         }
     }
-    out.push('}');
-    out
+    replacement.push('}');
+    replacement
 }

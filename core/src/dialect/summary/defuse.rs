@@ -5,7 +5,6 @@
 //! restored byte for byte. `Human:` becomes `\Human:`, `</summary>` becomes `<\/summary>`, U+202E becomes
 //! `\u{202e}`; a text that is already written so gets another backslash. Never panics.
 
-/// The text with every marker escaped.
 pub(super) fn defuse(text: &str) -> String {
     let text = visible(text);
     let mut defused = String::with_capacity(text.len() + 16);
@@ -118,57 +117,60 @@ const NAME: usize = 64;
 /// Most decorating characters before and after a role.
 const DECORATION: usize = 16;
 
-/// Where backslashes are inserted, in order: into every tag and token, and before every role at the start of
-/// a line. Existing backslashes do not change the places.
 fn markers(text: &str) -> Vec<usize> {
     let mut markers = Vec::new();
-    let (mut begins, mut before) = (true, None);
+    // A role counts only at the start of a line.
+    let mut begins = true;
+    let mut previous = None;
     for (at, one) in text.char_indices() {
         if begins {
             markers.extend(role(&text[at..]).map(|inside| at + inside));
         }
-        let after = at + one.len_utf8();
-        let rest = text[after..].trim_start_matches('\\');
+        let end = at + one.len_utf8();
+        let rest = text[end..].trim_start_matches('\\');
         let is_marker = match one {
-            '<' | '＜' | '﹤' => is_tag(rest, before),
+            '<' | '＜' | '﹤' => is_tag(rest, previous),
             '[' => is_bracket(rest),
             _ => false,
         };
         if is_marker {
-            markers.push(after);
+            markers.push(end);
         }
         begins = matches!(one, '\n' | '\r');
-        before = Some(one);
+        previous = Some(one);
     }
     markers.sort_unstable();
     markers.dedup();
     markers
 }
 
-/// Whether a bracket before `rest` begins a tag or a special token.
 fn is_tag(rest: &str, before: Option<char>) -> bool {
     if rest.trim_start_matches(is_filler).starts_with(['|', '｜']) {
         return true;
     }
     let inside = rest.trim_start_matches(|one: char| one == '/' || is_filler(one));
     let gap = &rest[..rest.len() - inside.len()];
-    let is_name =
-        |one: &char| one.is_alphanumeric() || matches!(one, '_' | '-' | ':') || is_joiner(*one);
-    let name: String = inside.chars().take_while(is_name).take(NAME).collect();
-    let after = inside[name.len()..].trim_start_matches(is_filler);
+    let name: String = inside
+        .chars()
+        .take_while(|c| c.is_alphanumeric() || matches!(c, '_' | '-' | ':') || is_joiner(*c))
+        .take(NAME)
+        .collect();
+    let tail = inside[name.len()..].trim_start_matches(is_filler);
     // `a < user` is not a tag, nor is `Vec<User>`.
-    if gap.chars().all(is_filler) && !gap.is_empty() && !after.starts_with(['>', '＞', '﹥']) {
+    if gap.chars().all(is_filler) && !gap.is_empty() && !tail.starts_with(['>', '＞', '﹥']) {
         return false;
     }
     let name: String = name.chars().filter(|one| !is_joiner(*one)).collect();
     let dashed = name.to_lowercase().replace(['_', ':'], "-");
-    let is_word = before.is_some_and(|it| it.is_alphanumeric() || it == '_');
+    let is_word = before.is_some_and(|c| c.is_alphanumeric() || c == '_');
     let is_code = is_word && gap.is_empty() && name.chars().all(char::is_alphanumeric);
-    let is_of = |word: &&str| {
-        let more = dashed.strip_prefix(*word);
-        more.is_some_and(|more| more.is_empty() || more.starts_with('-'))
-    };
-    TOKENS.iter().any(&is_of) || !is_code && TAGS.iter().any(is_of)
+    TOKENS.iter().any(|token| begins_with_word(&dashed, token))
+        || !is_code && TAGS.iter().any(|tag| begins_with_word(&dashed, tag))
+}
+
+fn begins_with_word(dashed: &str, word: &str) -> bool {
+    let rest = dashed.strip_prefix(word);
+    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
 }
 
 fn is_bracket(rest: &str) -> bool {
@@ -176,25 +178,26 @@ fn is_bracket(rest: &str) -> bool {
     BRACKETS.iter().any(|name| rest.strip_prefix(name).is_some_and(|rest| rest.starts_with(']')))
 }
 
-/// The position of a role at the start of a line that looks like a turn: with a colon after it, or by itself.
 fn role(line: &str) -> Option<usize> {
-    let decorates = |one: &char| {
-        is_filler(*one) || one.is_ascii_digit() || "#>*_`~-–—•·\"'“”‘’([{.)]}".contains(*one)
-    };
-    let most = |text: &str| -> usize {
-        text.chars().take_while(decorates).take(DECORATION).map(char::len_utf8).sum()
-    };
-    let place = most(line);
+    // With a colon after it, or by itself.
+    let place = decoration(line);
     let word = line[place..].trim_start_matches('\\');
     let ends = ROLES.iter().filter_map(|role| spelled(word, role)).max()?;
-    let after = &word[ends..];
-    let after = &after[most(after)..];
-    let is_turn = after.starts_with([':', '：', '︰', '﹕', '꞉', '\n', '\r']) || after.is_empty();
-    is_turn.then_some(place)
+    let tail = &word[ends..];
+    let tail = &tail[decoration(tail)..];
+    let is_turn = tail.starts_with([':', '：', '︰', '﹕', '꞉', '\n', '\r']) || tail.is_empty();
+    if is_turn { Some(place) } else { None }
 }
 
-/// The end of a word at the start of a text, ignoring case.
+fn decoration(text: &str) -> usize {
+    let signs = text.chars().take_while(|c| {
+        is_filler(*c) || c.is_ascii_digit() || "#>*_`~-–—•·\"'“”‘’([{.)]}".contains(*c)
+    });
+    signs.take(DECORATION).map(char::len_utf8).sum()
+}
+
 fn spelled(text: &str, word: &str) -> Option<usize> {
+    // The end of a word at the start of a text, ignoring case.
     let mut letters = word.chars();
     let mut expected = letters.next();
     for (at, one) in text.char_indices() {
@@ -205,21 +208,20 @@ fn spelled(text: &str, word: &str) -> Option<usize> {
             None => return Some(at),
         }
     }
-    expected.is_none().then_some(text.len())
+    if expected.is_none() { Some(text.len()) } else { None }
 }
 
-/// Whether a character between a bracket and a name, or around a role, has no meaning.
 fn is_filler(one: char) -> bool {
     (one.is_whitespace() && !matches!(one, '\n' | '\r')) || is_joiner(one)
 }
 
-/// Whether a character joins letters or emoji and is invisible by itself; some languages need it.
 fn is_joiner(one: char) -> bool {
+    // Some languages need them, so they stay.
     matches!(one, '\u{200c}' | '\u{200d}' | '\u{fe0e}' | '\u{fe0f}')
 }
 
-/// Whether a character is invisible, or changes how the text around it looks.
 fn is_invisible(one: char) -> bool {
+    // Whether a character is invisible, or changes how the text around it looks.
     let is_control = one.is_control() && !matches!(one, '\t' | '\n' | '\r');
     is_control
         || matches!(one,
@@ -230,33 +232,37 @@ fn is_invisible(one: char) -> bool {
             | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// The text with invisible characters written out. Backslashes before them, and before text that looks
-/// written out, are doubled: an odd number marks an invisible character.
 fn visible(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
+    // Backslashes before invisible characters, and before text that looks written out, are doubled:
+    // an odd number marks an invisible character.
+    let mut escaped = String::with_capacity(text.len());
     let mut run = 0;
     for (at, one) in text.char_indices() {
         if is_invisible(one) {
-            shown.extend(std::iter::repeat_n('\\', run + 1));
-            shown.push_str(&format!("u{{{:x}}}", u32::from(one)));
+            escaped.extend(std::iter::repeat_n('\\', run + 1));
+            escaped.push_str(&format!("u{{{:x}}}", u32::from(one)));
         } else {
             if written_out(&text[at..]).is_some() {
-                shown.extend(std::iter::repeat_n('\\', run));
+                escaped.extend(std::iter::repeat_n('\\', run));
             }
-            shown.push(one);
+            escaped.push(one);
         }
         run = if one == '\\' { run + 1 } else { 0 };
     }
-    shown
+    escaped
 }
 
-/// The invisible character that is written out at the start of a text, without its backslash.
 fn written_out(text: &str) -> Option<(char, &str)> {
     let (digits, rest) = text.strip_prefix("u{")?.split_once('}')?;
-    let is_ours = !digits.starts_with('0') && digits.len() <= 6;
-    let is_ours = is_ours && digits.bytes().all(|it| matches!(it, b'0'..=b'9' | b'a'..=b'f'));
-    let one = char::from_u32(u32::from_str_radix(digits, 16).ok().filter(|_| is_ours)?)?;
-    is_invisible(one).then_some((one, rest))
+    // Only the spelling that `visible` writes: no leading zero, lower case.
+    let is_ours = !digits.starts_with('0')
+        && digits.len() <= 6
+        && digits.bytes().all(|digit| matches!(digit, b'0'..=b'9' | b'a'..=b'f'));
+    if !is_ours {
+        return None;
+    }
+    let c = char::from_u32(u32::from_str_radix(digits, 16).ok()?)?;
+    if is_invisible(c) { Some((c, rest)) } else { None }
 }
 
 /// Reverses [`visible`].

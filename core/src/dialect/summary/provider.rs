@@ -34,27 +34,33 @@ pub struct ProviderSummary {
 /// request does not already leave compaction to the provider, and it is not for a platform that lists betas
 /// elsewhere (Bedrock, Vertex).
 pub(crate) fn is_possible(dialect: Dialect, body: &[u8]) -> bool {
-    let named = |name: &str| memmem::find(body, name.as_bytes()).is_some();
-    let document = || Document::read(body).unwrap_or_default();
-    let manages =
-        || document().root(body).is_none_or(|root| root.get_any(&["context_management"]).is_some());
-    let alone = ["anthropic_version", "anthropic_beta", "thread"];
     match dialect {
         Dialect::Anthropic => {
             // A compaction block cannot be combined with an edit that compacts at a threshold.
-            let compacts = named("\"compact_") && manages();
-            let is_named = alone.iter().any(|name| named(&format!("\"{name}\"")));
-            let has_one =
-                || document().root(body).is_none_or(|root| root.get_any(&alone).is_some());
-            let is_alone = is_named && has_one();
+            let compacts = mentions(body, "\"compact_") && may_have(body, &["context_management"]);
+            let alone = ["anthropic_version", "anthropic_beta", "thread"];
+            let is_alone = alone.iter().any(|name| mentions(body, &format!("\"{name}\"")))
+                && may_have(body, &alone);
             !compacts && !is_alone
         }
-        Dialect::OpenaiResponses => !(named("\"compact_threshold\"") && manages()),
+        Dialect::OpenaiResponses => {
+            let compacts = mentions(body, "\"compact_threshold\"");
+            !(compacts && may_have(body, &["context_management"]))
+        }
         Dialect::OpenaiChat | Dialect::Gemini => false,
     }
 }
 
-/// Whether its provider accepts a focus.
+fn mentions(body: &[u8], name: &str) -> bool {
+    memmem::find(body, name.as_bytes()).is_some()
+}
+
+fn may_have<const N: usize>(body: &[u8], members: &[&str; N]) -> bool {
+    // A body that cannot be read may have anything.
+    let document = Document::read(body).unwrap_or_default();
+    document.root(body).is_none_or(|root| root.get_any(members).is_some())
+}
+
 pub(crate) fn takes_instructions(dialect: Dialect) -> bool {
     dialect == Dialect::Anthropic
 }
@@ -106,7 +112,7 @@ fn block(body: &Bytes, instructions: Option<&str>, output: SummaryOutput) -> Opt
     body = changed(&body, |root, body| {
         let choice = root.get_any(&["tool_choice"])?;
         let forces = matches!(choice.get_text("type").as_deref(), Some("any" | "tool"));
-        forces.then(|| replaced(body, choice, "null"))
+        if forces { Some(replaced(body, choice, "null")) } else { None }
     })?;
     body = with_output(Dialect::Anthropic, body, output)?;
     // The client's own marker was cut off with the end: this one makes the history be read from the cache.
@@ -120,7 +126,6 @@ fn block(body: &Bytes, instructions: Option<&str>, output: SummaryOutput) -> Opt
         .filter(|request| request.len() > body.len())
 }
 
-/// The body with this edit, or unchanged if there is none.
 fn changed(
     body: &Bytes,
     edit: impl FnOnce(Value<'_>, &[u8]) -> Option<crate::wire::splice::Edit>,
@@ -172,26 +177,29 @@ pub fn read(dialect: Dialect, body: &[u8]) -> Result<ProviderSummary, SummaryRej
     if root.get_any(&["error"]).is_some() {
         return Err(SummaryRejection::Refused);
     }
-    let is_one = |item: &Value<'_>| item.get_text("type").as_deref() == Some("compaction");
     let name = if dialect == Dialect::Anthropic { "content" } else { "output" };
     let list = root.get(name).ok_or(SummaryRejection::Unrelated)?;
-    let one = list.items().find(is_one).ok_or(SummaryRejection::Unrelated)?;
-    let text_of =
-        |name: &str| one.get_text(name).filter(|summary_text| !summary_text.trim().is_empty());
-    let text = |value: Value<'_>| std::str::from_utf8(value.raw()).unwrap_or_default().to_owned();
+    let compaction = list
+        .items()
+        .find(|item| item.get_text("type").as_deref() == Some("compaction"))
+        .ok_or(SummaryRejection::Unrelated)?;
+    let member = if dialect == Dialect::Anthropic { "content" } else { "encrypted_content" };
+    // With `content: null`, the compaction failed.
+    let content = compaction
+        .get_text(member)
+        .filter(|text| !text.trim().is_empty())
+        .ok_or(SummaryRejection::Empty)?;
     let (raw, summary_text) = match dialect {
         Dialect::Anthropic => {
-            // With `content: null`, the compaction failed.
-            let summary_text = text_of("content").ok_or(SummaryRejection::Empty)?.into_owned();
-            (format!(r#"{{"role":"assistant","content":[{}]}}"#, text(one)), summary_text)
+            let raw = raw_text(compaction);
+            (format!(r#"{{"role":"assistant","content":[{raw}]}}"#), content.into_owned())
         }
         _ => {
-            text_of("encrypted_content").ok_or(SummaryRejection::Empty)?;
-            let all: Vec<String> = list.items().map(text).collect();
+            let items: Vec<String> = list.items().map(raw_text).collect();
             let parts = list.items().filter_map(|item| item.get("content"));
             let parts = parts.flat_map(|content| content.items());
             let texts: Vec<_> = parts.filter_map(|part| part.get_text("text")).collect();
-            (all.join(","), texts.join("\n"))
+            (items.join(","), texts.join("\n"))
         }
     };
     let is_encrypted = dialect != Dialect::Anthropic;
@@ -202,8 +210,12 @@ pub fn read(dialect: Dialect, body: &[u8]) -> Result<ProviderSummary, SummaryRej
     Ok(ProviderSummary { raw, text: summary_text, is_encrypted, usage })
 }
 
-/// Adds what the summary itself cost, which the top level does not include.
+fn raw_text(value: Value<'_>) -> String {
+    std::str::from_utf8(value.raw()).unwrap_or_default().to_owned()
+}
+
 fn add_attempts(usage: &mut Usage) {
+    // The top level does not include what the summary itself cost.
     let attempts = std::mem::take(&mut usage.attempts);
     usage.last_call = None;
     for Attempt { usage: one, .. } in attempts {
@@ -279,10 +291,13 @@ mod tests {
         );
         let written = read(Dialect::Anthropic, body.as_bytes()).unwrap();
         assert_eq!(written.raw, format!(r#"{{"role":"assistant","content":[{block}]}}"#));
-        assert_eq!((&*written.text, written.is_encrypted), ("So far.", false));
+        assert_eq!(&*written.text, "So far.");
+        assert!(!written.is_encrypted);
         let usage = &written.usage;
-        assert_eq!((usage.input, usage.output), (Some(98), Some(3)));
-        assert_eq!((usage.cache_read, usage.cache_write), (Some(90), Some(1)));
+        assert_eq!(usage.input, Some(98));
+        assert_eq!(usage.output, Some(3));
+        assert_eq!(usage.cache_read, Some(90));
+        assert_eq!(usage.cache_write, Some(1));
 
         let (one, two) = (
             r#"{"type":"message","role":"user","content":[{"type":"input_text","text":"u"}]}"#,
@@ -293,7 +308,8 @@ mod tests {
         );
         let written = read(Dialect::OpenaiResponses, body.as_bytes()).unwrap();
         assert_eq!(written.raw, format!("{one},{two}"));
-        assert_eq!((written.usage.input, &*written.text), (Some(50), "u"));
+        assert_eq!(written.usage.input, Some(50));
+        assert_eq!(&*written.text, "u");
         assert!(written.is_encrypted);
     }
 
@@ -334,6 +350,7 @@ mod tests {
         let own = r#"{"context_management":[{"type":"compaction","compact_threshold":9}]}"#;
         assert!(!is_possible(Dialect::OpenaiResponses, own.as_bytes()));
         assert!(is_possible(Dialect::OpenaiResponses, br#"{"input":"x"}"#));
-        assert!(!is_possible(Dialect::Gemini, b"{}") && !is_possible(Dialect::OpenaiChat, b"{}"));
+        assert!(!is_possible(Dialect::Gemini, b"{}"));
+        assert!(!is_possible(Dialect::OpenaiChat, b"{}"));
     }
 }

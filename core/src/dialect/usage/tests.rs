@@ -15,7 +15,7 @@ fn no_window_of_the_catalogue_is_larger_than_the_largest() {
 
 #[test]
 fn a_count_above_what_one_call_can_have_is_unknown_with_its_shares() {
-    let limit = CountLimit::of(Some(200_000), Some(500));
+    let limit = CountLimit::new(Some(200_000), Some(500));
     let mut usage = Usage { cache_read: Some(100), reasoning: Some(7), ..used(4_000_000_000, 40) };
     assert!(usage.forget_impossible(limit));
     assert_eq!(usage, Usage { output: Some(40), reasoning: Some(7), ..Usage::default() });
@@ -30,24 +30,25 @@ fn a_count_above_what_one_call_can_have_is_unknown_with_its_shares() {
 
 #[test]
 fn a_request_that_was_estimated_above_its_window_is_believed() {
-    let limit = CountLimit::of(Some(200_000), Some(290_000));
+    let limit = CountLimit::new(Some(200_000), Some(290_000));
     assert!(!used(310_000, 40).forget_impossible(limit));
     assert!(used(580_001, 40).forget_impossible(limit));
-    let unknown = CountLimit::of(None, Some(500));
+    let unknown = CountLimit::new(None, Some(500));
     assert!(!used(900_000, 40).forget_impossible(unknown));
     assert!(used(10_000_001, 40).forget_impossible(unknown));
 }
 
 #[test]
 fn sums_over_several_calls_may_be_larger_than_a_window() {
-    let limit = CountLimit::of(Some(200_000), None);
+    let limit = CountLimit::new(Some(200_000), None);
     let hosted = Usage { hosted_tools: true, ..used(560_000, 40) };
     assert!(!hosted.clone().forget_impossible(limit));
     let last = LastCall { input: 190_000, output: 20 };
     let mut summed = Usage { last_call: Some(last), ..used(560_000, 40) };
     assert!(!summed.forget_impossible(limit));
     summed.last_call = Some(LastCall { input: 200_001, ..last });
-    assert!(summed.forget_impossible(limit) && summed.last_call.is_none());
+    assert!(summed.forget_impossible(limit));
+    assert!(summed.last_call.is_none());
     assert!(Usage { input: Some(20_000_001), ..hosted }.forget_impossible(limit));
 }
 

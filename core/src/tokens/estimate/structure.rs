@@ -47,7 +47,7 @@ fn around(name: &str, dialect: Dialect) -> Around {
     let mut named = counter();
     let by_name = named.part(part(3)) - result;
     let tool = &read.tools[0];
-    let text = String::from_utf8_lossy(tool.span.of(BODY.as_bytes()));
+    let text = String::from_utf8_lossy(tool.span.slice(BODY.as_bytes()));
     let (tool_text, tool_tokens) = (text_tokens(&text), counter().part(tool));
     let schema = Part { is_schema: true, ..tool.clone() };
     // A tool without text costs only its structure.
@@ -171,7 +171,7 @@ fn what_is_not_in_the_prompt_costs_nothing() {
     assert_eq!([PartKind::Tool, PartKind::Opaque].map(|kind| counter.part(&bare(kind))), [0, 0]);
     assert_eq!(counter.part(&bare(PartKind::Text)), 4, "other parts cost what stands around them");
     let opaque = Part { kind: PartKind::Opaque, role: Role::User, ..read.tools[0].clone() };
-    let text = String::from_utf8_lossy(opaque.span.of(BODY.as_bytes()));
+    let text = String::from_utf8_lossy(opaque.span.slice(BODY.as_bytes()));
     assert_eq!(counter.part(&opaque), Tokenizer::whole(model.family).reply().text(&text));
     // The results of a client's own tool search are tools in the history.
     let result = read.parts().nth(4).unwrap();

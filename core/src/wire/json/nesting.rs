@@ -15,7 +15,6 @@ pub(crate) struct Nesting {
 }
 
 impl Nesting {
-    /// Reads the next byte.
     pub(crate) fn read(&mut self, byte: u8) {
         if self.in_string {
             let escaped = std::mem::take(&mut self.escaped);
@@ -26,6 +25,7 @@ impl Nesting {
             }
             return;
         }
+        // Outside the value only white space may follow.
         self.is_odd |= self.depth == 0
             && !byte.is_ascii_whitespace()
             && (self.ended || !matches!(byte, b'{' | b'['));
@@ -40,7 +40,6 @@ impl Nesting {
         }
     }
 
-    /// Reads the next byte; returns whether it closes the last open bracket.
     pub(crate) fn closes(&mut self, byte: u8) -> bool {
         let was_open = self.depth > 0;
         self.read(byte);

@@ -4,22 +4,24 @@
 
 use std::borrow::Cow;
 
-/// The text of a string literal by itself, like [`super::Value::text`]; `None` if `raw` is not a string
-/// literal.
 pub(crate) fn text_of(raw: &[u8]) -> Option<Cow<'_, str>> {
     let inner = raw.strip_prefix(b"\"")?;
     let (quote, escaped) = closing_quote(inner, 0)?;
-    (quote + 1 == inner.len()).then(|| meaning(&inner[..quote], escaped))
+    if quote + 1 != inner.len() {
+        return None;
+    }
+    Some(meaning(&inner[..quote], escaped))
 }
 
-/// The text of the bytes between a string's quotes; `escaped`: they contain a backslash.
 pub(super) fn meaning(raw: &[u8], escaped: bool) -> Cow<'_, str> {
     if escaped {
         return Cow::Owned(unescape(raw));
     }
     // Replacing broken UTF-8 goes byte by byte; checking that nothing is broken is faster.
-    let plain = std::str::from_utf8(raw).map(Cow::Borrowed);
-    plain.unwrap_or_else(|_| String::from_utf8_lossy(raw))
+    match std::str::from_utf8(raw) {
+        Ok(text) => Cow::Borrowed(text),
+        Err(_) => String::from_utf8_lossy(raw),
+    }
 }
 
 /// The position of the quote that ends the string whose content begins at `at`, and whether the content
@@ -31,6 +33,7 @@ pub(super) fn closing_quote(bytes: &[u8], mut at: usize) -> Option<(usize, bool)
         if *bytes.get(at)? == b'"' {
             return Some((at, escaped));
         }
+        // Whatever the backslash escapes, two bytes are no end of the string.
         escaped = true;
         at += 2;
     }
@@ -38,9 +41,9 @@ pub(super) fn closing_quote(bytes: &[u8], mut at: usize) -> Option<(usize, bool)
 
 /// Resolves JSON escapes, in a string's content or in all strings of a value; an invalid escape stays as it is.
 pub(crate) fn unescape(raw: &[u8]) -> String {
-    let mut out = Vec::with_capacity(raw.len());
-    append_unescaped(raw, &mut out);
-    String::from_utf8(out).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
+    let mut text = Vec::with_capacity(raw.len());
+    append_unescaped(raw, &mut text);
+    String::from_utf8(text).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned())
 }
 
 /// Like [`unescape`], appended to `out`; broken UTF-8 stays unchanged.
@@ -65,8 +68,8 @@ pub(super) fn append_unescaped(raw: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// The character of the escape at the front, and the escape's length in bytes.
 fn escape(bytes: &[u8]) -> (char, usize) {
+    // The character of the escape at the front, and the escape's length in bytes.
     match bytes.get(1) {
         Some(b'n') => ('\n', 2),
         Some(b't') => ('\t', 2),
@@ -80,35 +83,43 @@ fn escape(bytes: &[u8]) -> (char, usize) {
 }
 
 fn unicode_escape(bytes: &[u8]) -> (char, usize) {
-    let hex = |at: usize| {
-        let digits = std::str::from_utf8(bytes.get(at..at + 4)?).ok()?;
-        u32::from_str_radix(digits, 16).ok()
-    };
-    let Some(first) = hex(2) else { return (char::REPLACEMENT_CHARACTER, 2) };
-    if (0xD800..0xDC00).contains(&first)
+    let Some(unit) = hex_at(bytes, 2) else { return (char::REPLACEMENT_CHARACTER, 2) };
+    // A character past U+FFFF is written as two escapes.
+    if (0xD800..0xDC00).contains(&unit)
         && bytes.get(6..8) == Some(b"\\u")
-        && let Some(second @ 0xDC00..=0xDFFF) = hex(8)
+        && let Some(low @ 0xDC00..=0xDFFF) = hex_at(bytes, 8)
     {
-        let code = 0x10000 + ((first - 0xD800) << 10) + (second - 0xDC00);
+        let code = 0x10000 + ((unit - 0xD800) << 10) + (low - 0xDC00);
         return (char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER), 12);
     }
-    (char::from_u32(first).unwrap_or(char::REPLACEMENT_CHARACTER), 6)
+    (char::from_u32(unit).unwrap_or(char::REPLACEMENT_CHARACTER), 6)
 }
 
-/// The number of bytes at the front that are neither quotes nor backslashes. Reads eight at a time: source
-/// code in JSON has a backslash every few words, where a call to `memchr` costs more than it saves.
-fn plain_run(bytes: &[u8]) -> usize {
-    const ONES: u64 = 0x0101_0101_0101_0101;
+fn hex_at(bytes: &[u8], start: usize) -> Option<u32> {
+    let digits = std::str::from_utf8(bytes.get(start..start + 4)?).ok()?;
+    u32::from_str_radix(digits, 16).ok()
+}
+
+const ONES: u64 = 0x0101_0101_0101_0101;
+
+/// The high bit of each byte that is zero; those past the first one may be wrong.
+fn zero_bytes(word: u64) -> u64 {
     const HIGH: u64 = 0x8080_8080_8080_8080;
+    word.wrapping_sub(ONES) & !word & HIGH
+}
+
+fn plain_run(bytes: &[u8]) -> usize {
+    // Eight at a time: source code in JSON has a backslash every few words, where a call to
+    // `memchr` costs more than it saves.
     let mut chunks = bytes.chunks_exact(8);
     let mut run = 0;
     for chunk in &mut chunks {
         let word = u64::from_le_bytes(chunk.try_into().unwrap_or_default());
-        let zero_in = |x: u64| x.wrapping_sub(ONES) & !x & HIGH;
-        let found =
-            zero_in(word ^ (ONES * u64::from(b'"'))) | zero_in(word ^ (ONES * u64::from(b'\\')));
-        if found != 0 {
-            return run + found.trailing_zeros() as usize / 8;
+        let quotes = zero_bytes(word ^ (ONES * u64::from(b'"')));
+        let backslashes = zero_bytes(word ^ (ONES * u64::from(b'\\')));
+        let stops = quotes | backslashes;
+        if stops != 0 {
+            return run + stops.trailing_zeros() as usize / 8;
         }
         run += 8;
     }

@@ -42,7 +42,7 @@ fn reply(letters: &str) -> Reply {
         };
         let signature = letter.is_ascii_uppercase().then(|| "c2ln".into());
         let key = (kind != PartKind::Reasoning).then_some(PartKey(1));
-        ReplyPart { signature, key, ..ReplyPart::of(kind) }
+        ReplyPart { signature, key, ..ReplyPart::new(kind) }
     };
     Reply { parts: letters.chars().map(part).collect(), ..Reply::default() }
 }
@@ -275,14 +275,14 @@ fn without_usage_the_reply_counts_by_the_rules() {
     let text = ReplyPart {
         text: "12345678".into(),
         key: Some(PartKey(1)),
-        ..ReplyPart::of(PartKind::Text)
+        ..ReplyPart::new(PartKind::Text)
     };
     let call = ReplyPart {
         text: r#"{"n": 1}"#.into(),
         name: Some("Read".into()),
         id: Some("c1".into()),
         key: Some(PartKey(2)),
-        ..ReplyPart::of(PartKind::ToolCall)
+        ..ReplyPart::new(PartKind::ToolCall)
     };
     let reply = Reply { parts: vec![text, call], ..Reply::default() };
     let mut turn = turn();

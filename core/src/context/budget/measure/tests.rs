@@ -583,7 +583,7 @@ fn the_estimate_after_any_of_several_replies_is_that_after_one() {
         .parts()
         .next()
         .and_then(|part| part.key),
-        ..ReplyPart::of(PartKind::Text)
+        ..ReplyPart::new(PartKind::Text)
     };
     message.parts = vec![part("left ")];
     message.choices = vec![vec![part("right ")], vec![part("ahead ")]];

@@ -209,7 +209,7 @@ impl ReturnedReply {
 /// Whether a part of the client's may be this block: with its signature, or without any.
 fn may_be_block(part: &Part, body: &[u8], raw: &str) -> bool {
     let Some(signature) = part.signature else { return true };
-    let literal = signature.of(body);
+    let literal = signature.slice(body);
     let unquoted = literal.get(1..literal.len().saturating_sub(1));
     unquoted.is_some_and(|unquoted| memchr::memmem::find(raw.as_bytes(), unquoted).is_some())
 }
@@ -225,5 +225,5 @@ fn text_bytes(part: &Part, body: &[u8]) -> Option<usize> {
         return None;
     }
     let texts = part.texts.iter();
-    Some(texts.map(|text| text_of(text.of(body)).map_or(0, |text| text.len())).sum())
+    Some(texts.map(|text| text_of(text.slice(body)).map_or(0, |text| text.len())).sum())
 }

@@ -29,8 +29,11 @@ fn stream(events: &[Json]) -> String {
 #[test]
 fn a_request_has_its_model_and_input_and_what_it_continues() {
     let read = request(&json!({"model": "gemini-3.8-flash", "input": "hello", "stream": true}));
-    assert_eq!((read.model.as_deref(), read.stream), (Some("gemini-3.8-flash"), true));
-    assert_eq!((read.purpose, read.parts().count(), read.held), (Purpose::Turn, 1, None));
+    assert_eq!(read.model.as_deref(), Some("gemini-3.8-flash"));
+    assert!(read.stream);
+    assert_eq!(read.purpose, Purpose::Turn);
+    assert_eq!(read.parts().count(), 1);
+    assert_eq!(read.held, None);
     let read = request(&json!({
         "agent": "deep-research", "previous_interaction_id": "int_1", "system_instruction": "Be calm.",
         "generation_config": {"max_output_tokens": 9},
@@ -40,8 +43,11 @@ fn a_request_has_its_model_and_input_and_what_it_continues() {
             {"role": "model", "content": [{"type": "text", "text": "b"}, {"type": "image", "data": "aGk="}]},
             {"type": "function_result", "call_id": "c", "name": "f", "result": {"x": 1}}]}));
     assert_eq!(read.held, Some(HeldHistory::After("int_1".into())));
-    assert_eq!((read.model.as_deref(), read.max_output), (Some("deep-research"), Some(9)));
-    assert_eq!((read.system.len(), read.tools.len(), read.notes.len()), (1, 2, 0));
+    assert_eq!(read.model.as_deref(), Some("deep-research"));
+    assert_eq!(read.max_output, Some(9));
+    assert_eq!(read.system.len(), 1);
+    assert_eq!(read.tools.len(), 2);
+    assert_eq!(read.notes.len(), 0);
     let seen: Vec<_> = read.parts().map(|part| (part.role, part.kind)).collect();
     use PartKind::{Opaque, Text};
     let expected = [
@@ -59,12 +65,17 @@ fn usage_has_members_of_its_own() {
         "total_cached_tokens": 0, "total_tool_use_tokens": 200, "total_tokens": 1750});
     let reply = whole(&json!({"id": "int_1", "object": "interaction", "status": "completed",
         "model": "gemini-3.8-flash", "outputs": [{"type": "text", "text": "ok"}], "usage": usage}));
-    assert_eq!((reply.id.as_deref(), reply.complete), (Some("int_1"), true));
-    assert_eq!((reply.stop, &*reply.parts[0].text), (Some(StopReason::End), "ok"));
+    assert_eq!(reply.id.as_deref(), Some("int_1"));
+    assert!(reply.complete);
+    assert_eq!(reply.stop, Some(StopReason::End));
+    assert_eq!(&*reply.parts[0].text, "ok");
     let usage = reply.usage;
-    assert_eq!((usage.input, usage.output), (Some(1200), Some(550)));
-    assert_eq!((usage.reasoning, usage.cache_read), (Some(50), Some(0)));
-    assert_eq!((usage.tool_use_prompt, usage.hosted_tools), (Some(200), true));
+    assert_eq!(usage.input, Some(1200));
+    assert_eq!(usage.output, Some(550));
+    assert_eq!(usage.reasoning, Some(50));
+    assert_eq!(usage.cache_read, Some(0));
+    assert_eq!(usage.tool_use_prompt, Some(200));
+    assert!(usage.hosted_tools);
     assert_eq!(usage.last_call, Some(LastCall { input: 1000, output: 550 }));
     // An agent reports the prompts of its tools only in the total.
     let agent = json!({"total_tokens": 1_117_031, "total_input_tokens": 428_865,
@@ -92,18 +103,21 @@ fn a_stream_is_read_event_by_event_and_a_cut_is_a_lower_bound() {
         json!({"interaction": {"id": "v1_a", "status": "requires_action", "usage": usage}, "event_type": "interaction.completed"}),
     ];
     let reply = read(Framing::Events, &stream(&events), BodyEnd::Whole);
-    assert_eq!(
-        (reply.stop, reply.complete, reply.notes.len()),
-        (Some(StopReason::ToolUse), true, 0)
-    );
+    assert_eq!(reply.stop, Some(StopReason::ToolUse));
+    assert!(reply.complete);
+    assert_eq!(reply.notes.len(), 0);
     assert_eq!(reply.model.as_deref(), Some("gemini-3.5-flash"));
     let texts: Vec<_> = reply.parts.iter().map(|part| (part.kind, &*part.text)).collect();
     use PartKind::{Reasoning, Text, ToolCall};
     assert_eq!(texts, [(Reasoning, "Hm."), (Text, "It is."), (ToolCall, "{\"a\":1}")]);
-    assert_eq!((reply.usage.input, reply.usage.output), (Some(138), Some(161)));
-    assert!(!reply.usage.hosted_tools && !reply.usage.lower_bound);
+    assert_eq!(reply.usage.input, Some(138));
+    assert_eq!(reply.usage.output, Some(161));
+    assert!(!reply.usage.hosted_tools);
+    assert!(!reply.usage.lower_bound);
     let cut = read(Framing::Events, &stream(&events[..8]), BodyEnd::Cut);
-    assert!(!cut.complete && cut.stop.is_none() && cut.id.as_deref() == Some("v1_a"));
+    assert!(!cut.complete);
+    assert!(cut.stop.is_none());
+    assert!(cut.id.as_deref() == Some("v1_a"));
     let failed = json!({"error": {"message": "Deadline expired.", "code": "gateway_timeout"}, "event_type": "error"});
     let failed = read(Framing::Events, &stream(&[failed]), BodyEnd::Whole);
     assert_eq!(failed.error.unwrap().message.as_deref(), Some("Deadline expired."));
