@@ -174,7 +174,7 @@ impl ClassicRules {
 
     /// Weight of a text that is not in the body, before the factor and the rounding.
     pub(crate) fn weigh_text(&self, text: &str) -> f64 {
-        self.text(CharCounts::of(text))
+        self.text(CharCounts::from_text(text))
     }
 
     /// Tokens of the system prompt.
@@ -217,21 +217,19 @@ impl ClassicRules {
             if part.span.start < counted_to {
                 continue;
             }
-            let now = seen(part);
             if self.is_counted_whole(body, part) {
                 counted_to = part.content.map_or(0, |content| content.end);
             }
-            sum += self.raw(body, part, now);
+            sum += self.raw(body, part, seen(part));
         }
         sum
     }
 
     /// Whether a result's images and other blocks are counted as part of its JSON.
     fn is_counted_whole(&self, body: &[u8], part: &Part) -> bool {
-        let is_text = |content: Span| content.of(body).first() == Some(&b'"');
         self.results == CountedContent::Json
             && part.kind == PartKind::ToolResult
-            && part.content.is_some_and(|content| !is_text(content))
+            && part.content.is_some_and(|content| !content.of(body).starts_with(b"\""))
     }
 
     /// A part's tokens, before `factor` and the final rounding.
@@ -239,7 +237,6 @@ impl ClassicRules {
         if seen == SentContent::Gone || part.audience != Audience::Model {
             return 0.0;
         }
-        let json = || self.json(part.span, body, self.json_tokens_per_char);
         match part.kind {
             PartKind::Image => f64::from(self.image_tokens),
             PartKind::Document => f64::from(self.document_tokens),
@@ -250,11 +247,15 @@ impl ClassicRules {
             }
             PartKind::Reasoning => match self.reasoning {
                 CountedContent::Text => self.part_text(part, body),
-                CountedContent::Json => json(),
+                CountedContent::Json => self.block(part, body),
                 CountedContent::Nothing => 0.0,
             },
-            PartKind::Tool | PartKind::Opaque => json(),
+            PartKind::Tool | PartKind::Opaque => self.block(part, body),
         }
+    }
+
+    fn block(&self, part: &Part, body: &[u8]) -> f64 {
+        self.json(part.span, body, self.json_tokens_per_char)
     }
 
     fn part_text(&self, part: &Part, body: &[u8]) -> f64 {
@@ -264,23 +265,24 @@ impl ClassicRules {
     fn call(&self, part: &Part, body: &[u8]) -> f64 {
         match self.calls {
             CountedContent::Text => {
-                let name = part.name.as_deref().map_or(0.0, |name| self.text(CharCounts::of(name)));
+                let name =
+                    part.name.as_deref().map_or(0.0, |name| self.text(CharCounts::from_text(name)));
                 let rate = self.json_tokens_per_char;
                 name + part.texts.iter().map(|text| self.json(*text, body, rate)).sum::<f64>()
             }
-            CountedContent::Json => self.json(part.span, body, self.json_tokens_per_char),
+            CountedContent::Json => self.block(part, body),
             CountedContent::Nothing => 0.0,
         }
     }
 
     fn result(&self, part: &Part, body: &[u8], seen: SentContent<'_>) -> f64 {
         let rate = self.result_tokens_per_char;
-        let name = part.name.as_deref().filter(|_| self.result_names);
-        let name = name.map_or(0.0, |name| self.text(CharCounts::of(name)));
+        let name = if self.result_names { part.name.as_deref() } else { None };
+        let name = name.map_or(0.0, |name| self.text(CharCounts::from_text(name)));
         let content = match (seen, self.results) {
             (SentContent::Text(_), _) if !self.placeholders => return 0.0,
             (SentContent::Text(content) | SentContent::Trimmed(content), _) => {
-                self.piece(CharCounts::of(content).all() * rate)
+                self.piece(CharCounts::from_text(content).all() * rate)
             }
             (_, CountedContent::Nothing) => 0.0,
             (_, CountedContent::Json) if part.content.is_some() => {
@@ -300,8 +302,8 @@ impl ClassicRules {
     }
 
     fn text(&self, chars: CharCounts) -> f64 {
-        let plain = self.plain_past_chars.is_some_and(|limit| chars.all() > limit as f64);
-        let other = if plain { self.text_tokens_per_char } else { self.other_tokens_per_char };
+        let is_plain = self.plain_past_chars.is_some_and(|limit| chars.all() > limit as f64);
+        let other = if is_plain { self.text_tokens_per_char } else { self.other_tokens_per_char };
         self.piece(chars.ascii as f64 * self.text_tokens_per_char + chars.other as f64 * other)
     }
 
@@ -341,7 +343,7 @@ struct CharCounts {
 }
 
 impl CharCounts {
-    fn of(text: &str) -> Self {
+    fn from_text(text: &str) -> Self {
         text.bytes().fold(Self::default(), Self::and)
     }
 
@@ -379,16 +381,18 @@ fn chars(raw: &[u8]) -> CharCounts {
 }
 
 fn compact(raw: &[u8]) -> CharCounts {
-    let (mut count, mut at) = (CharCounts::default(), 0);
-    while let Some(byte) = raw.get(at) {
-        at += 1;
+    let mut count = CharCounts::default();
+    let mut position = 0;
+    while let Some(byte) = raw.get(position) {
+        position += 1;
         match byte {
             b' ' | b'\t' | b'\r' | b'\n' => {}
             b'"' => {
-                let end = at + closing(&raw[at..]);
-                let inner = literal(&raw[at..end], true);
+                let end = position + closing(&raw[position..]);
+                let inner = literal(&raw[position..end], true);
                 count = count.ascii(inner.ascii + 2).other(inner.other);
-                at = (end + 1).min(raw.len());
+                // An unfinished string ends with the text.
+                position = (end + 1).min(raw.len());
             }
             byte => count = count.and(*byte),
         }
@@ -398,12 +402,12 @@ fn compact(raw: &[u8]) -> CharCounts {
 
 /// The number of bytes before the quote that ends a string.
 fn closing(raw: &[u8]) -> usize {
-    let mut at = 0;
-    while let Some(byte) = raw.get(at) {
+    let mut end = 0;
+    while let Some(byte) = raw.get(end) {
         match byte {
-            b'"' => return at,
-            b'\\' => at += 2,
-            _ => at += 1,
+            b'"' => return end,
+            b'\\' => end += 2,
+            _ => end += 1,
         }
     }
     raw.len()
@@ -411,7 +415,8 @@ fn closing(raw: &[u8]) -> usize {
 
 /// Characters of the inside of a string literal; with `written`, as JSON writes it, escapes included.
 fn literal(inner: &[u8], written: bool) -> CharCounts {
-    let (mut count, mut rest) = (CharCounts::default(), inner);
+    let mut count = CharCounts::default();
+    let mut rest = inner;
     while let Some((byte, after)) = rest.split_first() {
         rest = after;
         if *byte != b'\\' {

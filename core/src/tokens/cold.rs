@@ -21,10 +21,10 @@ pub(super) fn cold_band(family: Family, tokens: u64) -> Band {
         Family::Other => [(0.25, 6.0), (0.6, 3.5), (0.8, 1.8)],
     }[class];
     // A few tokens of structure are half of a prompt of ten tokens.
-    let least = (tokens as f64 * low) as u64;
-    let most = (tokens as f64 * high).ceil() as u64;
-    let (low, high) = (least.min(tokens.saturating_sub(3)), most.max(tokens.saturating_add(3)));
-    Band { low, high }
+    Band {
+        low: ((tokens as f64 * low) as u64).min(tokens.saturating_sub(3)),
+        high: ((tokens as f64 * high).ceil() as u64).max(tokens.saturating_add(3)),
+    }
 }
 
 #[cfg(test)]

@@ -21,14 +21,14 @@ impl CallKind {
 
     /// The kind of a call that adds this: the error does not grow in proportion to the text, and what a user
     /// writes moves reasoning, too.
-    pub(super) fn of(new: &NewContent) -> Self {
-        let size = match new.tokens {
+    pub(super) fn new(content: &NewContent) -> Self {
+        let size = match content.tokens {
             ..100 => 0,
             100..500 => 1,
             500..3_000 => 2,
             _ => 3,
         };
-        let is_results = new.results > 0 && (new.texts, new.media) == (0, 0);
+        let is_results = content.results > 0 && content.texts == 0 && content.media == 0;
         Self(size + if is_results { 0 } else { SIZES })
     }
 
@@ -50,17 +50,17 @@ impl RecentErrors {
     /// The width of the range for a call of this kind, in multiples of the expected error. Errors that are
     /// not known yet count as `at_first`.
     pub(super) fn width(&self, kind: CallKind, at_first: f32) -> f32 {
-        let known = self.0[kind.index()].iter().map(|tenths| f32::from(*tenths) / 10.0);
-        let unknown = KEPT.saturating_sub(known.len());
-        let mut all: Vec<f32> = known.chain(std::iter::repeat_n(at_first, unknown)).collect();
-        all.sort_by(|a, b| b.total_cmp(a));
-        all.get(RANK - 1).copied().unwrap_or(at_first)
+        let errors = self.0[kind.index()].iter().map(|tenths| f32::from(*tenths) / 10.0);
+        let missing = KEPT.saturating_sub(errors.len());
+        let mut errors: Vec<f32> = errors.chain(std::iter::repeat_n(at_first, missing)).collect();
+        errors.sort_by(|a, b| b.total_cmp(a));
+        errors.get(RANK - 1).copied().unwrap_or(at_first)
     }
 
     /// The median width over the kinds of which something is known.
     pub(super) fn usual(&self, at_first: f32) -> f32 {
-        let known = (0..KINDS).map(CallKind).filter(|kind| !self.0[kind.index()].is_empty());
-        let mut widths: Vec<f32> = known.map(|kind| self.width(kind, at_first)).collect();
+        let kinds = (0..KINDS).map(CallKind).filter(|kind| !self.0[kind.index()].is_empty());
+        let mut widths: Vec<f32> = kinds.map(|kind| self.width(kind, at_first)).collect();
         widths.sort_by(f32::total_cmp);
         widths.get(widths.len() / 2).copied().unwrap_or(at_first)
     }
@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn the_width_is_the_second_largest_of_the_last_errors_of_a_kind() {
-        let small = CallKind::of(&NewContent { tokens: 99, results: 1, ..NewContent::default() });
+        let small = CallKind::new(&NewContent { tokens: 99, results: 1, ..NewContent::default() });
         let mut errors = RecentErrors::default();
         assert_eq!((errors.width(small, 3.0), errors.usual(3.0)), (3.0, 3.0));
         errors.keep(small, 70.0);
@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn calls_are_told_apart_by_size_and_by_what_they_add() {
         let of = |tokens, results, texts, media| {
-            CallKind::of(&NewContent { tokens, results, texts, media, ..NewContent::default() }).0
+            CallKind::new(&NewContent { tokens, results, texts, media, ..NewContent::default() }).0
         };
         let sizes = [0, 99, 100, 499, 500, 2_999, 3_000].map(|tokens| of(tokens, 1, 0, 0));
         assert_eq!(sizes, [0, 0, 1, 1, 2, 2, 3]);

@@ -49,15 +49,15 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// The tokenizer of `family`, with the vocabulary if it is loaded; see [`bpe::is_wanted`].
     pub fn now(family: Family) -> Self {
-        Self::of(family, bpe::loaded(family))
+        Self::new(family, bpe::loaded(family))
     }
 
     /// Like [`Self::now`], but waits until the vocabulary is loaded: for tests, and at startup.
     pub fn whole(family: Family) -> Self {
-        Self::of(family, bpe::load(family))
+        Self::new(family, bpe::load(family))
     }
 
-    fn of(family: Family, encoding: Option<&'static Encoding>) -> Self {
+    fn new(family: Family, encoding: Option<&'static Encoding>) -> Self {
         Self { family, encoding, costs: costs::fitted(family), limit: EXACT_BYTES }
     }
 
@@ -77,7 +77,7 @@ impl Tokenizer {
     ) -> TokenCounter<'c> {
         let calls = conversation.parts().filter(|part| part.kind == PartKind::ToolCall);
         let names = calls.filter_map(|call| Some((call.id.as_deref()?, call.name.as_deref()?)));
-        let structure = StructureCost::of(model, conversation.dialect);
+        let structure = StructureCost::new(model, conversation.dialect);
         TokenCounter { names: names.collect(), structure, ..self.counter_of(body) }
     }
 
@@ -154,7 +154,7 @@ impl TokenCounter<'_> {
         let is_compaction = part.kind == PartKind::Opaque
             && part.texts.is_empty()
             && part.name.as_deref() == Some("compaction");
-        if let Some(encrypted) = part.signature.filter(|_| is_compaction) {
+        if is_compaction && let Some(encrypted) = part.signature {
             self.counting = CountingMethod::Length;
             self.has_encrypted = true;
             return (encrypted.len().saturating_sub(COMPACTION_AROUND) / COMPACTION_BYTES) as u32;
@@ -249,12 +249,15 @@ impl TokenCounter<'_> {
                     self.read += u64::from(more + self.uncounted(&name));
                 }
                 // The result of a client's own tool search holds tools, which then appear in the history.
-                let found = self.tool_of(part) == Some("tool_search");
-                let found = if found { structure.loading } else { 0 };
-                let name = self.tool_of(part).filter(|_| structure.names_results);
-                let name = name.map(|name| format!("functions.{name}"));
-                let name = name.map_or(0, |name| self.text(&name));
-                structure.result + name + found
+                let is_search = self.tool_of(part) == Some("tool_search");
+                let mut tokens = structure.result + if is_search { structure.loading } else { 0 };
+                if structure.names_results
+                    && let Some(name) = self.tool_of(part)
+                {
+                    let name = format!("functions.{name}");
+                    tokens += self.text(&name);
+                }
+                tokens
             }
             PartKind::ToolCall => {
                 structure.call + part.name.as_deref().map_or(0, |name| self.text(name))
@@ -286,17 +289,18 @@ impl TokenCounter<'_> {
 
     /// Tokens of a text that may not be in the prompt: it is not added to the totals and classes.
     fn uncounted(&mut self, text: &str) -> u32 {
-        let before = (self.tally, self.worded, self.worded_bytes);
+        let totals = (self.tally, self.worded, self.worded_bytes);
         let tokens = self.text(text);
-        (self.tally, self.worded, self.worded_bytes) = before;
+        (self.tally, self.worded, self.worded_bytes) = totals;
         tokens
     }
 
     /// Counts the tokens of a text.
     fn text(&mut self, text: &str) -> u32 {
-        let folded = (self.structure.folds_line_ends && text.contains("\r\n"))
-            .then(|| text.replace("\r\n", "\n"));
-        let text = folded.as_deref().unwrap_or(text);
+        let text = match self.structure.folds_line_ends && text.contains("\r\n") {
+            true => &*text.replace("\r\n", "\n"),
+            false => text,
+        };
         let tokens = match self.tokenizer.encoding {
             Some(encoding) if text.len() <= self.left => {
                 self.left -= text.len();
@@ -320,20 +324,22 @@ impl TokenCounter<'_> {
         self.counting = CountingMethod::Length;
         let count = self.samples.min(text.len() / (2 * SAMPLE_BYTES));
         if count == 0 {
-            let known = self.worded_bytes > 0 && self.worded > 0;
-            let so_far = self.worded as f64 / self.worded_bytes.max(1) as f64;
-            let rate = if known { so_far } else { ratio(self.tokenizer.family) / BYTES_A_TOKEN };
+            let rate = match self.worded_bytes > 0 && self.worded > 0 {
+                true => self.worded as f64 / self.worded_bytes as f64,
+                false => ratio(self.tokenizer.family) / BYTES_A_TOKEN,
+            };
             return text.len() as f64 * rate;
         }
         self.samples -= count;
-        let before = std::mem::take(&mut self.tally);
-        let (mut bytes, mut tokens) = (0, 0.0);
+        let tally = std::mem::take(&mut self.tally);
+        let mut bytes = 0;
+        let mut tokens = 0.0;
         for sample in samples(text, count) {
             bytes += sample.len();
             tokens += self.looked_at(encoding, sample);
         }
         let times = text.len() as f64 / bytes.max(1) as f64;
-        let sampled = std::mem::replace(&mut self.tally, before);
+        let sampled = std::mem::replace(&mut self.tally, tally);
         self.tally.stretch(&sampled, times);
         tokens * times
     }
@@ -345,10 +351,10 @@ impl TokenCounter<'_> {
         if bpe::is_exact(family) {
             return encoding.count(text) as f64;
         }
-        let before = self.tally;
+        let earlier = self.tally;
         let tokens = encoding.tally(text, &mut self.tally) as f64;
         match self.tokenizer.costs {
-            Some(costs) => self.tally.weighed_since(&before, costs),
+            Some(costs) => self.tally.weighed_since(&earlier, costs),
             None => tokens * ratio(family),
         }
     }
@@ -424,7 +430,7 @@ struct StructureCost {
 }
 
 impl StructureCost {
-    fn of(model: &Model, dialect: Dialect) -> Self {
+    fn new(model: &Model, dialect: Dialect) -> Self {
         let folds_line_ends = model.folds_line_ends();
         let structure = Self::around(model, dialect);
         let offering = model.tool_offering.unwrap_or(structure.offering);
@@ -433,12 +439,12 @@ impl StructureCost {
 
     fn around(model: &Model, dialect: Dialect) -> Self {
         match model.family {
-            Family::O200k | Family::Cl100k => Self::of_openai(model, dialect),
+            Family::O200k | Family::Cl100k => Self::openai(model, dialect),
             Family::Other => Self {
                 names_results: false,
                 tool_percent: 100,
                 offering: 100,
-                ..Self::of_openai(model, dialect)
+                ..Self::openai(model, dialect)
             },
             Family::Claude => Self {
                 call: 30,
@@ -476,13 +482,20 @@ impl StructureCost {
                     Dialect::Gemini if model.plain_results => Some(0),
                     _ => Some(read),
                 };
-                let (call, tool, tool_percent) = (8, 12, 45);
-                Self { text, call, result, result_read, tool, tool_percent, ..Self::default() }
+                Self {
+                    text,
+                    call: 8,
+                    result,
+                    result_read,
+                    tool: 12,
+                    tool_percent: 45,
+                    ..Self::default()
+                }
             }
         }
     }
 
-    fn of_openai(model: &Model, dialect: Dialect) -> Self {
+    fn openai(model: &Model, dialect: Dialect) -> Self {
         // Models whose reasoning is bound to the prefix are GPT-5 and the o-series.
         let reasons = model.binding == ReasoningBinding::Prefix;
         let (result, opening, answered) = match (reasons, dialect) {

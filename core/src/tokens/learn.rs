@@ -100,7 +100,7 @@ impl Observation {
     fn kind(&self) -> CallKind {
         match self.is_changed {
             true => CallKind::CHANGED,
-            false => CallKind::of(&self.new_content),
+            false => CallKind::new(&self.new_content),
         }
     }
 }
@@ -237,9 +237,12 @@ impl EstimatorState {
     /// The state of a model of which nothing has been learned: its range is that of the sibling (same family)
     /// that has learned most. `siblings`: the states of models behind the same upstream.
     pub fn beside<'s>(family: Family, siblings: impl IntoIterator<Item = &'s Self>) -> Self {
-        let taught = |it: &&Self| it.is_of(family) && it.observations >= TAUGHT;
-        let taught = siblings.into_iter().filter(taught).max_by_key(|it| it.observations);
-        let errors = taught.map(|sibling| sibling.errors.clone()).unwrap_or_default();
+        let teacher = siblings
+            .into_iter()
+            .filter(|sibling| sibling.is_of(family) && sibling.observations >= TAUGHT)
+            .max_by_key(|sibling| sibling.observations);
+        // Only the errors are taken: what a tool or a kind of text costs is each model's own.
+        let errors = teacher.map(|sibling| sibling.errors.clone()).unwrap_or_default();
         Self { errors, ..Self::new(family) }
     }
 
@@ -289,9 +292,9 @@ impl EstimatorState {
         let expert = self.expert(seen, retention);
         let by_retention = std::array::from_fn(|at| {
             // Retentions with the same count have the same estimate.
-            let same = seen.counted[at] == seen.counted[best];
-            let of = if same { retention } else { ReasoningRetention::ALL[at] };
-            seen.counted[at].saturating_add_signed(self.correction(expert, seen, of))
+            let is_same = seen.counted[at] == seen.counted[best];
+            let basis = if is_same { retention } else { ReasoningRetention::ALL[at] };
+            seen.counted[at].saturating_add_signed(self.correction(expert, seen, basis))
         });
         let tokens = by_retention[best];
         let (least, most) = self.likely(seen, evidence, &by_retention);
@@ -313,16 +316,23 @@ impl EstimatorState {
         evidence: ByRetention<f32>,
         by_retention: &ByRetention<u64>,
     ) -> (u64, u64) {
-        let (belief, known) = (self.belief(seen, evidence), self.known(seen));
+        let belief = self.belief(seen, evidence);
+        let prior = self.prior(seen);
         let best = best(&belief);
-        let may_apply = |at: &usize| {
-            let is_told = (evidence[*at] - evidence[best]).abs() > SHOWS;
-            belief[*at] + NEAR >= belief[best]
-                || !is_told && known[*at] + NEAR_AT_FIRST >= known[best]
-        };
-        let near = (0..RETENTIONS).filter(may_apply).map(|at| by_retention[at]);
-        let tokens = by_retention[best];
-        near.fold((tokens, tokens), |(least, most), it| (least.min(it), most.max(it)))
+        let mut low = by_retention[best];
+        let mut high = low;
+        for at in 0..RETENTIONS {
+            // While the thread has shown nothing that tells two retentions apart, only what is known of the
+            // model does, and that is weaker.
+            let is_told = (evidence[at] - evidence[best]).abs() > SHOWS;
+            let may_apply = belief[at] + NEAR >= belief[best]
+                || !is_told && prior[at] + NEAR_AT_FIRST >= prior[best];
+            if may_apply {
+                low = low.min(by_retention[at]);
+                high = high.max(by_retention[at]);
+            }
+        }
+        (low, high)
     }
 
     /// Whether no part of the request was ever reported: it does not continue another, and its head is
@@ -348,12 +358,12 @@ impl EstimatorState {
             false => OTHERS,
         };
         let of_model = self.evidence[seen.way()].map(|evidence| evidence * others);
-        let known = self.known(seen);
-        std::array::from_fn(|at| known[at] + evidence[at] + of_model[at])
+        let prior = self.prior(seen);
+        std::array::from_fn(|at| prior[at] + evidence[at] + of_model[at])
     }
 
     /// What is known of the model and its upstream, whatever its threads showed.
-    fn known(&self, seen: &Observation) -> ByRetention<f32> {
+    fn prior(&self, seen: &Observation) -> ByRetention<f32> {
         let of_upstream = self.reading[usize::from(seen.streams)].belief(&seen.belief);
         std::array::from_fn(|at| seen.belief[at] + of_upstream[at])
     }
@@ -381,6 +391,7 @@ impl EstimatorState {
             return self;
         }
         let was = showed(&guess.by_retention, actual);
+        // Of retentions that explain the call equally well, the assumed one is taken to be right.
         let retention = ReasoningRetention::ALL[best(&std::array::from_fn(|at| {
             was[at] + if at == guess.retention as usize { 0.01 } else { 0.0 }
         }))];
@@ -392,8 +403,9 @@ impl EstimatorState {
         if off.unsigned_abs() as f64 > explainable {
             return self;
         }
-        let left = off.saturating_sub(self.correction(guess.expert, seen, retention));
-        let is_surprise = left.unsigned_abs() as f64 > SURPRISE * (2.0 + noise(self.family, seen));
+        let residual = off.saturating_sub(self.correction(guess.expert, seen, retention));
+        let is_surprise =
+            residual.unsigned_abs() as f64 > SURPRISE * (2.0 + noise(self.family, seen));
         self.surprises = if is_surprise { self.surprises + 1 } else { 0 };
         if self.surprises >= SURPRISES {
             self.regression.startled();
@@ -410,8 +422,9 @@ impl EstimatorState {
             *evidence = std::array::from_fn(|at| evidence[at] * MODEL + was[at] * (1.0 - MODEL));
         }
         for (at, expert) in EXPERTS.into_iter().enumerate() {
-            let left = off.saturating_sub(self.correction(expert, seen, retention));
-            let error = (1.0 + left.unsigned_abs() as f32).ln();
+            let residual = off.saturating_sub(self.correction(expert, seen, retention));
+            // A logarithm: one large error must not outweigh many small ones.
+            let error = (1.0 + residual.unsigned_abs() as f32).ln();
             self.records[at] = self.records[at] * PAST + error * (1.0 - PAST);
         }
         if let Some(name) = seen.new_content.tool {
@@ -448,37 +461,42 @@ impl EstimatorState {
         if seen.new_content.head.is_some() || seen.counting == CountingMethod::Length {
             return Expert::Counted;
         }
-        let knows =
-            |at: &usize| EXPERTS[*at] != Expert::Tool || self.of_tool(seen, retention).is_some();
-        let there = (0..3).filter(knows);
-        let agrees = |tool| self.tools.agree((tool, retention.reads()));
-        if seen.counting == CountingMethod::Exact && seen.new_content.tool.is_some_and(agrees) {
+        let tool = seen.new_content.tool.map(|tool| (tool, retention.reads()));
+        // Equal errors of exact counts are the structure that the provider puts around results.
+        if seen.counting == CountingMethod::Exact && tool.is_some_and(|tool| self.tools.agree(tool))
+        {
             return Expert::Tool;
         }
         // A count with the model's own tokenizer is not corrected for an occasional token.
         let margin = if seen.counting == CountingMethod::Exact { DOUBT } else { DOUBT / 6.0 };
-        let record = |at: usize| self.records[at] + if at == 0 { 0.0 } else { margin };
-        let best = there.min_by(|a, b| record(*a).total_cmp(&record(*b)));
-        EXPERTS[best.unwrap_or(0)]
+        let mut best = Expert::Counted;
+        let mut best_record = self.records[0];
+        for (expert, record) in EXPERTS.into_iter().zip(self.records).skip(1) {
+            let has_opinion = expert != Expert::Tool || self.of_tool(seen, retention).is_some();
+            if has_opinion && (record + margin).total_cmp(&best_record).is_lt() {
+                best = expert;
+                best_record = record + margin;
+            }
+        }
+        best
     }
 
     /// The tokens that an expert adds to the count.
     fn correction(&self, expert: Expert, seen: &Observation, retention: ReasoningRetention) -> i64 {
         if let Some(head) = seen.new_content.head {
-            let known = self.bases.iter().find(|base| base.head == Chain(head));
-            return known
+            let base = self.bases.iter().find(|base| base.head == Chain(head));
+            return base
                 .map_or(0, |base| difference(base.tokens.max(0) as u64, seen.new_content.headed));
         }
         match expert {
             Expert::Counted => 0,
             Expert::Tool => self.of_tool(seen, retention).unwrap_or(0),
             Expert::Regression => {
-                let new = seen.new_content.tokens as f64;
-                let (least, most) = (-LESS * new - STRUCTURE, MORE * new + STRUCTURE);
+                let tokens = seen.new_content.tokens as f64;
                 // The rate of an unknown tokenizer is all that is known about it.
                 let reach = if self.family == Family::Other { 100.0 } else { REACH };
                 let off = self.regression.predict(&features(seen, retention), reach);
-                off.clamp(least, most).round() as i64
+                off.clamp(-LESS * tokens - STRUCTURE, MORE * tokens + STRUCTURE).round() as i64
             }
         }
     }
@@ -530,10 +548,10 @@ fn showed(by_retention: &ByRetention<u64>, actual: u64) -> ByRetention<f32> {
     errors.map(|error| (worst - error).min(CONVINCES))
 }
 
-/// How many more tokens were reported than counted; values that no prompt can have are capped.
 fn difference(actual: u64, counted: u64) -> i64 {
-    let most = 1 << 40;
-    actual.min(most) as i64 - counted.min(most) as i64
+    // No prompt is this long; a report that says so must not overflow the sums.
+    let limit = 1 << 40;
+    actual.min(limit) as i64 - counted.min(limit) as i64
 }
 
 fn best(all: &ByRetention<f32>) -> usize {
@@ -567,14 +585,15 @@ fn noise(family: Family, seen: &Observation) -> f64 {
 
 /// The input of the regression: text in thousands of tokens, structure by the piece.
 fn features(seen: &Observation, retention: ReasoningRetention) -> [f64; FEATURES] {
-    let new = &seen.new_content;
-    let text_tokens = new.tokens.saturating_sub(u64::from(new.media));
+    let content = &seen.new_content;
+    let text_tokens = content.tokens.saturating_sub(u64::from(content.media));
     let reads = f64::from(u8::from(retention.reads()));
-    let results = f64::from(new.results);
+    let results = f64::from(content.results);
     let mut features = [0.0; FEATURES];
-    let text = std::iter::once(text_tokens as f64).chain(new.tally.rough());
-    let pieces = [results, results.min(1.0), f64::from(new.texts), reads * results.min(1.0)];
-    let counted = text.chain([f64::from(new.media)]).map(|tokens| tokens / 1000.0);
+    let text = std::iter::once(text_tokens as f64).chain(content.tally.rough());
+    // Several results in one request share what is added once; reading reasoning may change it (Gemini).
+    let pieces = [results, results.min(1.0), f64::from(content.texts), reads * results.min(1.0)];
+    let counted = text.chain([f64::from(content.media)]).map(|tokens| tokens / 1000.0);
     for (feature, value) in features.iter_mut().zip(counted.chain(pieces)) {
         *feature = value;
     }
@@ -1122,7 +1141,7 @@ mod tests {
         let mut thread = ByRetention::default();
         let mut play = |counted, actual| {
             let cache = Some(CacheBlocks::Whole);
-            let belief = ReasoningRetention::of(&model, false, cache);
+            let belief = ReasoningRetention::prior(&model, false, cache);
             let seen = Observation { cache, ..sent_back(belief, counted, 30) };
             let guess = learned.guess(&seen, thread);
             learned = learned.clone().after(&seen, &guess, actual);

@@ -93,10 +93,13 @@ impl Pages {
         }
         let named =
             memmem::find_iter(&read, b"/Type").filter(|at| is_page(&read[at + 5..])).count();
-        let all = named as u64 * base64.len().max(1) as u64 / base64.len().clamp(1, READ) as u64;
+        if named == 0 {
+            return None;
+        }
+        let number = named as u64 * base64.len() as u64 / base64.len().clamp(1, READ) as u64;
         // A scan has no fonts, and no text that could be read out of it.
         let have_text = memmem::find(&read, b"/Font").is_some();
-        (named > 0).then(|| Self { number: all.min(MOST_PAGES) as u32, have_text })
+        Some(Self { number: number.min(MOST_PAGES) as u32, have_text })
     }
 }
 
@@ -124,13 +127,13 @@ pub(crate) fn base64_tokens(
 pub(crate) fn largest_picture(rule: &PictureRule) -> u32 {
     match &rule.cost {
         PictureCost::Patches(patches) => {
-            let most = patches.limits.iter().map(|limit| {
+            let costs = patches.limits.iter().map(|limit| {
                 let across = u64::from(limit.longest.div_ceil(patches.side));
                 let covering = (across * across).min(u64::from(limit.patches));
                 let rows = u64::from(patches.row_end) * across;
                 ((covering + rows) as f64 * patches.tokens).ceil() as u32
             });
-            most.max().unwrap_or(PICTURE)
+            costs.max().unwrap_or(PICTURE)
         }
         PictureCost::Tiles { base, tile } => base + 8 * tile,
         PictureCost::Crops => 16 * 258,
@@ -195,7 +198,8 @@ fn covering(width: u32, height: u32, side: u32) -> u64 {
 
 /// The largest size of the same shape that so many patches cover.
 fn largest(width: u32, height: u32, side: u32, patches: u32) -> (u32, u32) {
-    let (mut fits, mut too_long) = (1, width.max(height));
+    let mut fits = 1;
+    let mut too_long = width.max(height);
     while too_long - fits > 1 {
         let longest = fits + (too_long - fits) / 2;
         let (width, height) = within(width, height, longest);
@@ -209,21 +213,23 @@ fn largest(width: u32, height: u32, side: u32, patches: u32) -> (u32, u32) {
 
 /// The size of about the same shape whose area is so many patches, less what is no whole patch (OpenAI's formula).
 fn whole_patches(width: u32, height: u32, side: u32, patches: u32) -> (u32, u32) {
-    let (width, height, side) = (f64::from(width), f64::from(height), f64::from(side));
+    let [width, height, side] = [width, height, side].map(f64::from);
     let scale = (side * side * f64::from(patches) / (width * height)).sqrt();
-    let whole = |length: f64| {
-        let along = length * scale / side;
-        if along < 1.0 { 1.0 } else { along.floor() / along }
-    };
-    let scale = scale * whole(width).min(whole(height));
+    let scale = scale * whole_share(width * scale / side).min(whole_share(height * scale / side));
     ((width * scale).max(1.0) as u32, (height * scale).max(1.0) as u32)
+}
+
+/// The share of a side of so many patches that is whole patches.
+fn whole_share(patches: f64) -> f64 {
+    if patches < 1.0 { 1.0 } else { patches.floor() / patches }
 }
 
 /// As many patches as fit into `most` in the image's shape; for an image of one pixel 33 by 33 were reported.
 fn in_shape(width: u32, height: u32, most: f64) -> u32 {
     let scale = (most / (f64::from(width) * f64::from(height))).sqrt();
-    let along = |length: u32| (f64::from(length) * scale).clamp(1.0, most) as u32;
-    along(width) * along(height)
+    let [across, down] =
+        [width, height].map(|length| (f64::from(length) * scale).clamp(1.0, most) as u32);
+    across * down
 }
 
 /// A size, scaled down so that its longer side is at most `longest`.
@@ -232,11 +238,11 @@ fn within(width: u32, height: u32, longest: u32) -> (u32, u32) {
     if side <= longest {
         return (width, height);
     }
-    let scale = |length: u32| {
+    let [width, height] = [width, height].map(|length| {
         let scaled = u64::from(length) * u64::from(longest) + u64::from(side) / 2;
         (scaled / u64::from(side)).max(1) as u32
-    };
-    (scale(width), scale(height))
+    });
+    (width, height)
 }
 
 /// Width and height, from a string literal that holds base64 or a `data:` URL.
@@ -260,8 +266,9 @@ pub(crate) fn base64_size(data: &[u8]) -> Option<Size> {
 
 /// The first `most` bytes of base64, decoded.
 fn decoded(base64: &[u8], most: usize) -> Option<Vec<u8>> {
-    let whole = base64.len().min(most) / 4 * 4;
-    let mut standard = base64[..whole].to_vec();
+    // Four characters are three bytes; a cut in between would not decode.
+    let length = base64.len().min(most) / 4 * 4;
+    let mut standard = base64[..length].to_vec();
     standard_alphabet(&mut standard);
     let config = GeneralPurposeConfig::new()
         .with_decode_padding_mode(DecodePaddingMode::Indifferent)

@@ -34,7 +34,11 @@ impl ReasoningRetention {
 
     /// What is known of a model beforehand: how likely each retention is, in doublings of error. `streams`
     /// says whether the request asks for a stream.
-    pub(crate) fn of(model: &Model, streams: bool, cache: Option<CacheBlocks>) -> ByRetention<f32> {
+    pub(crate) fn prior(
+        model: &Model,
+        streams: bool,
+        cache: Option<CacheBlocks>,
+    ) -> ByRetention<f32> {
         match (model.reads_reasoning, model.keeps_reasoning) {
             (true, true) => [4.0, 0.0, 0.0, 0.0],
             // Gemini 2.5 reads the reasoning behind its signatures if it streams (15 of 15 recorded pairs), and
@@ -69,7 +73,7 @@ const SHORT_OF_BLOCKS: u64 = 200;
 
 impl CacheBlocks {
     /// For a call that read so many tokens from the cache.
-    pub(crate) fn of(cache_read: u64) -> Self {
+    pub(crate) fn from_cache_read(cache_read: u64) -> Self {
         let short = (BLOCK - cache_read % BLOCK) % BLOCK;
         if short < SHORT_OF_BLOCKS { Self::Whole } else { Self::Split }
     }
@@ -104,15 +108,18 @@ impl ReadingEvidence {
     /// retention explains the call.
     #[must_use]
     pub(super) fn after(self, by_retention: &ByRetention<u64>, actual: u64, expected: f64) -> Self {
-        let off = |tokens: u64| tokens.abs_diff(actual);
         let [reads @ .., drops] = *by_retention;
-        let reads = reads.into_iter().min_by_key(|tokens| off(*tokens)).unwrap_or(drops);
+        // Which of the retentions that read it applies is another question: the nearest speaks for all.
+        let nearest = reads.into_iter().min_by_key(|tokens| tokens.abs_diff(actual));
+        let reads = nearest.unwrap_or(drops);
         let reasoning = reads.abs_diff(drops);
-        let is_explained = off(reads).min(off(drops)) <= 30 + reasoning / 10;
+        let reads_error = reads.abs_diff(actual);
+        let drops_error = drops.abs_diff(actual);
+        let is_explained = reads_error.min(drops_error) <= 30 + reasoning / 10;
         if (reasoning as f64) < CLEARLY * expected || !is_explained {
             return self;
         }
-        let shows = doublings(off(drops)) - doublings(off(reads));
+        let shows = doublings(drops_error) - doublings(reads_error);
         Self(self.0 * PAST + shows.clamp(-CONVINCES, CONVINCES) * CLEAR)
     }
 
@@ -157,7 +164,7 @@ mod tests {
         let of = |keeps_reasoning, reads_reasoning, drops_steered| {
             let claude = model(Family::Claude);
             let model = Model { keeps_reasoning, reads_reasoning, drops_steered, ..claude };
-            best(&ReasoningRetention::of(&model, false, None))
+            best(&ReasoningRetention::prior(&model, false, None))
         };
         assert_eq!((of(true, true, false), of(true, true, true)), (Keeps, Keeps));
         assert_eq!((of(false, true, false), of(false, true, true)), (Loops, Turns));
@@ -165,7 +172,7 @@ mod tests {
         let gemini = |reads_reasoning, streams, cache| {
             let gemini = model(Family::Gemini);
             let model = Model { keeps_reasoning: false, reads_reasoning, ..gemini };
-            ReasoningRetention::of(&model, streams, cache)
+            ReasoningRetention::prior(&model, streams, cache)
         };
         // A Gemini that reads reasoning at all depends on the session: no retention is certain, and none keeps it for
         // good.

@@ -68,8 +68,9 @@ impl UnsentReasoning {
         }
         let without = estimate.saturating_sub(self.input());
         let with = without.saturating_add(self.tokens);
-        let near = |tokens: u64| actual.abs_diff(tokens) <= 30 + self.tokens / 10;
-        match (near(without), near(with)) {
+        // A tenth of the reasoning, and what structure may cost.
+        let tolerance = 30 + self.tokens / 10;
+        match (actual.abs_diff(without) <= tolerance, actual.abs_diff(with) <= tolerance) {
             (true, false) => Some(false),
             (false, true) => Some(true),
             _ => None,

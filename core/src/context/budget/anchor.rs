@@ -21,7 +21,7 @@ pub struct Anchor<'a> {
 pub(super) fn cache_blocks(turn: &Turn) -> Option<CacheBlocks> {
     let is_first = turn.sketch.base.is_none();
     (is_first && turn.family == Family::Gemini)
-        .then(|| CacheBlocks::of(turn.usage.cache_read.unwrap_or(0)))
+        .then(|| CacheBlocks::from_cache_read(turn.usage.cache_read.unwrap_or(0)))
 }
 
 /// What a turn of the thread has shown about the model's reasoning retention.

@@ -167,7 +167,7 @@ impl CarryOutlook {
         }
         let back = self.comes_back(reply);
         let cache = cache_blocks(turn);
-        let belief = ReasoningRetention::of(model, self.streams, cache);
+        let belief = ReasoningRetention::prior(model, self.streams, cache);
         let streams = self.streams;
         let seen = Observation { belief, streams, cache, ..Observation::default() };
         let retention = learned.retention(&seen, evidence_of(turn));

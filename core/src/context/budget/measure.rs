@@ -360,7 +360,7 @@ impl<'a> PartScale<'a> {
         let cache = anchor.and_then(|anchor| cache_blocks(anchor.turn));
         Observation {
             counted,
-            belief: ReasoningRetention::of(model, streams, cache),
+            belief: ReasoningRetention::prior(model, streams, cache),
             new_content: self.new_content(anchor),
             counting: self.counter.counting(),
             streams,
