@@ -176,7 +176,7 @@ impl Explanation {
     ) -> Self {
         let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
         let price = |model: &str| prices.price(&turn.upstream, model);
-        let exchanged = SavingsInput::of(turn, parent.map(AsRef::as_ref), price);
+        let exchanged = SavingsInput::from_turn(turn, parent.map(AsRef::as_ref), price);
         let mut explained = Self {
             provider_request_id: turn.provider_request_id.as_deref().map(str::to_owned),
             found_by: turn.origin.as_deref().and_then(|origin| origin.found_by),

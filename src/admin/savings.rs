@@ -101,7 +101,7 @@ impl SessionSums {
         for turn in ledger.turns() {
             let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
             let price = |model: &str| prices.price(&turn.upstream, model);
-            let exchanged = SavingsInput::of(turn, parent.map(AsRef::as_ref), price);
+            let exchanged = SavingsInput::from_turn(turn, parent.map(AsRef::as_ref), price);
             gathered.savings.add(&exchanged.saved());
             if turn.purpose != Purpose::Turn || turn.usage.lower_bound {
                 continue;
@@ -117,7 +117,7 @@ impl SessionSums {
             // The protocol changes the cost only by cache lifetimes, which are not reported.
             let dialect = ledger.turn(&one.exchange).map_or(Dialect::OpenaiChat, |it| it.dialect);
             let price = prices.price(&one.upstream, &one.model);
-            gathered.savings.wrote(SummaryCosts::of(&one.spent, price, dialect));
+            gathered.savings.wrote(SummaryCosts::from_usage(&one.spent, price, dialect));
         }
         gathered
     }

@@ -34,7 +34,7 @@ pub(super) fn exchange(
 ) -> Exchange {
     let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
     let price = |model: &str| prices.price(&turn.upstream, model);
-    let saved = SavingsInput::of(turn, parent.map(AsRef::as_ref), price).saved();
+    let saved = SavingsInput::from_turn(turn, parent.map(AsRef::as_ref), price).saved();
     Exchange {
         upstream: Some(turn.upstream.clone()),
         dialect: Some(turn.dialect),

@@ -210,12 +210,15 @@ pub enum ClassicRole {
 impl ClassicPolicy {
     /// The rules, if requests are counted by them.
     pub(super) fn rules(&self) -> Option<&ClassicRules> {
-        (self.classic || self.decides != ClassicRole::Nothing).then_some(&self.rules)
+        if self.classic || self.decides != ClassicRole::Nothing { Some(&self.rules) } else { None }
     }
 
     /// The rules, if they decide.
     pub fn deciding(&self) -> Option<&ClassicRules> {
-        (self.decides != ClassicRole::Nothing).then_some(&self.rules)
+        match self.decides {
+            ClassicRole::Nothing => None,
+            ClassicRole::Budget => Some(&self.rules),
+        }
     }
 }
 
@@ -474,8 +477,8 @@ impl PrunePolicy {
     /// Whether results of this tool may be cut.
     pub(super) fn covers(&self, tool: Option<&str>) -> bool {
         let tool = tool.unwrap_or_default();
-        let named = |names: &[String]| names.iter().any(|name| matches(name, tool));
-        (self.tools.is_empty() || named(&self.tools)) && !named(&self.except_tools)
+        (self.tools.is_empty() || matches_any(&self.tools, tool))
+            && !matches_any(&self.except_tools, tool)
     }
 
     /// The text that replaces a cut result.
@@ -483,6 +486,10 @@ impl PrunePolicy {
         let filled = self.placeholder.replace("{tool}", tool.unwrap_or("tool"));
         filled.replace("{tokens}", &tokens.to_string())
     }
+}
+
+fn matches_any(patterns: &[String], tool: &str) -> bool {
+    patterns.iter().any(|pattern| matches(pattern, tool))
 }
 
 /// Whether a pattern names a tool; a `*` at its end matches any rest.

@@ -42,24 +42,26 @@ pub fn propose(
     if !request.conversation.is_whole_turn() {
         return Proposal::default();
     }
-    let found = PruneCandidates::of(request, known, cost);
-    let gate = found.gate(request, known, cost);
+    let candidates = PruneCandidates::new(request, known, cost);
+    let gate = candidates.gate(request, known, cost);
     // If cutting old results makes enough room, new ones are not trimmed.
-    let freed = if let Ok(Some(_)) = gate { found.saving() } else { 0 };
-    let left = RequestCost { tokens: cost.tokens.saturating_sub(freed), ..cost };
-    let mut proposal = found.newborn(request, known, left);
+    let freed = if let Ok(Some(_)) = gate { candidates.saving() } else { 0 };
+    let remaining_cost = RequestCost { tokens: cost.tokens.saturating_sub(freed), ..cost };
+    let mut proposal = candidates.newborn(request, known, remaining_cost);
     match gate {
         Ok(Some(why)) => {
-            proposal.facts.extend(found.old.iter().map(|result| result.cut(request, why)));
-            proposal.facts.extend(found.voided(request));
+            proposal.facts.extend(candidates.old.iter().map(|result| result.cut(request, why)));
+            proposal.facts.extend(candidates.voided(request));
         }
         Ok(None) => {}
         Err(why) => {
             // One step for the whole batch, at the oldest result.
-            let oldest = found.old.last();
-            proposal.declined.extend(oldest.map(|result| {
-                PlanStep::declined(Change::Cut, why, result.at, result.part.span, found.saving())
-            }));
+            if let Some(oldest) = candidates.old.last() {
+                let saving = candidates.saving();
+                let step =
+                    PlanStep::declined(Change::Cut, why, oldest.at, oldest.part.span, saving);
+                proposal.declined.push(step);
+            }
         }
     }
     proposal
@@ -106,85 +108,93 @@ struct PruneCandidates<'a> {
 }
 
 impl<'a> PruneCandidates<'a> {
-    fn of(request: &PlanRequest<'a>, known: &RecordedDecisions, cost: RequestCost<'_>) -> Self {
-        let mut found = Self::default();
-        let weights = PartWeights::of(request, cost);
+    fn new(request: &PlanRequest<'a>, known: &RecordedDecisions, cost: RequestCost<'_>) -> Self {
+        let mut candidates = Self::default();
+        let weights = PartWeights::new(request, cost);
         let policy = &request.policy.prune;
         let messages = &request.conversation.messages;
         let names = names(request);
         let last_reply = messages.iter().rposition(|message| message.role == Role::Assistant);
         let head = weights.head(request.conversation, cost.tokens);
-        let tail = ProtectedTail::of(request, head);
-        found.least_saving = policy.min_saving_tokens.min(tail.share).max(1);
+        let tail = ProtectedTail::new(request, head);
+        candidates.least_saving = policy.min_saving_tokens.min(tail.share).max(1);
         let mut counter = counter(request);
-        let (mut passed, mut counted, mut reasoning) = (0u64, 0u64, false);
+        let mut passed = 0u64;
+        let mut counted = 0u64;
+        let mut reasoning = false;
         for (index, message) in messages.iter().enumerate().rev() {
             if index < known.kept_from() {
-                return found;
+                return candidates;
             }
             for (part_at, part) in message.parts.iter().enumerate().rev() {
                 if policy.stop_at_summary && is_summary(part) {
-                    return found;
+                    return candidates;
                 }
                 reasoning |= part.kind == PartKind::Reasoning || part.signature.is_some();
-                let at = PartIndex::new(index, part_at);
+                let place = PartIndex::new(index, part_at);
                 // A trimmed result can be cleared like any other.
-                let CutOfPart { cut, trim: trimmed } = known.cut_at(part, at);
-                let own = trimmed.map_or_else(|| weights.own(part), |cut| u64::from(cut.tokens));
-                passed += own;
+                let CutOfPart { cut, trim: trimmed } = known.cut_at(part, place);
+                let part_tokens =
+                    trimmed.map_or_else(|| weights.own(part), |cut| u64::from(cut.tokens));
+                passed += part_tokens;
                 if policy.protect_counts == ProtectUnit::All {
-                    counted += weights.judged(part, own);
+                    counted += weights.judged(part, part_tokens);
                 }
                 let is_picture = policy.media && is_users_picture(message, part_at);
                 if part.kind != PartKind::ToolResult && !is_picture {
                     continue;
                 }
                 let keeps = policy.keep_media || is_picture;
-                let tokens = own + if keeps { 0 } else { weights.within(message, part_at) };
-                let about = known.about(at).filter(|_| is_picture || part.content.is_some());
-                let Some(about) = about else { continue };
+                let tokens = part_tokens + if keeps { 0 } else { weights.within(message, part_at) };
+                // A result without content has nothing that a placeholder could replace.
+                if !is_picture && part.content.is_none() {
+                    continue;
+                }
+                let Some(about) = known.about(place) else { continue };
                 let name = part.name.as_deref().or_else(|| names.get(part.id.as_deref()?).copied());
                 let may_go = is_picture || may_go(policy, name, part);
                 let is_new = last_reply.is_none_or(|last| index > last);
                 if cut.is_some() && (is_new || trimmed.is_none()) {
                     if may_go && policy.stop_at_cut {
-                        return found;
+                        return candidates;
                     }
                     continue;
                 }
                 let about = trimmed.map_or(about, |_| plan::clearing_key(about));
                 if is_new {
                     // An image cannot be trimmed to head and tail.
-                    let target = CutTarget { at, about, part, tokens: own };
-                    found.newborn.extend((may_go && !is_picture).then_some(target));
+                    if may_go && !is_picture {
+                        let target = CutTarget { at: place, about, part, tokens: part_tokens };
+                        candidates.newborn.push(target);
+                    }
                     // It counts among the newest results, though it cannot be cut yet.
                     if index < tail.from && may_go && policy.protect_counts == ProtectUnit::Results
                     {
-                        counted += weights.judged(part, own);
+                        counted += weights.judged(part, part_tokens);
                     }
                     continue;
                 }
                 if tail.holds(index, passed) || !may_go {
                     continue;
                 }
-                let text = placeholder(policy, name, own, is_picture);
+                let text = placeholder(policy, name, part_tokens, is_picture);
                 if policy.stop_at_cut && has_only_text(part, request.body, &text) {
-                    return found;
+                    return candidates;
                 }
                 if policy.protect_counts == ProtectUnit::Results {
-                    counted += weights.judged(part, own);
+                    counted += weights.judged(part, part_tokens);
                 }
                 if counted <= policy.protect_tokens.min(tail.share) {
                     continue;
                 }
-                let saves = weights.saved(policy, part, own, &text);
-                let target = CutTarget { at, about, part, tokens };
+                let saves = weights.saved(policy, part, part_tokens, &text);
+                let target = CutTarget { at: place, about, part, tokens };
                 if let Some(result) = CutCandidate::cleared(target, text, saves, &mut counter) {
-                    found.add(result, passed, reasoning, head + passed - own);
+                    candidates.add(result, passed, reasoning, head + passed - part_tokens);
                 }
             }
         }
-        found
+        candidates
     }
 
     /// Adds the next older candidate. `passed`: the tokens from it to the end; `uncuttable`: of what stays if it is the
@@ -193,7 +203,8 @@ impl<'a> PruneCandidates<'a> {
         if self.old.is_empty() {
             self.uncuttable = uncuttable;
         }
-        (self.after_first, self.reasoning_after) = (passed, reasoning);
+        self.after_first = passed;
+        self.reasoning_after = reasoning;
         self.old.push(result);
     }
 
@@ -209,8 +220,8 @@ impl<'a> PruneCandidates<'a> {
         cost: RequestCost<'_>,
     ) -> Result<Option<DecisionReason>, DecisionReason> {
         let policy = &request.policy.prune;
-        let few = request.conversation.messages.len() < policy.min_messages as usize;
-        if self.old.is_empty() || few || policy.gate.is_empty() {
+        let is_short = request.conversation.messages.len() < policy.min_messages as usize;
+        if self.old.is_empty() || is_short || policy.gate.is_empty() {
             return Ok(None);
         }
         if self.saving() < self.least_saving {
@@ -223,24 +234,26 @@ impl<'a> PruneCandidates<'a> {
         if known.is_suspended && !cold {
             return Err(DecisionReason::Suspended);
         }
-        let open = |gate: &PruneGate| match gate {
-            PruneGate::Pressure => self.relieves(request, known, cost, cold),
-            PruneGate::ColdCache => {
-                cold.then_some(DecisionReason::ColdCache).ok_or(DecisionReason::NoGate)
+        let mut verdict = Err(DecisionReason::NoGate);
+        for gate in &policy.gate {
+            let opened = match gate {
+                PruneGate::Pressure => self.relieves(request, known, cost, cold),
+                PruneGate::ColdCache if cold => Ok(DecisionReason::ColdCache),
+                PruneGate::PaysBack if self.pays_back(request, known) => {
+                    Ok(DecisionReason::PaysBack)
+                }
+                PruneGate::ColdCache | PruneGate::PaysBack => Err(DecisionReason::NoGate),
+                PruneGate::Always => Ok(DecisionReason::Always),
+            };
+            // The reason of the first closed gate is reported, unless it is only that no gate is open.
+            if opened.is_ok() || verdict == Err(DecisionReason::NoGate) {
+                verdict = opened;
             }
-            PruneGate::PaysBack => self
-                .pays_back(request, known)
-                .then_some(DecisionReason::PaysBack)
-                .ok_or(DecisionReason::NoGate),
-            PruneGate::Always => Ok(DecisionReason::Always),
-        };
-        // The reason of the first closed gate is reported, unless it is only that no gate is open.
-        let tried = policy.gate.iter().map(open).reduce(|one, next| match (one, next) {
-            (Ok(why), _) | (Err(_), Ok(why)) => Ok(why),
-            (Err(DecisionReason::NoGate), next) => next,
-            (one, Err(_)) => one,
-        });
-        let why = tried.unwrap_or(Err(DecisionReason::NoGate))?;
+            if verdict.is_ok() {
+                break;
+            }
+        }
+        let why = verdict?;
         let voids = request.is_bound() && (self.reasoning_after || !known.replies.is_empty());
         match voids {
             true if !policy.accept_reasoning_loss => Err(DecisionReason::Bound),
@@ -254,8 +267,10 @@ impl<'a> PruneCandidates<'a> {
     /// refuse it (`docs/protocols.md` 1.5). Reasoning that we put back is left out by itself, because its
     /// prefix no longer matches.
     fn voided(&self, request: &PlanRequest<'_>) -> Vec<Fact> {
-        let first = self.old.last().filter(|_| request.is_bound());
-        first.map_or_else(Vec::new, |first| voided_from(request, first.at.message))
+        match self.old.last() {
+            Some(oldest) if request.is_bound() => voided_from(request, oldest.at.message),
+            _ => Vec::new(),
+        }
     }
 
     /// Whether the window is filling up and a cut helps: it makes room for several turns, and pays for the
@@ -268,8 +283,9 @@ impl<'a> PruneCandidates<'a> {
         cost: RequestCost<'_>,
         cold: bool,
     ) -> Result<DecisionReason, DecisionReason> {
-        let (policy, fillable) = (&request.policy.prune, request.fillable());
-        let after = cost.tokens.saturating_sub(self.saving());
+        let policy = &request.policy.prune;
+        let fillable = request.fillable();
+        let remaining_tokens = cost.tokens.saturating_sub(self.saving());
         let is_full = cost.tokens >= request.policy.compact.threshold(fillable);
         let low_water = policy.low_water(fillable, self.uncuttable);
         if cost.tokens as f64 <= policy.threshold(fillable) {
@@ -278,7 +294,7 @@ impl<'a> PruneCandidates<'a> {
             Err(DecisionReason::UnknownWindow)
         } else if cost.tokens > fillable || policy.low_water >= 1.0 {
             Ok(DecisionReason::Pressure)
-        } else if after > low_water {
+        } else if remaining_tokens > low_water {
             Err(DecisionReason::LittleRoom)
         } else if !is_full && !cold && !self.pays_back(request, known) {
             Err(DecisionReason::NoGain)
@@ -296,9 +312,9 @@ impl<'a> PruneCandidates<'a> {
         };
         let read = price.cache_read / price.input;
         // A cache write is priced for the same lifetime as the parent turn's write.
-        let before = known.parent.as_ref().map(|parent| parent.usage.clone()).unwrap_or_default();
+        let usage = known.parent.as_ref().map(|parent| parent.usage.clone()).unwrap_or_default();
         let dialect = request.conversation.dialect;
-        let write = savings::write_price(&before, price, dialect) / price.input;
+        let write = savings::write_price(&usage, price, dialect) / price.input;
         let saving = self.saving() as f64;
         let rewrite_cost = (self.after_first as f64 - saving).max(0.0) * (write - read).max(0.0);
         let turns = rewrite_cost / (saving * read);
@@ -316,9 +332,11 @@ impl<'a> PruneCandidates<'a> {
         let Proposal { mut facts, mut declined } = Proposal::default();
         let limit = request.policy.prune.max_result_tokens;
         // A window that is only a guess decides nothing.
-        let fits = !request.model.known || cost.tokens <= request.fillable();
-        let is_compacted = || compact::would_fit(request, known, cost.parts, cost.tokens);
-        let fits = fits || limit.is_none() && !self.newborn.is_empty() && is_compacted();
+        let mut fits = !request.model.known || cost.tokens <= request.fillable();
+        // A summary that makes enough room leaves the new results whole.
+        if !fits && limit.is_none() && !self.newborn.is_empty() {
+            fits = compact::would_fit(request, known, cost.parts, cost.tokens);
+        }
         let mut counter = counter(request);
         for newborn in &self.newborn {
             let CutTarget { at, part, tokens, .. } = *newborn;
@@ -378,10 +396,19 @@ impl<'a> CutCandidate<'a> {
         counter: &mut TokenCounter<'_>,
     ) -> Option<Self> {
         let CutTarget { at, about, part, tokens } = target;
-        let after = u64::from(counter.stands_for(part, &text));
-        let saves = saves.unwrap_or(tokens.saturating_sub(after));
-        let content = Replacement::Text(text.into());
-        (after < tokens).then_some(Self { at, about, part, tokens, content, after, saves })
+        let text_tokens = u64::from(counter.stands_for(part, &text));
+        if text_tokens >= tokens {
+            return None;
+        }
+        Some(Self {
+            at,
+            about,
+            part,
+            tokens,
+            content: Replacement::Text(text.into()),
+            after: text_tokens,
+            saves: saves.unwrap_or(tokens - text_tokens),
+        })
     }
 
     /// A result trimmed to about `stay` tokens; `None` if nothing would be left out.
@@ -394,13 +421,20 @@ impl<'a> CutCandidate<'a> {
         let CutTarget { at, about, part, tokens } = target;
         let result_text = trim::text(part, body);
         let trim = TrimRange::new(&result_text, tokens, stay)?;
-        let after = u64::from(counter.stands_for(part, &trim.apply(&result_text, part.kind)?));
-        let (content, saves) = (Replacement::Trim(trim), tokens.saturating_sub(after));
-        Some(Self { at, about, part, tokens, content, after, saves })
+        let trimmed_text = trim.apply(&result_text, part.kind)?;
+        let trimmed_tokens = u64::from(counter.stands_for(part, &trimmed_text));
+        Some(Self {
+            at,
+            about,
+            part,
+            tokens,
+            content: Replacement::Trim(trim),
+            after: trimmed_tokens,
+            saves: tokens.saturating_sub(trimmed_tokens),
+        })
     }
 
     fn cut(&self, request: &PlanRequest<'_>, why: DecisionReason) -> Fact {
-        let small = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
         Fact::Cut(Box::new(Cut {
             epoch: None,
             about: PartKey(self.about),
@@ -408,8 +442,8 @@ impl<'a> CutCandidate<'a> {
             exchange: request.exchange.clone(),
             content: self.content.clone(),
             keep_media: why == DecisionReason::TooLarge || request.policy.prune.keep_media,
-            was: small(self.tokens),
-            tokens: small(self.after),
+            was: u32::try_from(self.tokens).unwrap_or(u32::MAX),
+            tokens: u32::try_from(self.after).unwrap_or(u32::MAX),
             why,
             shadow: request.is_shadow(),
         }))
@@ -424,9 +458,12 @@ struct PartWeights<'a> {
 }
 
 impl<'a> PartWeights<'a> {
-    fn of(request: &PlanRequest<'a>, cost: RequestCost<'a>) -> Self {
-        let own = cost.parts.iter().map(|part| (part.key, part.tokens)).collect();
-        Self { own, rules: cost.rules, body: request.body }
+    fn new(request: &PlanRequest<'a>, cost: RequestCost<'a>) -> Self {
+        Self {
+            own: cost.parts.iter().map(|part| (part.key, part.tokens)).collect(),
+            rules: cost.rules,
+            body: request.body,
+        }
     }
 
     fn own(&self, part: &Part) -> u64 {
@@ -482,14 +519,14 @@ fn is_users_picture(message: &Message, at: usize) -> bool {
         return false;
     }
     let mut others = message.parts.iter().enumerate().filter(|(other, _)| *other != at);
-    !others.any(|(_, it)| it.span.start <= part.span.start && part.span.end <= it.span.end)
+    !others.any(|(_, other)| other.span.start <= part.span.start && part.span.end <= other.span.end)
 }
 
 /// The decisions to remove the client's reasoning from this message on, because it is bound to what changes there.
 fn voided_from(request: &PlanRequest<'_>, first: usize) -> Vec<Fact> {
     let parts = request.conversation.messages.iter().skip(first).flat_map(|message| &message.parts);
-    let out = parts.filter_map(Part::removal_key);
-    out.map(|about| reasoning::take_out(request, about, DecisionReason::Bound)).collect()
+    let keys = parts.filter_map(Part::removal_key);
+    keys.map(|about| reasoning::take_out(request, about, DecisionReason::Bound)).collect()
 }
 
 /// The newest messages that policy protects.
@@ -505,8 +542,9 @@ struct ProtectedTail {
 
 impl ProtectedTail {
     /// The tail of a request whose head has so many tokens.
-    fn of(request: &PlanRequest<'_>, head: u64) -> Self {
-        let (policy, messages) = (&request.policy.prune, &request.conversation.messages);
+    fn new(request: &PlanRequest<'_>, head: u64) -> Self {
+        let policy = &request.policy.prune;
+        let messages = &request.conversation.messages;
         // A window that is only a guess limits nothing.
         let room = request.fillable().saturating_sub(head);
         Self {

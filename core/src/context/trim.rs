@@ -39,13 +39,13 @@ pub(super) fn text(part: &Part, body: &[u8]) -> String {
 impl TrimRange {
     /// Keeps about `target` of the `tokens` that `text` costs; `None` if nothing would be left out.
     pub(super) fn new(text: &str, tokens: u64, target: u64) -> Option<Self> {
-        let kept = u128::from(target) * text.len() as u128 / u128::from(tokens.max(1));
-        let kept = usize::try_from(kept).ok()?.saturating_sub(NOTE_BYTES);
-        if kept >= text.len() {
+        let bytes = u128::from(target) * text.len() as u128 / u128::from(tokens.max(1));
+        let bytes = usize::try_from(bytes).ok()?.saturating_sub(NOTE_BYTES);
+        if bytes >= text.len() {
             return None;
         }
-        let head = text.floor_char_boundary(kept * 2 / 3);
-        let tail = text.ceil_char_boundary(text.len() - (kept - kept * 2 / 3));
+        let head = text.floor_char_boundary(bytes * 2 / 3);
+        let tail = text.ceil_char_boundary(text.len() - (bytes - bytes * 2 / 3));
         Some(Self {
             head: head as u64,
             tail: tail as u64,
@@ -57,17 +57,20 @@ impl TrimRange {
     /// The head and tail of `text`, which is of a part of this kind; `None` if it is not the text that the decision
     /// was made for.
     pub(super) fn apply(&self, text: &str, kind: PartKind) -> Option<String> {
-        let all = text.len();
-        let is_same = all as u64 == self.bytes && PartKey::of_bytes(text.as_bytes()) == self.hash;
+        let total = text.len();
+        // The length is compared first: it is free, and a hash is not.
+        let is_same = total as u64 == self.bytes && PartKey::of_bytes(text.as_bytes()) == self.hash;
         if !is_same {
             return None;
         }
-        let (head, tail) = (usize::try_from(self.head).ok()?, usize::try_from(self.tail).ok()?);
-        let (first, last) = (text.get(..head)?, text.get(tail..)?);
+        let head = usize::try_from(self.head).ok()?;
+        let tail = usize::try_from(self.tail).ok()?;
+        let beginning = text.get(..head)?;
+        let end = text.get(tail..)?;
         let missing = tail.checked_sub(head)?;
         let what = if kind == PartKind::Text { "message" } else { "tool result" };
         Some(format!(
-            "{first}\n\n[… {missing} of {all} bytes of this {what} left out: it was too large …]\n\n{last}"
+            "{beginning}\n\n[… {missing} of {total} bytes of this {what} left out: it was too large …]\n\n{end}"
         ))
     }
 }

@@ -1194,4 +1194,4 @@ mod tests {
 }
 
 #[cfg(test)]
-mod session;
+mod session_tests;

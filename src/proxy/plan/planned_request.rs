@@ -545,7 +545,7 @@ impl PlannedRequest {
 
     fn limits(&self, prepared: &PreparedRequest) -> WindowLimits {
         let decides = prepared.may_decide();
-        WindowLimits::of(&prepared.plan_request(), decides, self.known.client_compacted)
+        WindowLimits::new(&prepared.plan_request(), decides, self.known.client_compacted)
     }
 
     /// The estimated tokens that were sent.

@@ -364,7 +364,7 @@ impl OpenTurn {
         };
         let parent = opened.placed.parent.as_deref();
         let counted = self.counted.as_ref().and_then(PendingCount::arrived);
-        SavingsInput { counted, ..SavingsInput::of(turn, parent, price) }.saved()
+        SavingsInput { counted, ..SavingsInput::from_turn(turn, parent, price) }.saved()
     }
 
     /// Forgets reported counts that the request's model cannot have, before anything is concluded from them.

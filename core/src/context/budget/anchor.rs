@@ -20,8 +20,12 @@ pub struct Anchor<'a> {
 /// What a thread's first turn of Gemini read from its cache; `None` for other turns and models.
 pub(super) fn cache_blocks(turn: &Turn) -> Option<CacheBlocks> {
     let is_first = turn.sketch.base.is_none();
-    (is_first && turn.family == Family::Gemini)
-        .then(|| CacheBlocks::from_cache_read(turn.usage.cache_read.unwrap_or(0)))
+    match turn.family {
+        Family::Gemini if is_first => {
+            Some(CacheBlocks::from_cache_read(turn.usage.cache_read.unwrap_or(0)))
+        }
+        _ => None,
+    }
 }
 
 /// What a turn of the thread has shown about the model's reasoning retention.

@@ -43,10 +43,12 @@ const MANUAL_BUFFER: u64 = 500;
 impl WindowLimits {
     /// The limits for `request`. `decides`: whether new decisions are made for its thread. `client_compacted`: whether its
     /// client was seen to compact.
-    pub fn of(request: &PlanRequest<'_>, decides: bool, client_compacted: bool) -> Self {
-        let (policy, window) = (request.policy, request.model.window);
-        let (prune, compact) = (&policy.prune, &policy.compact);
-        let (fillable, is_known) = (request.fillable(), request.model.known);
+    pub fn new(request: &PlanRequest<'_>, decides: bool, client_compacted: bool) -> Self {
+        let prune = &request.policy.prune;
+        let compact = &request.policy.compact;
+        let window = request.model.window;
+        let fillable = request.fillable();
+        let is_known = request.model.known;
         let pruning = match &prune.gate {
             _ if !decides => None,
             gate if gate.contains(&PruneGate::Always) => Some(0),
@@ -56,8 +58,8 @@ impl WindowLimits {
             _ => None,
         };
         let compacts = decides && is_known && compact.engine != SummaryEngine::Off;
-        let (prepare_threshold, compacting) =
-            (compact.prepare_threshold(fillable), compact.threshold(fillable));
+        let preparing = compact.prepare_threshold(fillable);
+        let compacting = compact.threshold(fillable);
         let buffer = match compact.show_buffer {
             false => None,
             true if compacts => Some(window.saturating_sub(compacting)),
@@ -68,24 +70,20 @@ impl WindowLimits {
         Self {
             fillable,
             pruning,
-            preparing: (compacts && prepare_threshold < compacting).then_some(prepare_threshold),
-            compacting: compacts.then_some(compacting),
-            refusing: is_known.then_some(window),
+            preparing: Some(preparing).filter(|tokens| compacts && *tokens < compacting),
+            compacting: if compacts { Some(compacting) } else { None },
+            refusing: if is_known { Some(window) } else { None },
             buffer,
         }
     }
 
     /// Each limit with its share of a window.
     pub(super) fn points(&self, window: u64) -> Thresholds {
-        let point = |tokens: Option<u64>| {
+        let limits = [self.pruning, self.preparing, self.compacting, self.refusing];
+        let [pruning, preparing, compacting, refusing] = limits.map(|tokens| {
             tokens.map(|tokens| WindowPoint { tokens, percent: percent(tokens, window) })
-        };
-        Thresholds {
-            pruning: point(self.pruning),
-            preparing: point(self.preparing),
-            compacting: point(self.compacting),
-            refusing: point(self.refusing),
-        }
+        });
+        Thresholds { pruning, preparing, compacting, refusing }
     }
 }
 
@@ -146,7 +144,7 @@ mod tests {
 
     /// A window of 10,000 tokens with a reserve of 2,000.
     fn scene() -> SessionFixture {
-        let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+        let mut scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
         (scene.model.window, scene.reserve) = (10_000, 2_000);
         scene.policy.prune.gate = vec![PruneGate::Pressure];
         scene.policy.prune.pressure = 0.5;
@@ -159,7 +157,7 @@ mod tests {
     fn limits(change: fn(&mut SessionFixture), decides: bool) -> WindowLimits {
         let mut scene = scene();
         change(&mut scene);
-        WindowLimits::of(&scene.request(), decides, false)
+        WindowLimits::new(&scene.request(), decides, false)
     }
 
     #[test]

@@ -18,22 +18,27 @@ pub fn tokens_without_cache_writes(usage: &Usage) -> Option<u64> {
 /// calls and their results stay together. It is after the last message only if the model has finished.
 pub(super) fn cut_point(conversation: &Conversation, body: &[u8], keep: f64) -> usize {
     let messages = &conversation.messages;
-    let is_read =
-        |message: &&Message| message.parts.iter().any(|it| it.audience == Audience::Model);
-    let length = |message| Some(message).filter(is_read).map(|it| classic::length(it.span, body));
-    let lengths: Vec<u64> = messages.iter().map(|message| length(message).unwrap_or(0)).collect();
+    let lengths: Vec<u64> = messages
+        .iter()
+        .map(|message| match message.parts.iter().any(|part| part.audience == Audience::Model) {
+            true => classic::length(message.span, body),
+            // What the model does not read is not in the agent's own history.
+            false => 0,
+        })
+        .collect();
     let target = lengths.iter().sum::<u64>() as f64 * (1.0 - keep.clamp(0.0, 1.0));
-    let (mut before, mut last) = (0u64, 0);
+    let mut length = 0u64;
+    let mut latest = 0;
     for (index, message) in messages.iter().enumerate() {
         if is_users_own(message) {
-            if before as f64 >= target {
+            if length as f64 >= target {
                 return index;
             }
-            last = index;
+            latest = index;
         }
-        before += lengths[index];
+        length += lengths[index];
     }
-    if messages.last().is_some_and(is_finished) { messages.len() } else { last }
+    if messages.last().is_some_and(is_finished) { messages.len() } else { latest }
 }
 
 /// Whether a compaction is accepted: it must shrink the context, but not to nothing.

@@ -5,7 +5,7 @@
 
 use foldhash::HashMap;
 
-use crate::dialect::{Conversation, Dialect, Message, Part, PartIndex, PartKind, Span};
+use crate::dialect::{Conversation, Dialect, Message, Part, PartIndex, PartKind};
 
 /// Calls of tools that were loaded before: the place of the reference, and the message with the call.
 fn loaded_calls(messages: &[Message]) -> Vec<(PartIndex, usize)> {
@@ -15,8 +15,11 @@ fn loaded_calls(messages: &[Message]) -> Vec<(PartIndex, usize)> {
         for (at, part) in message.parts.iter().enumerate() {
             let names = part.loads.iter().map(|name| (&**name, PartIndex::new(index, at)));
             loaded.extend(names);
-            let name = part.name.as_deref().filter(|_| part.kind == PartKind::ToolCall);
-            calls.extend(name.and_then(|name| Some((*loaded.get(name)?, index))));
+            if part.kind == PartKind::ToolCall
+                && let Some(reference) = part.name.as_deref().and_then(|name| loaded.get(name))
+            {
+                calls.push((*reference, index));
+            }
         }
     }
     calls
@@ -66,22 +69,21 @@ fn is_offered(conversation: &Conversation, name: &str) -> bool {
 fn step(conversation: &Conversation, body: &[u8], at: PartIndex) -> Option<String> {
     let message = conversation.messages.get(at.message)?;
     let part = message.parts.get(at.part)?;
-    let raw = |span: Span| String::from_utf8_lossy(span.of(body));
-    let holds = |it: &&Part| {
-        it.kind == PartKind::ToolResult
-            && it.span.start <= part.span.start
-            && part.span.end <= it.span.end
-    };
-    let result = message.parts.iter().find(holds).unwrap_or(part);
-    let before = conversation.messages[..=at.message].iter().flat_map(|message| &message.parts);
-    let before: Vec<&Part> = before.take_while(|it| it.span.start < result.span.start).collect();
-    let is_call = |it: &&&Part| match result.kind {
-        PartKind::ToolResult => it.kind == PartKind::ToolCall && it.id == result.id,
+    // A reference may be inside a result: the whole result is repeated.
+    let mut results = message.parts.iter().filter(|part| part.kind == PartKind::ToolResult);
+    let result = results
+        .find(|result| result.span.start <= part.span.start && part.span.end <= result.span.end)
+        .unwrap_or(part);
+    let parts = conversation.messages[..=at.message].iter().flat_map(|message| &message.parts);
+    let earlier: Vec<&Part> =
+        parts.take_while(|part| part.span.start < result.span.start).collect();
+    let call = earlier.iter().rev().find(|part| match result.kind {
+        PartKind::ToolResult => part.kind == PartKind::ToolCall && part.id == result.id,
         // A search of the provider's has no id.
-        _ => it.name.as_deref() == Some("tool_search_call"),
-    };
-    let call = raw(before.iter().rev().find(is_call)?.span);
-    let text = raw(result.span);
+        _ => part.name.as_deref() == Some("tool_search_call"),
+    })?;
+    let call = String::from_utf8_lossy(call.span.of(body));
+    let text = String::from_utf8_lossy(result.span.of(body));
     Some(match conversation.dialect {
         Dialect::Anthropic if result.server_step.is_some() => format!(
             r#"{{"role":"assistant","content":[{call},{text}]}},{{"role":"user","content":"{LOADED}"}}"#

@@ -170,7 +170,7 @@ impl ScheduleState {
 
 impl WrittenSummary {
     /// The summary for a request that needs one this urgently.
-    pub fn of(
+    pub fn from_request(
         request: &PlanRequest<'_>,
         known: &RecordedDecisions,
         need: CompactionNeed,

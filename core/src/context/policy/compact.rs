@@ -270,7 +270,7 @@ impl CompactPolicy {
         let text = self.boundary.replace("{type}", kind);
         let text = text.replace("{messages}", &messages.to_string());
         // A message without text would be refused.
-        (!text.trim().is_empty()).then_some(text)
+        if text.trim().is_empty() { None } else { Some(text) }
     }
 
     /// The most tokens that a summary should leave, so that the next one is not due soon.

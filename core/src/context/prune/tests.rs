@@ -31,7 +31,7 @@ fn scene(letters: &str, prune: PrunePolicy) -> SessionFixture {
 }
 
 fn of(name: &'static str, messages: &Value, prune: PrunePolicy) -> SessionFixture {
-    let mut scene = SessionFixture::of(name, messages);
+    let mut scene = SessionFixture::new(name, messages);
     scene.policy.prune = prune;
     scene
 }
@@ -50,7 +50,7 @@ fn found_in(scene: &SessionFixture, known: &RecordedDecisions) -> Found {
     let parts = scene.parts(|_| EACH);
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
     let request = scene.request();
-    let found = PruneCandidates::of(&request, known, cost);
+    let found = PruneCandidates::new(&request, known, cost);
     Found {
         old: found.old.iter().map(|result| result.at.message).collect(),
         new: found.newborn.iter().map(|newborn| newborn.at.message).collect(),
@@ -206,7 +206,7 @@ fn a_result_is_cut_once_and_one_that_was_trimmed_can_be_cleared() {
     let known = with_cut(&scene, 4, DecisionReason::TooLarge);
     let (parts, request) = (scene.parts(|_| EACH), scene.request());
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-    let abouts = PruneCandidates::of(&request, &known, cost).old;
+    let abouts = PruneCandidates::new(&request, &known, cost).old;
     let abouts: Vec<u128> = abouts.iter().map(|result| result.about).collect();
     assert_eq!(abouts, [plan::clearing_key(scene.about(4)), scene.about(2)]);
 }
@@ -239,7 +239,7 @@ fn a_placeholder_no_smaller_than_its_result_is_not_used() {
     let saves = |tokens: u32| {
         let parts = scene.parts(|_| tokens);
         let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-        let found = PruneCandidates::of(&request, &known, cost);
+        let found = PruneCandidates::new(&request, &known, cost);
         found.old.first().map(|result| (result.after, result.saves))
     };
     let (after, saved) = saves(EACH).unwrap();
@@ -261,7 +261,7 @@ fn pictures_in_a_result_are_counted_if_they_are_cut_with_it() {
         let parts = scene.parts(|_| EACH);
         let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
         let (request, known) = (scene.request(), scene.known());
-        PruneCandidates::of(&request, &known, cost).old[0].tokens / u64::from(EACH)
+        PruneCandidates::new(&request, &known, cost).old[0].tokens / u64::from(EACH)
     };
     assert_eq!((tokens(&all, true), tokens(&all, false)), (1, 3));
     all[2]["content"].as_array_mut().unwrap().push(picture);
@@ -312,7 +312,7 @@ fn turns(stays: u64, price: Price, usage: impl Fn(&mut crate::dialect::Usage)) -
         let request = scene.request();
         let parts = scene.parts(|_| EACH);
         let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-        let mut found = PruneCandidates::of(&request, &known, cost);
+        let mut found = PruneCandidates::new(&request, &known, cost);
         (found.old[0].saves, found.after_first) = (1000, 1000 + stays);
         found.pays_back(&request, &known)
     })
@@ -365,7 +365,7 @@ fn gate(
     let parts = scene.parts(|_| EACH);
     let cost = RequestCost { tokens, parts: &parts, rules: None };
     let request = scene.request();
-    PruneCandidates::of(&request, known, cost).gate(&request, known, cost)
+    PruneCandidates::new(&request, known, cost).gate(&request, known, cost)
 }
 
 #[test]
@@ -389,7 +389,7 @@ fn a_batch_waits_until_it_saves_enough() {
     let scene = scene_of(0);
     let (request, parts) = (scene.request(), scene.parts(|_| EACH));
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-    let saving = PruneCandidates::of(&request, &scene.known(), cost).saving();
+    let saving = PruneCandidates::new(&request, &scene.known(), cost).saving();
     assert!(saving > u64::from(EACH), "two of them: {saving}");
     let of = |min| gate(&scene_of(min), &scene.known(), 0);
     assert_eq!(of(saving), Ok(Some(DecisionReason::Always)));
@@ -469,7 +469,7 @@ fn pressure_cuts_where_that_makes_room_and_pays() {
     let known = scene.grown_from(|_| {});
     let (request, parts) = (scene.request(), scene.parts(|_| EACH));
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-    let saving = PruneCandidates::of(&request, &known, cost).saving();
+    let saving = PruneCandidates::new(&request, &known, cost).saving();
     // Of 400 tokens in the history, 200 precede the newest result. Of what is left of 800 above the others, a quarter
     // must be free.
     let most = (400..800).rev().find(|tokens| {
@@ -678,7 +678,7 @@ fn pictures_stay_if_policy_keeps_them_or_the_result_is_trimmed() {
         let scene = scene("ucra", PrunePolicy { keep_media, ..eased() });
         let (request, known, parts) = (scene.request(), scene.known(), scene.parts(|_| EACH));
         let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-        match PruneCandidates::of(&request, &known, cost).old[0].cut(&request, why) {
+        match PruneCandidates::new(&request, &known, cost).old[0].cut(&request, why) {
             Fact::Cut(cut) => cut.keep_media,
             other => panic!("{other:?}"),
         }
@@ -694,7 +694,7 @@ fn a_placeholder_is_not_subtracted_if_only_results_are_counted() {
         let scene = scene("ucra", PrunePolicy { protect_counts, ..eased() });
         let parts = scene.parts(|_| EACH);
         let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-        PruneCandidates::of(&scene.request(), &scene.known(), cost).saving()
+        PruneCandidates::new(&scene.request(), &scene.known(), cost).saving()
     };
     assert_eq!(saves(ProtectUnit::Results), u64::from(EACH));
     assert!(saves(ProtectUnit::All) < u64::from(EACH));

@@ -276,7 +276,11 @@ fn a_summary_is_credited_for_what_it_took_the_place_of() {
     near(large.money.unwrap().net(), 0.0);
     let mut savings = Savings::default();
     savings.add(&later_saved(&later));
-    savings.wrote(SummaryCosts::of(&usage(100_000, 90_000, 0), Some(PRICE), Dialect::Anthropic));
+    savings.wrote(SummaryCosts::from_usage(
+        &usage(100_000, 90_000, 0),
+        Some(PRICE),
+        Dialect::Anthropic,
+    ));
     assert_eq!(savings.summaries.tokens_compacted, 80_000);
     near(savings.net, 0.08 - 0.24);
 }
@@ -327,7 +331,7 @@ fn a_claim_is_corrected_by_the_next_count() {
     let grown = turn(first.clone(), estimate(76_000, 2_000, 26_000), usage(78_000, 0, 0));
     let first_turn = measured(grown.clone(), None);
     near(ratio(&first_turn), 0.8);
-    assert_eq!(SavingsInput::of(&first_turn, None, |_| Some(PRICE)).saved().removed, 24_000);
+    assert_eq!(SavingsInput::from_turn(&first_turn, None, |_| Some(PRICE)).saved().removed, 24_000);
     // The error of an earlier turn says nothing about this one.
     let plain = turn(RewriteSummary::default(), estimate(99_000, 1_000, 0), usage(100_000, 0, 0));
     near(ratio(&measured(grown, Some(&plain))), 0.8);
@@ -414,8 +418,10 @@ fn a_batch_larger_than_the_listed_steps_is_claimed_whole() {
         let mut cut: Turn = serde_json::from_str(&stored).unwrap();
         cut.measure_removed(None);
         assert_eq!(cut.done.measured, None, "{many}: so it was stored");
-        let late =
-            SavingsInput { before: Some(&before), ..SavingsInput::of(&cut, None, |_| Some(PRICE)) };
+        let late = SavingsInput {
+            before: Some(&before),
+            ..SavingsInput::from_turn(&cut, None, |_| Some(PRICE))
+        };
         assert_eq!((late.saved().removed, late.saved().reprocessed), (gone, 15_000));
         // What was cut when it was new would have been written to the cache, all of it.
         let born = saved(&of(DecisionReason::TooLarge), &cut.usage, None);
@@ -441,12 +447,16 @@ fn summaries_are_subtracted_from_what_was_saved() {
     let mut savings = Savings::default();
     let money = Some(Money { spent: 3.0, saved: 1.0, broken: 0.25 });
     savings.add(&ExchangeSavings { removed: 30, sent: 70, money, ..ExchangeSavings::default() });
-    savings.wrote(SummaryCosts::of(&usage(100_000, 90_000, 0), Some(PRICE), Dialect::Anthropic));
+    savings.wrote(SummaryCosts::from_usage(
+        &usage(100_000, 90_000, 0),
+        Some(PRICE),
+        Dialect::Anthropic,
+    ));
     let cost = (90_000.0 + 10_000.0 * 10.0 + 1_000.0 * 50.0) / 1e6;
     near(savings.summaries.dollars, cost);
     near(savings.net, 1.0 - 0.25 - cost);
-    savings.wrote(SummaryCosts::of(&usage(5, 0, 0), None, Dialect::Anthropic));
-    savings.wrote(SummaryCosts::of(&Usage::default(), Some(PRICE), Dialect::Anthropic));
+    savings.wrote(SummaryCosts::from_usage(&usage(5, 0, 0), None, Dialect::Anthropic));
+    savings.wrote(SummaryCosts::from_usage(&Usage::default(), Some(PRICE), Dialect::Anthropic));
     let summaries = savings.summaries;
     assert_eq!(
         (summaries.written, summaries.priced, summaries.input, summaries.output),
@@ -550,7 +560,7 @@ fn sums_are_joined_number_by_number() {
     assert_eq!(sum, expected);
     let mut spent = usage(1_000_000, 0, 0);
     spent.output = Some(100_000);
-    sum.wrote(SummaryCosts::of(&spent, Some(PRICE), Dialect::Anthropic));
+    sum.wrote(SummaryCosts::from_usage(&spent, Some(PRICE), Dialect::Anthropic));
     let written = SummaryCosts {
         written: 1,
         priced: 1,

@@ -49,7 +49,7 @@ fn reply(letters: &str) -> Reply {
 
 /// Whether reasoning comes back in what is sent, whether it does by an agent's rules, and whether none of it is sent.
 fn back(outlook: &CarryOutlook, letters: &str) -> (bool, bool, bool) {
-    let back = outlook.comes_back(&reply(letters));
+    let back = outlook.reply_carry(&reply(letters));
     assert_eq!(back.goes_on, letters.to_ascii_lowercase().contains('c'), "{letters}");
     (back.returns, back.returns_by_rules, back.unsent)
 }
@@ -97,9 +97,9 @@ fn reasoning_that_policy_may_strip_is_not_carried_over() {
 #[test]
 fn half_a_call_is_not_answered() {
     let mut half = reply("c");
-    assert!(outlook().comes_back(&half).goes_on);
+    assert!(outlook().reply_carry(&half).goes_on);
     half.parts[0].key = None;
-    assert!(!outlook().comes_back(&half).goes_on);
+    assert!(!outlook().reply_carry(&half).goes_on);
 }
 
 /// Gemini reads the signature, not the thoughts. An agent's rules do not know signatures.
@@ -123,7 +123,7 @@ fn gemini_reasoning_is_carried_over_with_its_signature() {
 
 /// A turn of 1,000 input tokens whose reply has 60 tokens of text and 40 of reasoning.
 fn turn() -> Turn {
-    let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+    let scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
     let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
     turn.usage =
         Usage { input: Some(1000), output: Some(100), reasoning: Some(40), ..Usage::default() };
@@ -401,11 +401,11 @@ fn a_client_that_drops_reasoning_is_detected() {
 #[test]
 fn a_repeated_request_does_not_show_that_its_client_drops_reasoning() {
     let has = |letters: &str| {
-        let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+        let scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
         let reply = scene.reply(&json!([
             {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"}, {"type": "text", "text": "Aye."}]));
         let turn = scene.turn(&reply);
-        let next = SessionFixture::of("claude-opus-4-6", &messages(letters));
+        let next = SessionFixture::new("claude-opus-4-6", &messages(letters));
         has_reply(&next.conversation, &Anchor { turn: &turn, sketch: &[] })
     };
     assert!(has("uau"));
@@ -417,7 +417,7 @@ fn a_repeated_request_does_not_show_that_its_client_drops_reasoning() {
 fn a_turn_stores_its_carry_over_and_its_window_limits() {
     use crate::context::policy::ClassicRole;
     let carried = |change: fn(&mut SessionFixture)| {
-        let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+        let mut scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
         change(&mut scene);
         let request = scene.request();
         let limits = WindowLimits { fillable: 7, ..WindowLimits::default() };

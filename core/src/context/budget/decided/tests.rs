@@ -27,7 +27,7 @@ fn decided(scene: &SessionFixture) -> MeasuredEstimate {
 /// A session in which the agent's rules decide. Each request but the last got a reply; its input and output are 1,000
 /// tokens.
 fn ruled(letters: &str) -> SessionFixture {
-    let mut scene = SessionFixture::of(FREE, &messages("u"));
+    let mut scene = SessionFixture::new(FREE, &messages("u"));
     scene.policy.estimate.decides = ClassicRole::Budget;
     let all = messages(letters);
     for count in (1..letters.len()).filter(|count| "uer".contains(&letters[count - 1..*count])) {

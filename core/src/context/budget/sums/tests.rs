@@ -12,7 +12,7 @@ fn part(tokens: u32, place: PromptSection) -> SketchPart {
 }
 
 fn turn(input: u64, output: u64) -> Turn {
-    let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+    let scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
     let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
     (turn.usage.input, turn.usage.output) = (Some(input), Some(output));
     turn
@@ -27,7 +27,7 @@ fn cleared_turn(input: u64, cleared: u64) -> Turn {
 
 #[test]
 fn reasoning_is_summed_by_section_and_counted_by_retention() {
-    let sums = TokenSums::of(&[
+    let sums = TokenSums::from_parts(&[
         part(1, PromptSection::System),
         part(2, PromptSection::Tools),
         part(4, PromptSection::SystemItem),

@@ -310,7 +310,7 @@ fn sections_and_reasoning_are_shown_once() {
 fn rewritten() -> (Turn, RewriteView) {
     use crate::context::scene::{SessionFixture, messages};
     use crate::dialect::refusal::RefusalCause;
-    let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+    let scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
     let reply = scene.reply(&serde_json::json!([{"type": "text", "text": "Aye."}]));
     let mut turn = scene.turn(&reply);
     turn.done = RewriteSummary {
@@ -411,7 +411,7 @@ fn a_view_shows_the_numbers_of_its_turn_plan_and_estimate() {
 #[test]
 fn a_reported_input_of_zero_shows_no_estimate_error() {
     use crate::context::scene::{SessionFixture, messages};
-    let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+    let scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
     let mut turn = scene.turn(&scene.reply(&serde_json::json!([{"type": "text", "text": "Aye."}])));
     turn.usage.input = Some(0);
     assert_eq!(ContextView::after(&turn).last_error_percent, None);

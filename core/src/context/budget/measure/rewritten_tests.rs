@@ -27,7 +27,7 @@ fn measured(scene: &SessionFixture) -> MeasuredEstimate {
 
 /// A second request, after one reply.
 fn followed(name: &'static str) -> SessionFixture {
-    let mut scene = SessionFixture::of(name, &messages("u"));
+    let mut scene = SessionFixture::new(name, &messages("u"));
     scene.answered(&json!([{"type": "text", "text": "Said 1."}]));
     scene.send(&messages("uau"));
     scene
@@ -115,7 +115,7 @@ fn a_summary_adds_its_counted_tokens_to_the_estimate() {
 /// Reasoning that is put back costs what it cost in the reply, block by block, at its place.
 #[test]
 fn reasoning_put_back_costs_as_much_as_in_its_reply() {
-    let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+    let mut scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
     let content = json!([thinking(1), thinking(2), messages("uc")[1]["content"][0]]);
     scene.answered(&content);
     scene.send(&messages("ucr"));
@@ -137,7 +137,7 @@ fn reasoning_put_back_costs_as_much_as_in_its_reply() {
         if sends {
             all[1]["content"] = json!([thinking(1), all[1]["content"][0]]);
         }
-        let measured = measured(&SessionFixture::of("claude-opus-4-6", &all));
+        let measured = measured(&SessionFixture::new("claude-opus-4-6", &all));
         let parts = measured.parts.iter().map(|part| part.place);
         parts.filter(|place| *place != PromptSection::History).collect()
     };
