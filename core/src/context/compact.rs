@@ -51,7 +51,6 @@ pub fn is_compactable(request: &PlanRequest<'_>) -> bool {
     request.conversation.is_whole_turn()
 }
 
-/// Whether policy allows compacting it.
 fn policy_allows(request: &PlanRequest<'_>) -> bool {
     request.policy.compact.engine != SummaryEngine::Off && is_compactable(request)
 }
@@ -67,8 +66,10 @@ pub fn need_at(
     let fillable = request.fillable();
     match tokens {
         _ if !policy_allows(request) || !request.model.known || fillable == 0 => CompactionNeed::No,
+        // A client that compacts by itself is only helped when its provider refuses.
         _ if is_left_to_client(request, known.client_compacted) => CompactionNeed::No,
         tokens if tokens > fillable => CompactionNeed::Must,
+        // After a refused rewrite, only what does not fit otherwise is compacted.
         _ if known.is_suspended => CompactionNeed::No,
         _ if is_settled(request, known) => CompactionNeed::No,
         _ if reaches(request, known, tokens, policy.threshold(fillable)) => CompactionNeed::Swap,
@@ -97,23 +98,22 @@ fn reaches(
     }
 }
 
-/// The highest need that a request can have. If the provider requires bound reasoning in an open tool loop, a
-/// summary would make it void; it is then for the next turn, and nothing waits for it.
 fn highest_need(request: &PlanRequest<'_>) -> CompactionNeed {
+    // A summary would make reasoning void that the provider requires in an open tool loop; it is then for the
+    // next turn, and nothing waits for it.
     let demands = request.reasoning_rule == ReasoningRule::Demanded && request.is_bound();
     if demands && request.is_in_loop() { CompactionNeed::Swap } else { CompactionNeed::Must }
 }
 
-/// Whether the usage of the last call does not apply any more, because a summary has replaced what it read.
 fn is_settled(request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {
     let Some(((_, compact), last)) = known.compact().zip(known.parent.as_ref()) else {
         return false;
     };
+    // A summary has replaced what that call read.
     let is_new = compact.exchange != last.exchange && compact.at >= last.ended;
     request.policy.compact.watches == ThresholdBasis::LastCall && is_new
 }
 
-/// Whether a request of this many tokens, which does not fit, would fit once it is compacted.
 pub(super) fn would_fit(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -456,7 +456,6 @@ impl MessageWeights {
         Self { messages, open, separates: loaded::separates(&request.conversation.messages) }
     }
 
-    /// The cut before a message, if it is possible and worth a summary.
     fn choice(
         &self,
         request: &PlanRequest<'_>,
@@ -473,13 +472,13 @@ impl MessageWeights {
         let is_own = known.has_own_near(request.conversation, cut);
         let total: u64 = self.messages.iter().sum();
         let was = self.messages[..cut].iter().sum::<u64>();
+        // A summary of little saves little, and costs a call.
         if was.saturating_mul(LEAST_SHARE) < total {
             return None;
         }
         Some(CutPoint { cut, about, near, is_own, was })
     }
 
-    /// Whether a history can be cut before a message, given who writes the summary.
     fn is_open_to(&self, messages: &[Message], cut: usize, by: SummaryAuthor) -> bool {
         let is_even = messages[cut].role == messages[cut - 1].role;
         // Nothing may come between a provider's summary and what follows it.
@@ -490,7 +489,6 @@ impl MessageWeights {
         !stays_together && self.is_closed(messages, cut)
     }
 
-    /// Whether a message begins a step, with no open call before it.
     fn is_closed(&self, messages: &[Message], cut: usize) -> bool {
         let previous = &messages[cut - 1];
         let message = &messages[cut];
@@ -503,7 +501,6 @@ impl MessageWeights {
     }
 }
 
-/// The tokens of a part in the form in which it is sent now.
 fn sent_tokens(part: &Part, request: &PlanRequest<'_>, part_tokens: &HashMap<PartKey, u32>) -> u64 {
     let key = part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.of(request.body)));
     // A trimmed result has the key of a cut, and one that was cleared after that, of a cut of the cut.

@@ -208,7 +208,6 @@ pub enum ClassicRole {
 }
 
 impl ClassicPolicy {
-    /// The rules, if requests are counted by them.
     pub(super) fn rules(&self) -> Option<&ClassicRules> {
         if self.classic || self.decides != ClassicRole::Nothing { Some(&self.rules) } else { None }
     }
@@ -469,19 +468,16 @@ impl PrunePolicy {
         uncuttable + (self.low_water * room as f64) as u64
     }
 
-    /// The tokens that [`Self::protect_share`] allows of so much room.
     pub(super) fn share_of(&self, room: u64) -> u64 {
         if self.protect_share >= 1.0 { u64::MAX } else { (self.protect_share * room as f64) as u64 }
     }
 
-    /// Whether results of this tool may be cut.
     pub(super) fn covers(&self, tool: Option<&str>) -> bool {
         let tool = tool.unwrap_or_default();
         (self.tools.is_empty() || matches_any(&self.tools, tool))
             && !matches_any(&self.except_tools, tool)
     }
 
-    /// The text that replaces a cut result.
     pub(super) fn placeholder_text(&self, tool: Option<&str>, tokens: u64) -> String {
         let filled = self.placeholder.replace("{tool}", tool.unwrap_or("tool"));
         filled.replace("{tokens}", &tokens.to_string())
@@ -492,8 +488,8 @@ fn matches_any(patterns: &[String], tool: &str) -> bool {
     patterns.iter().any(|pattern| matches(pattern, tool))
 }
 
-/// Whether a pattern names a tool; a `*` at its end matches any rest.
 fn matches(pattern: &str, tool: &str) -> bool {
+    // A `*` at the end matches any rest.
     match pattern.strip_suffix('*') {
         Some(start) => tool.starts_with(start),
         None => pattern == tool,

@@ -112,6 +112,7 @@ impl<'a> PruneCandidates<'a> {
         let mut candidates = Self::default();
         let weights = PartWeights::new(request, cost);
         let policy = &request.policy.prune;
+        let counts_results = policy.protect_counts == ProtectUnit::Results;
         let messages = &request.conversation.messages;
         let names = names(request);
         let last_reply = messages.iter().rposition(|message| message.role == Role::Assistant);
@@ -122,84 +123,74 @@ impl<'a> PruneCandidates<'a> {
         let mut passed = 0u64;
         let mut counted = 0u64;
         let mut reasoning = false;
-        for (index, message) in messages.iter().enumerate().rev() {
-            if index < known.kept_from() {
+        for (place, message, part) in newest_first(messages, known.kept_from()) {
+            if policy.stop_at_summary && is_summary(part) {
                 return candidates;
             }
-            for (part_at, part) in message.parts.iter().enumerate().rev() {
-                if policy.stop_at_summary && is_summary(part) {
+            reasoning |= part.kind == PartKind::Reasoning || part.signature.is_some();
+            // A trimmed result can be cleared like any other.
+            let CutOfPart { cut, trim: trimmed } = known.cut_at(part, place);
+            let part_tokens =
+                trimmed.map_or_else(|| weights.own(part), |cut| u64::from(cut.tokens));
+            passed += part_tokens;
+            if policy.protect_counts == ProtectUnit::All {
+                counted += weights.judged(part, part_tokens);
+            }
+            let is_picture = policy.media && is_users_picture(message, place.part);
+            // A result without content has nothing that a placeholder could replace.
+            let is_result = part.kind == PartKind::ToolResult && part.content.is_some();
+            if !is_result && !is_picture {
+                continue;
+            }
+            let keeps = policy.keep_media || is_picture;
+            let tokens = part_tokens + if keeps { 0 } else { weights.within(message, place.part) };
+            let Some(about) = known.about(place) else { continue };
+            let name = part.name.as_deref().or_else(|| names.get(part.id.as_deref()?).copied());
+            let may_go = is_picture || may_go(policy, name, part);
+            let is_new = last_reply.is_none_or(|last| place.message > last);
+            if cut.is_some() && (is_new || trimmed.is_none()) {
+                if may_go && policy.stop_at_cut {
                     return candidates;
                 }
-                reasoning |= part.kind == PartKind::Reasoning || part.signature.is_some();
-                let place = PartIndex::new(index, part_at);
-                // A trimmed result can be cleared like any other.
-                let CutOfPart { cut, trim: trimmed } = known.cut_at(part, place);
-                let part_tokens =
-                    trimmed.map_or_else(|| weights.own(part), |cut| u64::from(cut.tokens));
-                passed += part_tokens;
-                if policy.protect_counts == ProtectUnit::All {
+                continue;
+            }
+            let about = trimmed.map_or(about, |_| plan::clearing_key(about));
+            if is_new {
+                // An image cannot be trimmed to head and tail.
+                if may_go && !is_picture {
+                    let target = CutTarget { at: place, about, part, tokens: part_tokens };
+                    candidates.newborn.push(target);
+                }
+                // It counts among the newest results, though it cannot be cut yet.
+                if counts_results && may_go && place.message < tail.from {
                     counted += weights.judged(part, part_tokens);
                 }
-                let is_picture = policy.media && is_users_picture(message, part_at);
-                if part.kind != PartKind::ToolResult && !is_picture {
-                    continue;
-                }
-                let keeps = policy.keep_media || is_picture;
-                let tokens = part_tokens + if keeps { 0 } else { weights.within(message, part_at) };
-                // A result without content has nothing that a placeholder could replace.
-                if !is_picture && part.content.is_none() {
-                    continue;
-                }
-                let Some(about) = known.about(place) else { continue };
-                let name = part.name.as_deref().or_else(|| names.get(part.id.as_deref()?).copied());
-                let may_go = is_picture || may_go(policy, name, part);
-                let is_new = last_reply.is_none_or(|last| index > last);
-                if cut.is_some() && (is_new || trimmed.is_none()) {
-                    if may_go && policy.stop_at_cut {
-                        return candidates;
-                    }
-                    continue;
-                }
-                let about = trimmed.map_or(about, |_| plan::clearing_key(about));
-                if is_new {
-                    // An image cannot be trimmed to head and tail.
-                    if may_go && !is_picture {
-                        let target = CutTarget { at: place, about, part, tokens: part_tokens };
-                        candidates.newborn.push(target);
-                    }
-                    // It counts among the newest results, though it cannot be cut yet.
-                    if index < tail.from && may_go && policy.protect_counts == ProtectUnit::Results
-                    {
-                        counted += weights.judged(part, part_tokens);
-                    }
-                    continue;
-                }
-                if tail.holds(index, passed) || !may_go {
-                    continue;
-                }
-                let text = placeholder(policy, name, part_tokens, is_picture);
-                if policy.stop_at_cut && has_only_text(part, request.body, &text) {
-                    return candidates;
-                }
-                if policy.protect_counts == ProtectUnit::Results {
-                    counted += weights.judged(part, part_tokens);
-                }
-                if counted <= policy.protect_tokens.min(tail.share) {
-                    continue;
-                }
-                let saves = weights.saved(policy, part, part_tokens, &text);
-                let target = CutTarget { at: place, about, part, tokens };
-                if let Some(result) = CutCandidate::cleared(target, text, saves, &mut counter) {
-                    candidates.add(result, passed, reasoning, head + passed - part_tokens);
-                }
+                continue;
+            }
+            if tail.holds(place.message, passed) || !may_go {
+                continue;
+            }
+            let text = placeholder(policy, name, part_tokens, is_picture);
+            if policy.stop_at_cut && has_only_text(part, request.body, &text) {
+                return candidates;
+            }
+            if counts_results {
+                counted += weights.judged(part, part_tokens);
+            }
+            if counted <= policy.protect_tokens.min(tail.share) {
+                continue;
+            }
+            let saves = weights.saved(policy, part, part_tokens, &text);
+            let target = CutTarget { at: place, about, part, tokens };
+            if let Some(result) = CutCandidate::cleared(target, text, saves, &mut counter) {
+                candidates.add(result, passed, reasoning, head + passed - part_tokens);
             }
         }
         candidates
     }
 
-    /// Adds the next older candidate. `passed`: the tokens from it to the end; `uncuttable`: of what stays if it is the
-    /// newest.
     fn add(&mut self, result: CutCandidate<'a>, passed: u64, reasoning: bool, uncuttable: u64) {
+        // The newest one comes first: nothing after it goes, whatever is cut before it.
         if self.old.is_empty() {
             self.uncuttable = uncuttable;
         }
@@ -212,7 +203,6 @@ impl<'a> PruneCandidates<'a> {
         self.old.iter().map(|result| result.saves).sum()
     }
 
-    /// Why old results are cut now; `None` if there is nothing to cut.
     fn gate(
         &self,
         request: &PlanRequest<'_>,
@@ -227,6 +217,7 @@ impl<'a> PruneCandidates<'a> {
         if self.saving() < self.least_saving {
             return Err(DecisionReason::TooLittle);
         }
+        // The provider clears old results itself.
         if request.clears_past.is_some() || policy.method == PruneMethod::Provider {
             return Err(DecisionReason::Provider);
         }
@@ -255,6 +246,7 @@ impl<'a> PruneCandidates<'a> {
         }
         let why = verdict?;
         let voids = request.is_bound() && (self.reasoning_after || !known.replies.is_empty());
+        // A cut before bound reasoning makes it void.
         match voids {
             true if !policy.accept_reasoning_loss => Err(DecisionReason::Bound),
             // The open loop's own reasoning must stay (`docs/protocols.md` 1.5).
@@ -263,19 +255,15 @@ impl<'a> PruneCandidates<'a> {
         }
     }
 
-    /// Reasoning that the cuts make void, if policy accepts that: it is removed, because the provider would
-    /// refuse it (`docs/protocols.md` 1.5). Reasoning that we put back is left out by itself, because its
-    /// prefix no longer matches.
     fn voided(&self, request: &PlanRequest<'_>) -> Vec<Fact> {
+        // The provider would refuse it (`docs/protocols.md` 1.5). What we put back is left out by itself,
+        // because its prefix no longer matches.
         match self.old.last() {
             Some(oldest) if request.is_bound() => voided_from(request, oldest.at.message),
             _ => Vec::new(),
         }
     }
 
-    /// Whether the window is filling up and a cut helps: it makes room for several turns, and pays for the
-    /// broken cache within the horizon. Where a summary would be used, it need not pay; if the request does not
-    /// fit, both conditions are dropped.
     fn relieves(
         &self,
         request: &PlanRequest<'_>,
@@ -292,10 +280,12 @@ impl<'a> PruneCandidates<'a> {
             Err(DecisionReason::NoGate)
         } else if !request.model.known {
             Err(DecisionReason::UnknownWindow)
+        // A request that does not fit is cut whatever it costs.
         } else if cost.tokens > fillable || policy.low_water >= 1.0 {
             Ok(DecisionReason::Pressure)
         } else if remaining_tokens > low_water {
             Err(DecisionReason::LittleRoom)
+        // Where a summary would be used otherwise, a cut need not pay.
         } else if !is_full && !cold && !self.pays_back(request, known) {
             Err(DecisionReason::NoGain)
         } else {
@@ -303,9 +293,6 @@ impl<'a> PruneCandidates<'a> {
         }
     }
 
-    /// Whether the saving pays for the broken cache within the horizon: with T tokens after the
-    /// first changed byte, of which R go, read at r and processed again at w (times the input price),
-    /// `N = (T−R)(w−r) / (R·r)` turns (`docs/protocols.md` 7.4).
     fn pays_back(&self, request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {
         let Some(price) = request.model.price.filter(|price| price.input > 0.0) else {
             return false;
@@ -317,6 +304,8 @@ impl<'a> PruneCandidates<'a> {
         let write = savings::write_price(&usage, price, dialect) / price.input;
         let saving = self.saving() as f64;
         let rewrite_cost = (self.after_first as f64 - saving).max(0.0) * (write - read).max(0.0);
+        // `N = (T−R)(w−r) / (R·r)`: T tokens after the first changed byte, of which R go, are read at r and
+        // processed again at w.
         let turns = rewrite_cost / (saving * read);
         turns <= f64::from(request.policy.prune.horizon_turns)
     }
@@ -340,6 +329,7 @@ impl<'a> PruneCandidates<'a> {
         let mut counter = counter(request);
         for newborn in &self.newborn {
             let CutTarget { at, part, tokens, .. } = *newborn;
+            // What the rest of the request leaves of the window.
             let room = request.fillable().saturating_sub(cost.tokens.saturating_sub(tokens));
             let too_large = match limit {
                 Some(limit) => tokens > limit,
@@ -411,7 +401,6 @@ impl<'a> CutCandidate<'a> {
         })
     }
 
-    /// A result trimmed to about `stay` tokens; `None` if nothing would be left out.
     fn trimmed(
         target: CutTarget<'a>,
         body: &[u8],
@@ -476,9 +465,9 @@ impl<'a> PartWeights<'a> {
         tokens.saturating_sub(conversation.parts().map(|part| self.own(part)).sum())
     }
 
-    /// Tokens of images and documents inside a result, not of those beside it.
     fn within(&self, message: &Message, at: usize) -> u64 {
         let end = message.parts[at].span.end;
+        // Parts of a result follow it in the list; those beside it begin after its end.
         let inner = message.parts[at + 1..].iter().take_while(|inner| inner.span.end <= end);
         inner.map(|inner| self.own(inner)).sum()
     }
@@ -487,10 +476,9 @@ impl<'a> PartWeights<'a> {
         self.rules.map_or(own, |rules| rules.part(self.body, part))
     }
 
-    /// The saving of a cut in the count that decides, if that is not ours. If policy counts results only, the
-    /// placeholder is not subtracted.
     fn saved(&self, policy: &PrunePolicy, part: &Part, own: u64, text: &str) -> Option<u64> {
         if policy.protect_counts == ProtectUnit::Results {
+            // The placeholder is not subtracted if policy counts results only.
             return Some(self.judged(part, own));
         }
         let rules = self.rules?;
@@ -499,7 +487,6 @@ impl<'a> PartWeights<'a> {
     }
 }
 
-/// The text that replaces a result or image.
 fn placeholder(policy: &PrunePolicy, tool: Option<&str>, tokens: u64, is_picture: bool) -> String {
     match is_picture {
         true => PICTURE_PLACEHOLDER.to_owned(),
@@ -507,26 +494,37 @@ fn placeholder(policy: &PrunePolicy, tool: Option<&str>, tokens: u64, is_picture
     }
 }
 
-/// Whether policy allows cutting a result.
 fn may_go(policy: &PrunePolicy, tool: Option<&str>, part: &Part) -> bool {
     policy.covers(tool) && !(policy.keep_errors && part.is_error)
 }
 
-/// Whether a part is an image of the user, not one inside a tool result, which is cut with the result.
 fn is_users_picture(message: &Message, at: usize) -> bool {
     let part = &message.parts[at];
     if part.kind != PartKind::Image || message.role != Role::User {
         return false;
     }
+    // An image inside a tool result is cut with the result.
     let mut others = message.parts.iter().enumerate().filter(|(other, _)| *other != at);
     !others.any(|(_, other)| other.span.start <= part.span.start && part.span.end <= other.span.end)
 }
 
-/// The decisions to remove the client's reasoning from this message on, because it is bound to what changes there.
 fn voided_from(request: &PlanRequest<'_>, first: usize) -> Vec<Fact> {
+    // It is bound to what changes there, and would be refused.
     let parts = request.conversation.messages.iter().skip(first).flat_map(|message| &message.parts);
     let keys = parts.filter_map(Part::removal_key);
     keys.map(|about| reasoning::take_out(request, about, DecisionReason::Bound)).collect()
+}
+
+/// The parts of the messages after `from`, the newest first.
+fn newest_first(
+    messages: &[Message],
+    from: usize,
+) -> impl Iterator<Item = (PartIndex, &Message, &Part)> {
+    let messages = messages.iter().enumerate().skip(from).rev();
+    messages.flat_map(|(index, message)| {
+        let parts = message.parts.iter().enumerate().rev();
+        parts.map(move |(at, part)| (PartIndex::new(index, at), message, part))
+    })
 }
 
 /// The newest messages that policy protects.
@@ -554,13 +552,11 @@ impl ProtectedTail {
         }
     }
 
-    /// Whether it holds a message; `passed`: the tokens from there to the end.
     fn holds(self, message: usize, passed: u64) -> bool {
         message >= self.from && (passed <= self.share || message >= self.newest)
     }
 }
 
-/// The first message that policy protects.
 fn first_protected(policy: &PrunePolicy, messages: &[Message]) -> usize {
     let newest = messages.len().saturating_sub(policy.protect_messages as usize);
     let Some(turns) = (policy.protect_turns as usize).checked_sub(1) else { return newest };
@@ -572,15 +568,15 @@ fn counter<'a>(request: &PlanRequest<'a>) -> TokenCounter<'a> {
     request.tokenizer.counter(request.conversation, request.body, request.model)
 }
 
-/// Whether a result consists of exactly this text: its client has cut it.
 fn has_only_text(part: &Part, body: &[u8], text: &str) -> bool {
     // JSON escapes make a text at most six times as long.
+    // The client has cut it with the same placeholder.
     let [result_text] = &part.texts[..] else { return false };
     result_text.len() <= 6 * text.len() + 2 && text_at(*result_text, body) == text
 }
 
-/// Names of tools by the ids of their calls: most results have no name.
 fn names<'a>(request: &PlanRequest<'a>) -> HashMap<&'a str, &'a str> {
+    // Most results have only the id of their call.
     let calls = request.conversation.parts().filter(|part| part.kind == PartKind::ToolCall);
     calls.filter_map(|call| Some((call.id.as_deref()?, call.name.as_deref()?))).collect()
 }

@@ -55,7 +55,6 @@ pub struct Money {
 }
 
 impl Money {
-    /// Saved less broken; below 0 if rewriting cost more than it saved.
     fn net(&self) -> f64 {
         self.saved - self.broken
     }
@@ -132,17 +131,15 @@ impl<'a> SavingsInput<'a> {
         Some(counted.tokens)
     }
 
-    /// Tokens in the cache after the parent turn, less those cut, less those read now. A cache that was cold
-    /// is not counted: it is taken as cold if nothing of the history was read.
     fn reprocessed(&self) -> u64 {
         let Some(held) = self.broken_cache() else { return 0 };
         let cut = self.done.measured(self.done.tokens_of_new().late);
+        // A cache that was cold is not counted: nothing of the history was read then.
         held.saturating_sub(cut).saturating_sub(self.usage.cache_read.unwrap_or(0))
     }
 
-    /// Whether more was read from the cache than system prompt and tools, as estimated. Those are equal in
-    /// other sessions, which may have cached them.
     fn read_history(&self) -> bool {
+        // System prompt and tools are equal in other sessions, which may have cached them.
         let head = self.estimate.map_or(0, |estimate| {
             estimate.breakdown.system.saturating_add(estimate.breakdown.tools)
         });
@@ -236,13 +233,12 @@ impl Turn {
     }
 }
 
-/// The share of a prediction's error that is due to the `left` tokens of late cuts and not to the new parts.
-/// The error is shared out by the squares of what either may be off by: the more uncertain the new parts are,
-/// the less an error says about the cuts. What earlier new parts were off by is not subtracted: in recorded
-/// sessions that made claims twice as wrong (`docs/rewriting.md` "What it saved").
 fn share_of_cuts(left: f64, guess: &CostPrediction) -> f64 {
     let of_cuts = (MISCOUNTED * left).powi(2);
     let of_new = (guess.high.saturating_sub(guess.low) as f64 / 2.0).powi(2);
+    // By the squares of what either may be off by: the more uncertain the new parts are, the less an error says
+    // about the cuts. What earlier new parts were off by is not subtracted: in recorded sessions that made
+    // claims twice as wrong (`docs/rewriting.md` "What it saved").
     if of_cuts > 0.0 { of_cuts / (of_cuts + of_new) } else { 0.0 }
 }
 
@@ -253,11 +249,10 @@ const MISCOUNTED: f64 = 0.2;
 /// A cut saves at most this many times its claim; anything above has another cause.
 const MOST_REMOVED: f64 = 2.0;
 
-/// Tokens of a prompt that were in the provider's cache after it, as reported: read plus written. If caching
-/// is automatic and writes are not reported, the whole prompt.
 fn held(usage: &Usage, dialect: Dialect) -> u64 {
     let reported = usage.cache_read.unwrap_or(0).saturating_add(usage.cache_write.unwrap_or(0));
     let automatic = dialect != Dialect::Anthropic && usage.cache_write.unwrap_or(0) == 0;
+    // Where caching is automatic and writes are not reported, the whole prompt is in the cache.
     match (automatic, usage.cache_read, usage.input) {
         (true, Some(_), Some(input)) => input,
         _ => reported,
@@ -295,6 +290,7 @@ pub fn cost(usage: &Usage, price: Price, dialect: Dialect) -> Option<f64> {
 /// at Anthropic, 2.5 at OpenAI (`docs/protocols.md` 7.1, 7.2).
 pub(super) fn write_price(usage: &Usage, price: Price, dialect: Dialect) -> f64 {
     let short = if price.cache_write > 0.0 { price.cache_write } else { price.input };
+    // A long lifetime costs a multiple of the input price (`docs/protocols.md` 7.1, 7.2).
     let long = match dialect {
         Dialect::Anthropic => 2.0 * price.input,
         Dialect::OpenaiChat | Dialect::OpenaiResponses => 2.5 * price.input,

@@ -37,7 +37,6 @@ pub(super) struct SessionFixture {
 }
 
 impl SessionFixture {
-    /// A request of Anthropic's dialect.
     pub(super) fn new(name: &'static str, messages: &Value) -> Self {
         let body = json!({"model": name, "max_tokens": 9, "messages": messages});
         Self::read(Dialect::Anthropic, "/v1/messages", name, &body)
@@ -63,7 +62,6 @@ impl SessionFixture {
         }
     }
 
-    /// The next request of Anthropic's dialect.
     pub(super) fn send(&mut self, messages: &Value) {
         let body = json!({"model": self.name, "max_tokens": 9, "messages": messages});
         self.body = body.to_string().into_bytes();
@@ -101,7 +99,6 @@ impl SessionFixture {
         RecordedDecisions::of(&self.ledger, &self.conversation, &self.placed(), decisions)
     }
 
-    /// The request as it is sent.
     pub(super) fn plan(&self) -> Plan {
         replay(&self.request(), &self.known())
     }
@@ -130,7 +127,6 @@ impl SessionFixture {
         }
     }
 
-    /// The keyed parts of the history, with tokens by message.
     pub(super) fn parts(&self, tokens: impl Fn(usize) -> u32) -> Vec<SketchPart> {
         let messages = self.conversation.messages.iter().enumerate();
         let parts = messages.flat_map(|(index, message)| {
@@ -145,7 +141,6 @@ impl SessionFixture {
         sketch.collect()
     }
 
-    /// The key of decisions about this message's first part.
     pub(super) fn about(&self, message: usize) -> u128 {
         let decisions = self.known();
         (0..9)
@@ -153,7 +148,6 @@ impl SessionFixture {
             .expect("a part with a key")
     }
 
-    /// A reply of Anthropic's with this content.
     pub(super) fn reply(&self, content: &Value) -> Reply {
         let body = json!({"id": format!("msg_{}", self.count), "content": content, "stop_reason": "end_turn",
             "usage": {"input_tokens": 900, "output_tokens": 100}});
@@ -162,7 +156,6 @@ impl SessionFixture {
         reading.finish(BodyEnd::Whole)
     }
 
-    /// The turn of the current request with this reply.
     pub(super) fn turn(&self, reply: &Reply) -> Turn {
         let request = self.request();
         let placed = self.placed();
@@ -208,7 +201,6 @@ impl SessionFixture {
         }
     }
 
-    /// Commits the current request with this reply.
     pub(super) fn answered(&mut self, content: &Value) {
         let reply = self.reply(content);
         let plan = self.plan();

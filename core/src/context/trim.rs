@@ -27,9 +27,9 @@ pub struct TrimRange {
 /// The length of the note in the middle, bytes, rounded up.
 const NOTE_BYTES: usize = 120;
 
-/// The text of a result without surrounding white space, which its part key ignores, too.
 pub(super) fn text(part: &Part, body: &[u8]) -> String {
     let text: String = part.texts.iter().map(|span| text_at(*span, body)).collect();
+    // The part key ignores surrounding white space, too.
     match text.trim() {
         trimmed if trimmed.len() == text.len() => text,
         trimmed => trimmed.to_owned(),
@@ -75,14 +75,11 @@ impl TrimRange {
     }
 }
 
-/// The head and tail of a result of `tokens`, about `target` tokens, with a note between them; `None` if
-/// nothing would be left out.
 pub(super) fn head_and_tail(part: &Part, body: &[u8], tokens: u64, target: u64) -> Option<String> {
     let text = text(part, body);
     TrimRange::new(&text, tokens, target)?.apply(&text, part.kind)
 }
 
-/// The text of a JSON string, or the bytes of another value.
 pub(super) fn text_at(span: Span, body: &[u8]) -> String {
     let raw = span.of(body);
     let document = Document::read(raw);

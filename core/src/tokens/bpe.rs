@@ -109,7 +109,6 @@ pub fn fits(file: &[u8]) -> Result<(), VocabularyError> {
     sentencepiece::read(file).map(drop)
 }
 
-/// Whether the tokens of `family` are counted with its own vocabulary.
 pub(super) fn is_exact(family: Family) -> bool {
     match family {
         Family::O200k | Family::Cl100k => true,
@@ -155,7 +154,6 @@ impl Encoding {
         Self::new(TextSplitter::Words(words), &tokens)
     }
 
-    /// Builds from tokens in the order of their ranks.
     fn new(splits: TextSplitter, tokens: &[&[u8]]) -> Self {
         let bytes = tokens.concat().into();
         let mut starts: Vec<u32> = Vec::with_capacity(tokens.len() + 1);
@@ -210,10 +208,9 @@ impl Encoding {
         }
     }
 
-    /// What a token costs after merging: a character that is in no vocabulary costs as many tokens as it has
-    /// bytes.
     fn cost(&self, token: &[u8]) -> usize {
         let may_be_unknown = matches!(self.splits, TextSplitter::Words(_)) && token.len() <= 4;
+        // A character that is in no vocabulary is counted as its bytes.
         if may_be_unknown && !self.is_known(token) { token.len() } else { 1 }
     }
 
@@ -262,9 +259,8 @@ impl Encoding {
         }
     }
 
-    /// Merges the pair of the lowest rank, leftmost first, until no pair can be merged. Quadratic, but the
-    /// fastest for pieces as short as words.
     fn merge_short(&self, piece: &[u8], mut each: impl FnMut(&[u8])) {
+        // Quadratic, but the fastest for pieces as short as words.
         // The start of each part, and the rank of the token that it and the next part would form.
         let begins = (0..=piece.len()).filter(|at| self.begins(piece, *at));
         let mut parts: Vec<(u32, usize)> = Vec::with_capacity(piece.len() + 1);
@@ -290,8 +286,8 @@ impl Encoding {
         }
     }
 
-    /// The same with a heap of pairs and a linked list of neighbours: O(n log n), for text without a break.
     fn merge_long(&self, piece: &[u8], mut each: impl FnMut(&[u8])) {
+        // A heap of pairs and a linked list of neighbours: O(n log n), for text without a break.
         let end = piece.len();
         let mut next: Vec<u32> = (1..=end as u32 + 1).collect();
         let mut before: Vec<u32> = (0..=end as u32).map(|at| at.wrapping_sub(1)).collect();
@@ -325,7 +321,6 @@ impl Encoding {
         }
     }
 
-    /// The part that begins `at` and the next one, as they go into the heap, if they form a token.
     fn pair_at(
         &self,
         piece: &[u8],
@@ -339,7 +334,6 @@ impl Encoding {
         }
     }
 
-    /// The rank of `piece[start..end]`; [`NONE`] if it is not a token or the range is invalid.
     fn pair(&self, piece: &[u8], start: usize, end: usize) -> u32 {
         piece.get(start..end).and_then(|pair| self.rank(pair)).unwrap_or(NONE)
     }
@@ -354,11 +348,10 @@ impl Encoding {
         &self.bytes[start..end]
     }
 
-    /// The slot that holds the rank of `bytes`, or would hold it. Half of the slots are free, so the search
-    /// ends.
     fn slot(&self, bytes: &[u8]) -> usize {
         let mask = self.slots.len() - 1;
         let mut slot = xxh3_64(bytes) as usize & mask;
+        // Half of the slots are free, so the search ends.
         while self.slots[slot] != NONE && self.token(self.slots[slot]) != bytes {
             slot = (slot + 1) & mask;
         }
@@ -366,12 +359,11 @@ impl Encoding {
     }
 }
 
-/// Where a part begins; past the last one, where no range can end.
 fn part_start(parts: &[(u32, usize)], at: usize) -> usize {
+    // Past the last part no range can end: such a pair has no rank.
     parts.get(at).map_or(usize::MAX, |part| part.1)
 }
 
-/// The start of the next part in the linked list of [`Encoding::merge_long`].
 fn successor(next: &[u32], at: usize) -> usize {
     next.get(at).map_or(usize::MAX, |next| *next as usize)
 }

@@ -102,8 +102,8 @@ pub enum SentContent<'s> {
 }
 
 impl Default for ClassicRules {
-    /// Length divided by four: what most agents without a tokenizer do.
     fn default() -> Self {
+        // What most agents without a tokenizer do.
         Self {
             name: "length-4".to_owned(),
             text_tokens_per_char: 0.25,
@@ -162,32 +162,26 @@ impl ClassicRules {
         self.sum(history + if self.head { self.head(conversation, body) } else { 0.0 })
     }
 
-    /// Tokens of one part by itself.
     pub(crate) fn part(&self, body: &[u8], part: &Part) -> u64 {
         self.sum(self.raw(body, part, SentContent::Whole))
     }
 
-    /// Tokens of a tool result whose content is replaced by `text`.
     pub(crate) fn stands_for(&self, body: &[u8], part: &Part, text: &str) -> u64 {
         self.sum(self.raw(body, part, SentContent::Text(text)))
     }
 
-    /// Weight of a text that is not in the body, before the factor and the rounding.
     pub(crate) fn weigh_text(&self, text: &str) -> f64 {
         self.text(CharCounts::from_text(text))
     }
 
-    /// Tokens of the system prompt.
     pub(crate) fn system(&self, conversation: &Conversation, body: &[u8]) -> u64 {
         self.sum(self.raw_system(conversation, body))
     }
 
-    /// Tokens of the tool definitions.
     pub(crate) fn tools(&self, conversation: &Conversation, body: &[u8]) -> u64 {
         self.sum(self.raw_tools(conversation, body))
     }
 
-    /// Weight of system prompt and tools, before the factor and the rounding.
     pub(crate) fn head(&self, conversation: &Conversation, body: &[u8]) -> f64 {
         self.raw_system(conversation, body) + self.raw_tools(conversation, body)
     }
@@ -232,7 +226,6 @@ impl ClassicRules {
             && part.content.is_some_and(|content| !content.of(body).starts_with(b"\""))
     }
 
-    /// A part's tokens, before `factor` and the final rounding.
     fn raw(&self, body: &[u8], part: &Part, seen: SentContent<'_>) -> f64 {
         if seen == SentContent::Gone || part.audience != Audience::Model {
             return 0.0;
@@ -295,8 +288,6 @@ impl ClassicRules {
         name + content
     }
 
-    /// Weight of a JSON value: a string by the text it represents, anything else by its length without
-    /// whitespace.
     fn json(&self, at: Span, body: &[u8], rate: f64) -> f64 {
         self.piece(chars(at.of(body)).all() * rate)
     }
@@ -351,10 +342,10 @@ impl CharCounts {
         (self.ascii + self.other) as f64
     }
 
-    /// Adds one byte of UTF-8; the first byte of a character counts for all of it.
     fn and(mut self, byte: u8) -> Self {
         match byte {
             0..=0x7f => self.ascii += 1,
+            // The first byte of a character counts for all of it.
             0x80..=0xbf => {}
             0xc0..=0xef => self.other += 1,
             _ => self.other += 2,
@@ -371,11 +362,10 @@ impl CharCounts {
     }
 }
 
-/// Characters of a JSON value: for a string literal those of the text it represents, for anything else those
-/// of its shortest form as `JSON.stringify` writes it (numbers are taken as written).
 fn chars(raw: &[u8]) -> CharCounts {
     match raw {
         [b'"', inner @ .., b'"'] => literal(inner, false),
+        // As `JSON.stringify` writes it; numbers are taken as written.
         _ => compact(raw),
     }
 }
@@ -400,7 +390,6 @@ fn compact(raw: &[u8]) -> CharCounts {
     count
 }
 
-/// The number of bytes before the quote that ends a string.
 fn closing(raw: &[u8]) -> usize {
     let mut end = 0;
     while let Some(byte) = raw.get(end) {
@@ -435,6 +424,7 @@ fn literal(inner: &[u8], written: bool) -> CharCounts {
             b'n' | b't' | b'r' | b'b' | b'f' => 0x0a,
             other => u16::from(*other),
         };
+        // As JSON writes it: two characters where there is a short escape, six for other control characters.
         count = match unit {
             0x80.. => count.other(1),
             _ if !written => count.ascii(1),

@@ -25,7 +25,6 @@ impl FamilyCosts {
     }
 }
 
-/// What a family's tokens cost, if that was fitted.
 pub(super) fn fitted(family: Family) -> Option<&'static Costs> {
     match family {
         Family::Claude => Some(&fitted::CLAUDE),

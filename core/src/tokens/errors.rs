@@ -19,15 +19,15 @@ impl CallKind {
     /// The kind of a call whose history changed in another way than by growing.
     pub(super) const CHANGED: Self = Self(KINDS - 1);
 
-    /// The kind of a call that adds this: the error does not grow in proportion to the text, and what a user
-    /// writes moves reasoning, too.
     pub(super) fn new(content: &NewContent) -> Self {
+        // The error does not grow in proportion to the text.
         let size = match content.tokens {
             ..100 => 0,
             100..500 => 1,
             500..3_000 => 2,
             _ => 3,
         };
+        // What a user writes moves reasoning, too.
         let is_results = content.results > 0 && content.texts == 0 && content.media == 0;
         Self(size + if is_results { 0 } else { SIZES })
     }
@@ -51,13 +51,13 @@ impl RecentErrors {
     /// not known yet count as `at_first`.
     pub(super) fn width(&self, kind: CallKind, at_first: f32) -> f32 {
         let errors = self.0[kind.index()].iter().map(|tenths| f32::from(*tenths) / 10.0);
+        // Until enough is known, the rest is as wide as at first.
         let missing = KEPT.saturating_sub(errors.len());
         let mut errors: Vec<f32> = errors.chain(std::iter::repeat_n(at_first, missing)).collect();
         errors.sort_by(|a, b| b.total_cmp(a));
         errors.get(RANK - 1).copied().unwrap_or(at_first)
     }
 
-    /// The median width over the kinds of which something is known.
     pub(super) fn usual(&self, at_first: f32) -> f32 {
         let kinds = (0..KINDS).map(CallKind).filter(|kind| !self.0[kind.index()].is_empty());
         let mut widths: Vec<f32> = kinds.map(|kind| self.width(kind, at_first)).collect();
@@ -65,7 +65,6 @@ impl RecentErrors {
         widths.get(widths.len() / 2).copied().unwrap_or(at_first)
     }
 
-    /// Stores an error, in multiples of the expected one.
     pub(super) fn keep(&mut self, kind: CallKind, times: f64) {
         let errors = &mut self.0[kind.index()];
         errors.push((times * 10.0).ceil() as u16);
@@ -74,14 +73,13 @@ impl RecentErrors {
         }
     }
 
-    /// Forgets the older half.
     pub(super) fn doubt(&mut self) {
         for errors in &mut self.0 {
+            // The older half: what was shown lately is still the best guess.
             errors.drain(..errors.len().saturating_sub(KEPT / 2));
         }
     }
 
-    /// Whether this program can have written it.
     pub(super) fn is_whole(&self) -> bool {
         self.0.iter().all(|errors| errors.len() <= KEPT)
     }

@@ -68,7 +68,6 @@ impl Tokenizer {
         Self { costs: given.map(|given| given.costs).or(self.costs), ..self }
     }
 
-    /// A counter for one request to `model`, read from `body`.
     pub(crate) fn counter<'c>(
         self,
         conversation: &'c Conversation,
@@ -133,7 +132,6 @@ pub struct TokenCounter<'c> {
 }
 
 impl TokenCounter<'_> {
-    /// Counts the tokens of a part of the request, with its share of structure.
     pub(crate) fn part(&mut self, part: &Part) -> u32 {
         if part.audience != Audience::Model {
             return 0; // not in the prompt
@@ -169,7 +167,6 @@ impl TokenCounter<'_> {
         count + self.structure(part)
     }
 
-    /// Counts the tokens of a part of the request whose content is replaced by `text`.
     pub(crate) fn stands_for(&mut self, part: &Part, text: &str) -> u32 {
         self.text(text) + self.structure(part)
     }
@@ -209,14 +206,13 @@ impl TokenCounter<'_> {
         self.read
     }
 
-    /// The name of the tool that produced a result.
     pub(crate) fn tool_of<'p>(&'p self, result: &'p Part) -> Option<&'p str> {
         let id = result.id.as_deref().unwrap_or_default();
         result.name.as_deref().or_else(|| self.names.get(id).copied())
     }
 
-    /// Whether the parts so far include a compaction that only the provider can read: its tokens are a guess.
     pub(crate) fn guesses_compaction(&self) -> bool {
+        // Its tokens follow from its length: only the provider can read it.
         self.has_encrypted
     }
 
@@ -225,17 +221,14 @@ impl TokenCounter<'_> {
         self.counting
     }
 
-    /// Whether the tokens of a part follow from its length, because no vocabulary is there.
     pub(crate) fn is_by_length(&self, part: &Part) -> bool {
         self.tokenizer.encoding.is_none() && part.media.is_none()
     }
 
-    /// Tokens of all text so far.
     pub(crate) fn worded(&self) -> u64 {
         self.worded
     }
 
-    /// Token classes of all text so far.
     pub(crate) fn tally(&self) -> ClassCounts {
         self.tally
     }
@@ -278,8 +271,8 @@ impl TokenCounter<'_> {
         self.content(&text.unwrap_or_else(|| String::from_utf8_lossy(raw)), kind)
     }
 
-    /// Tokens of the text of a part. Claude writes the arguments of a call without the escapes of JSON.
     fn content(&mut self, text: &str, kind: PartKind) -> u32 {
+        // Claude writes the arguments of a call without the escapes of JSON.
         let is_claude = matches!(self.tokenizer.family, Family::Claude | Family::ClaudeNew);
         match kind == PartKind::ToolCall && is_claude && text.contains('\\') {
             true => self.text(&unescape(text.as_bytes())),
@@ -287,15 +280,14 @@ impl TokenCounter<'_> {
         }
     }
 
-    /// Tokens of a text that may not be in the prompt: it is not added to the totals and classes.
     fn uncounted(&mut self, text: &str) -> u32 {
+        // Such a text may not be in the prompt, so nothing is learned from it.
         let totals = (self.tally, self.worded, self.worded_bytes);
         let tokens = self.text(text);
         (self.tally, self.worded, self.worded_bytes) = totals;
         tokens
     }
 
-    /// Counts the tokens of a text.
     fn text(&mut self, text: &str) -> u32 {
         let text = match self.structure.folds_line_ends && text.contains("\r\n") {
             true => &*text.replace("\r\n", "\n"),
@@ -318,9 +310,8 @@ impl TokenCounter<'_> {
         tokens
     }
 
-    /// Estimates the tokens of a text past the limit: a long one from samples, a short one from the rate of
-    /// the text counted so far.
     fn sampled(&mut self, encoding: &Encoding, text: &str) -> f64 {
+        // A text too short for a sample is taken at the rate of the text so far.
         self.counting = CountingMethod::Length;
         let count = self.samples.min(text.len() / (2 * SAMPLE_BYTES));
         if count == 0 {
@@ -360,7 +351,6 @@ impl TokenCounter<'_> {
     }
 }
 
-/// Takes `count` pieces of a text that represent all of it.
 fn samples(text: &str, count: usize) -> impl Iterator<Item = &str> {
     let step = text.len() / count.max(1);
     (0..count).filter_map(move |at| {

@@ -31,14 +31,12 @@ impl Default for ClassCounts {
 }
 
 impl ClassCounts {
-    /// Counts one token more; `class` as from [`class`].
     pub(super) fn add(&mut self, class: u8) {
         if let Some(count) = self.0.get_mut(usize::from(class)) {
             *count += 1;
         }
     }
 
-    /// The tokens added since `before`, weighted by class.
     pub(super) fn weighed_since(&self, before: &Self, weights: &[f32; CLASSES]) -> f64 {
         let counts = self.0.as_chunks::<RARENESS>().0.iter();
         let earlier = before.0.as_chunks::<RARENESS>().0;
@@ -74,6 +72,7 @@ impl ClassCounts {
         let sums = self.sums();
         let capitals = [TokenKind::Title, TokenKind::SpacedTitle, TokenKind::Capitals];
         [
+            // Some tokenizers make one token of each digit, and few know other scripts as well.
             self.tokens() as f64,
             sums.tokens(TokenKind::Blank),
             sums.tokens(TokenKind::Line),
@@ -135,7 +134,6 @@ impl KindSums {
     }
 }
 
-/// The class of a token, by its bytes and its rank in the vocabulary.
 pub(super) fn class(token: &[u8], rank: usize) -> u8 {
     let kind = kind(token);
     let length = match (kind, token.len()) {
@@ -208,9 +206,9 @@ fn any(token: &[u8], predicate: fn(&u8) -> bool) -> bool {
     token.iter().any(predicate)
 }
 
-/// Whether a token consists only of U+2500 to U+259F (box drawing and block elements) and spaces.
 fn is_drawing(token: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(token) else { return false };
+    // Box drawing and block elements.
     text.chars().all(|sign| matches!(sign, ' ' | '\u{2500}'..='\u{259f}'))
 }
 

@@ -86,7 +86,6 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// The index into [`EstimatorState::evidence`] for such requests.
     fn way(&self) -> usize {
         let cache = match self.cache {
             None => 0,
@@ -96,7 +95,6 @@ impl Observation {
         2 * cache + usize::from(self.streams)
     }
 
-    /// The kind of call whose errors say how wide the range must be.
     fn kind(&self) -> CallKind {
         match self.is_changed {
             true => CallKind::CHANGED,
@@ -335,14 +333,12 @@ impl EstimatorState {
         (low, high)
     }
 
-    /// Whether no part of the request was ever reported: it does not continue another, and its head is
-    /// unknown.
     fn is_cold(&self, seen: &Observation) -> bool {
+        // Without a head the request continues another, whose usage was reported.
         let head = seen.new_content.head.map(Chain);
         head.is_some_and(|head| !self.bases.iter().any(|base| base.head == head))
     }
 
-    /// The likeliest reasoning retention for a request of such features.
     pub(crate) fn retention(
         &self,
         seen: &Observation,
@@ -362,7 +358,6 @@ impl EstimatorState {
         std::array::from_fn(|at| prior[at] + evidence[at] + of_model[at])
     }
 
-    /// What is known of the model and its upstream, whatever its threads showed.
     fn prior(&self, seen: &Observation) -> ByRetention<f32> {
         let of_upstream = self.reading[usize::from(seen.streams)].belief(&seen.belief);
         std::array::from_fn(|at| seen.belief[at] + of_upstream[at])
@@ -387,6 +382,7 @@ impl EstimatorState {
         let (least, most) = self.likely(seen, guess.evidence, &guess.by_retention);
         let beyond = least.saturating_sub(actual).max(actual.saturating_sub(most));
         self.errors.keep(seen.kind(), beyond as f64 / expected);
+        // A replaced history says nothing about the tokens of the new part.
         if seen.is_changed {
             return self;
         }
@@ -434,14 +430,13 @@ impl EstimatorState {
         self
     }
 
-    /// Learns from a call about reasoning that is not sent back. Returns what the call would have cost if
-    /// that had been known before: the rest is an error of counting.
     fn learn_unsent(&mut self, seen: &Observation, estimate: u64, actual: u64) -> u64 {
         let UnsentReasoning { tokens, counted } = seen.unsent;
         let Some(counts) = seen.unsent.judged(estimate, actual, seen.new_content.tokens) else {
             return actual;
         };
         self.counts_unsent = self.counts_unsent.after(seen.streams, counts);
+        // What the call would have cost if that had been known before: the rest is an error of counting.
         match (counted, counts) {
             (false, true) => actual.saturating_sub(tokens),
             (true, false) => actual.saturating_add(tokens),
@@ -481,7 +476,6 @@ impl EstimatorState {
         best
     }
 
-    /// The tokens that an expert adds to the count.
     fn correction(&self, expert: Expert, seen: &Observation, retention: ReasoningRetention) -> i64 {
         if let Some(head) = seen.new_content.head {
             let base = self.bases.iter().find(|base| base.head == Chain(head));
@@ -501,8 +495,8 @@ impl EstimatorState {
         }
     }
 
-    /// The error of the tool's results, if enough is known about them.
     fn of_tool(&self, seen: &Observation, retention: ReasoningRetention) -> Option<i64> {
+        // `None` as long as too little is known of the tool.
         self.tools.offset((seen.new_content.tool?, retention.reads()), seen.new_content.tokens)
     }
 
@@ -528,7 +522,6 @@ fn at_first(family: Family, exact: bool, is_changed: bool) -> f32 {
     }
 }
 
-/// A thread's evidence for each retention: what it had shown `before`, and how an estimate turned out.
 pub(crate) fn evidence_after(before: &CostPrediction, actual: u64) -> ByRetention<f32> {
     let was = showed(&before.by_retention, actual);
     if !is_evidence(&was) {
@@ -574,10 +567,9 @@ fn spread(family: Family, seen: &Observation) -> f64 {
     1.0 + share * seen.new_content.tokens as f64
 }
 
-/// The error that remains once a regression has learned, in tokens: about two in a hundred if the tokenizer
-/// is not public, whichever it is.
 fn noise(family: Family, seen: &Observation) -> f64 {
     match (seen.counting, family) {
+        // About two in a hundred, whichever the tokenizer is.
         (CountingMethod::Ratio, Family::Other) => 1.0 + 0.02 * seen.new_content.tokens as f64,
         _ => spread(family, seen),
     }

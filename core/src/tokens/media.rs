@@ -96,6 +96,7 @@ impl Pages {
         if named == 0 {
             return None;
         }
+        // Of a long document only the beginning is read; the rest is taken to be alike.
         let number = named as u64 * base64.len() as u64 / base64.len().clamp(1, READ) as u64;
         // A scan has no fonts, and no text that could be read out of it.
         let have_text = memmem::find(&read, b"/Font").is_some();
@@ -103,13 +104,11 @@ impl Pages {
     }
 }
 
-/// Whether the type of an object is a page, and not the list of pages.
 fn is_page(value: &[u8]) -> bool {
     let name = value.trim_ascii_start().strip_prefix(b"/Page");
     name.is_some_and(|rest| !rest.first().is_some_and(u8::is_ascii_alphanumeric))
 }
 
-/// Tokens of an image given as base64.
 pub(crate) fn base64_tokens(
     base64: &str,
     rule: &PictureRule,
@@ -123,7 +122,6 @@ pub(crate) fn base64_tokens(
     }
 }
 
-/// The most that an image costs a model, whatever its size and detail.
 pub(crate) fn largest_picture(rule: &PictureRule) -> u32 {
     match &rule.cost {
         PictureCost::Patches(patches) => {
@@ -135,6 +133,7 @@ pub(crate) fn largest_picture(rule: &PictureRule) -> u32 {
             });
             costs.max().unwrap_or(PICTURE)
         }
+        // Two by four tiles: the longest side after scaling is 2,048 and the shorter 768.
         PictureCost::Tiles { base, tile } => base + 8 * tile,
         PictureCost::Crops => 16 * 258,
         PictureCost::Shape => 2_240,
@@ -142,7 +141,6 @@ pub(crate) fn largest_picture(rule: &PictureRule) -> u32 {
     }
 }
 
-/// Tokens of an image of this size.
 fn picture(width: u32, height: u32, rule: &PictureRule, detail: Option<PictureDetail>) -> u32 {
     match &rule.cost {
         PictureCost::Patches(patches) => in_patches(width, height, patches, detail),
@@ -191,7 +189,6 @@ fn in_patches(width: u32, height: u32, rule: &Patches, detail: Option<PictureDet
     ((patches + rows) as f64 * rule.tokens).ceil() as u32
 }
 
-/// How many patches cover an image.
 fn covering(width: u32, height: u32, side: u32) -> u64 {
     u64::from(width.div_ceil(side)) * u64::from(height.div_ceil(side))
 }
@@ -215,18 +212,18 @@ fn largest(width: u32, height: u32, side: u32, patches: u32) -> (u32, u32) {
 fn whole_patches(width: u32, height: u32, side: u32, patches: u32) -> (u32, u32) {
     let [width, height, side] = [width, height, side].map(f64::from);
     let scale = (side * side * f64::from(patches) / (width * height)).sqrt();
+    // OpenAI's formula: scaled down further, so that no patch is cut.
     let scale = scale * whole_share(width * scale / side).min(whole_share(height * scale / side));
     ((width * scale).max(1.0) as u32, (height * scale).max(1.0) as u32)
 }
 
-/// The share of a side of so many patches that is whole patches.
 fn whole_share(patches: f64) -> f64 {
     if patches < 1.0 { 1.0 } else { patches.floor() / patches }
 }
 
-/// As many patches as fit into `most` in the image's shape; for an image of one pixel 33 by 33 were reported.
 fn in_shape(width: u32, height: u32, most: f64) -> u32 {
     let scale = (most / (f64::from(width) * f64::from(height))).sqrt();
+    // For an image of one pixel 33 by 33 were reported.
     let [across, down] =
         [width, height].map(|length| (f64::from(length) * scale).clamp(1.0, most) as u32);
     across * down
@@ -259,12 +256,10 @@ fn base64_of(literal: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// Width and height, from base64 alone.
 pub(crate) fn base64_size(data: &[u8]) -> Option<Size> {
     imagesize::blob_size(&decoded(data, HEADER)?).ok()
 }
 
-/// The first `most` bytes of base64, decoded.
 fn decoded(base64: &[u8], most: usize) -> Option<Vec<u8>> {
     // Four characters are three bytes; a cut in between would not decode.
     let length = base64.len().min(most) / 4 * 4;

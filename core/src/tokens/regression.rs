@@ -92,24 +92,23 @@ impl Regression {
         self.fade(1.0 - STAYS);
     }
 
-    /// Makes what was learned less certain, so that it can soon be learned anew.
     pub(super) fn doubt(&mut self) {
         if self.is_whole() {
             self.fade(0.5);
         }
     }
 
-    /// Reacts to a change: the cost of text may now be anything.
     pub(super) fn startled(&mut self) {
         if self.is_whole() {
             self.fade(1.0);
+            // The cost of text may now be anything.
             self.covariance[0] += STARTLED * STARTLED;
         }
     }
 
-    /// Adds a share of the initial spread, up to all of it.
     fn fade(&mut self, share: f64) {
         for (at, spread) in self.spreads.iter().enumerate() {
+            // Up to the initial spread: a fit never knows less than at first.
             let variance = spread * spread;
             let entry = &mut self.covariance[at * FEATURES + at];
             // It may be above the initial one after a change; then it stays as it is.
@@ -117,7 +116,6 @@ impl Regression {
         }
     }
 
-    /// Whether this program can have written it: a store may hold anything.
     pub(super) fn is_whole(&self) -> bool {
         self.weights.len() == FEATURES
             && self.spreads.len() == FEATURES

@@ -72,7 +72,6 @@ const BLOCK: u64 = 4_096;
 const SHORT_OF_BLOCKS: u64 = 200;
 
 impl CacheBlocks {
-    /// For a call that read so many tokens from the cache.
     pub(crate) fn from_cache_read(cache_read: u64) -> Self {
         let short = (BLOCK - cache_read % BLOCK) % BLOCK;
         if short < SHORT_OF_BLOCKS { Self::Whole } else { Self::Split }
@@ -116,6 +115,7 @@ impl ReadingEvidence {
         let reads_error = reads.abs_diff(actual);
         let drops_error = drops.abs_diff(actual);
         let is_explained = reads_error.min(drops_error) <= 30 + reasoning / 10;
+        // Nothing is shown if the error of counting may be as large, or if no retention explains the call.
         if (reasoning as f64) < CLEARLY * expected || !is_explained {
             return self;
         }
@@ -123,7 +123,6 @@ impl ReadingEvidence {
         Self(self.0 * PAST + shows.clamp(-CONVINCES, CONVINCES) * CLEAR)
     }
 
-    /// What the evidence adds to what was known `beforehand`.
     pub(super) fn belief(self, beforehand: &ByRetention<f32>) -> ByRetention<f32> {
         let [reads @ .., drops] = *beforehand;
         let reads = reads.into_iter().fold(f32::MIN, f32::max);
@@ -134,14 +133,13 @@ impl ReadingEvidence {
             .map(|retention| if retention.reads() { self.0 } else { -self.0 }.max(0.0))
     }
 
-    /// Whether this program can have written it.
     pub(super) fn is_whole(self) -> bool {
         self.0.is_finite() && self.0.abs() < 1e3
     }
 }
 
-/// An error in doublings; a few tokens are an error of counting, whatever the retention.
 pub(super) fn doublings(error: u64) -> f32 {
+    // A few tokens are an error of counting, whatever the retention.
     (8.0 + error as f32).log2()
 }
 

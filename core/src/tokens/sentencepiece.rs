@@ -42,7 +42,6 @@ const FEWEST: usize = 256;
 /// How SentencePiece writes a space.
 const SPACE: char = '▁';
 
-/// Reads a vocabulary.
 pub(super) fn read(file: &[u8]) -> Result<VocabularyPieces, VocabularyError> {
     let is_json = file.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
     let pieces = if is_json {
@@ -79,7 +78,6 @@ struct JsonModel {
     vocab: HashMap<String, u32>,
 }
 
-/// Reads the form that most model hubs use: pieces are numbered in the order in which they are merged.
 fn read_json(file: &[u8]) -> Result<VocabularyPieces, VocabularyError> {
     let TokenizerJson { normalizer, added_tokens, model } =
         serde_json::from_slice(file).map_err(|_| VocabularyError::Unread)?;
@@ -95,6 +93,7 @@ fn read_json(file: &[u8]) -> Result<VocabularyPieces, VocabularyError> {
     }
     let whole: Vec<String> = added_tokens.iter().map(|added| spaced(&added.content)).collect();
     let apart: HashSet<&str> = added_tokens.iter().map(|added| added.content.as_str()).collect();
+    // Pieces are numbered in the order in which they are merged.
     let mut vocab: Vec<(u32, &str)> =
         model.vocab.iter().map(|(piece, id)| (*id, piece.as_str())).collect();
     vocab.sort_unstable();
@@ -103,8 +102,8 @@ fn read_json(file: &[u8]) -> Result<VocabularyPieces, VocabularyError> {
     Ok(VocabularyPieces { merged, whole })
 }
 
-/// Whether a piece such as `<0x0A>` stands for a byte of a character that is not in the vocabulary.
 fn is_byte(piece: &str) -> bool {
+    // Such as `<0x0A>`: a byte of a character that is not in the vocabulary.
     piece.len() == 6 && piece.starts_with("<0x") && piece.ends_with('>')
 }
 
@@ -149,7 +148,6 @@ fn read_model(file: &[u8]) -> Option<Result<VocabularyPieces, VocabularyError>> 
     })
 }
 
-/// Whether a normalizer adds a leading space, removes spaces, or changes characters.
 fn changes(normalizer: &[u8]) -> Option<bool> {
     let mut has_map = false;
     // The two are true in the protocol if a file does not mention them.
@@ -242,7 +240,6 @@ impl<'f> ProtoFields<'f> {
         Some(used)
     }
 
-    /// Reads a varint: seven bits per byte, the lowest first.
     fn number(&mut self) -> Option<u64> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {

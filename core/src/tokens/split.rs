@@ -15,7 +15,6 @@ pub(super) enum SplitPattern {
     Cl100k,
 }
 
-/// The pieces of `text`, in order.
 pub(super) fn pieces(rules: SplitPattern, text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -96,7 +95,6 @@ impl Class {
     }
 }
 
-/// Bytes of the first piece; `None` at the end of the text.
 fn length(rules: SplitPattern, text: &str) -> Option<usize> {
     let initial = text.chars().next()?;
     let class = Class::from_char(initial);
@@ -206,10 +204,9 @@ fn spaces(rules: SplitPattern, text: &str) -> usize {
     if at_end || run == width { run } else { run - width }
 }
 
-/// The length in bytes of the leading run of characters whose class `belongs`. Nearly all are ASCII and need
-/// no decoding.
 fn run(text: &str, belongs: impl Fn(Class) -> bool) -> usize {
     for (at, byte) in text.bytes().enumerate() {
+        // Nearly all characters are ASCII and need no decoding.
         match ASCII.get(usize::from(byte)) {
             Some(class) if belongs(*class) => {}
             Some(_) => return at,
@@ -242,7 +239,6 @@ pub(super) struct WordSplitter {
 }
 
 impl WordSplitter {
-    /// `whole` are the pieces that are never merged, `merged` all others.
     pub(super) fn new(whole: &[String], merged: &[String]) -> Self {
         let mut splitter = Self {
             lengths: vec![Vec::new(); 256],
@@ -274,7 +270,6 @@ impl WordSplitter {
         row * BESIDE + column
     }
 
-    /// Whether the text is a piece that is never merged.
     pub(super) fn is_whole(&self, text: &str) -> bool {
         self.whole.contains(text)
     }
@@ -303,7 +298,6 @@ impl WordSplitter {
         each(&text[start..], false);
     }
 
-    /// The length in bytes of the longest never-merged piece that begins here.
     fn stands_alone(&self, text: &str, at: usize, first: u8) -> Option<usize> {
         let lengths = &self.lengths[usize::from(first)];
         let shortest = *lengths.last()?;

@@ -41,7 +41,6 @@ struct ResultSample {
 }
 
 impl ToolResults {
-    /// Whether this program can have written it.
     pub(super) fn is_whole(&self) -> bool {
         self.0.len() <= TOOLS && self.0.iter().all(|tool| tool.results.len() <= RESULTS)
     }
@@ -57,14 +56,12 @@ impl ToolResults {
         middle.into_iter().flatten().copied().min_by_key(|off| off.unsigned_abs())
     }
 
-    /// Whether the newest results all had the same error: with exact counting that is the structure around
-    /// them.
     pub(super) fn agree(&self, tool: ToolKey) -> bool {
         let newest = self.samples(tool).and_then(<[_]>::last_chunk::<AGREE>);
+        // With exact counting, equal errors are the structure around the results.
         newest.is_some_and(|newest| newest.windows(2).all(|pair| pair[0].off == pair[1].off))
     }
 
-    /// Stores the error of a result with `counted` tokens.
     pub(super) fn keep(&mut self, (name, reads): ToolKey, counted: u64, off: i64) {
         // Removed and pushed again below: the most recently used tool is the last.
         let mut tool = match self.0.iter().position(|tool| tool.key() == (name, reads)) {
@@ -83,7 +80,6 @@ impl ToolResults {
         }
     }
 
-    /// The results of a tool, if they are enough for a statement.
     fn samples(&self, tool: ToolKey) -> Option<&[ResultSample]> {
         let results = &self.0.iter().find(|known| known.key() == tool)?.results;
         if results.len() >= FEWEST { Some(results) } else { None }
@@ -97,7 +93,6 @@ impl ToolSamples {
 }
 
 impl ResultSample {
-    /// The expected error of a result of that many tokens, according to this one.
     fn offset(self, tokens: u64) -> i64 {
         // Structure costs the same whatever the size; any error beyond it belongs to the text, and a text of
         // half the size may still have all of it.

@@ -28,12 +28,10 @@ impl From<StoredCounting> for UnsentCounting {
 }
 
 impl UnsentCounting {
-    /// Whether it is counted in such requests.
     pub(super) fn counts(self, streams: bool) -> bool {
         self.0[usize::from(streams)]
     }
 
-    /// The same after a call of this kind showed whether it `counts`.
     #[must_use]
     pub(super) fn after(mut self, streams: bool, counts: bool) -> Self {
         self.0[usize::from(streams)] = counts;
@@ -54,7 +52,6 @@ pub struct UnsentReasoning {
 const LEAST: u64 = 100;
 
 impl UnsentReasoning {
-    /// The tokens of it that the estimate includes.
     pub(crate) fn input(self) -> u64 {
         if self.counted { self.tokens } else { 0 }
     }

@@ -28,7 +28,6 @@ pub(super) fn cache_blocks(turn: &Turn) -> Option<CacheBlocks> {
     }
 }
 
-/// What a turn of the thread has shown about the model's reasoning retention.
 pub(super) fn evidence_of(turn: &Turn) -> ByRetention<f32> {
     let guess = turn.estimate.as_ref().map(|estimate| &estimate.guess);
     let context = turn.context();
@@ -38,7 +37,6 @@ pub(super) fn evidence_of(turn: &Turn) -> ByRetention<f32> {
         .unwrap_or_default()
 }
 
-/// The tokens of parts.
 pub(super) fn sum(parts: &[SketchPart]) -> u64 {
     parts.iter().map(|part| u64::from(part.tokens)).sum()
 }

@@ -197,7 +197,6 @@ impl CarryOutlook {
         CarryOver { limits: Some(self.limits), contents, ..carry }
     }
 
-    /// Which reasoning of a reply comes back.
     fn reply_carry(&self, reply: &Reply) -> ReplyCarry {
         let has_blocks = reply.parts.iter().any(|part| part.kind == PartKind::Reasoning);
         // Nobody sends reasoning alone, such as that of a stream that broke off in it.
@@ -277,13 +276,12 @@ impl CarryOutlook {
         CarryOver { tokens, by_rules, ..carried_over }
     }
 
-    /// The share of the sent reasoning that policy leaves in the next request. What stands behind a signature
-    /// on a text or call stays with it.
     fn stay(&self, reply_carry: ReplyCarry) -> TokenSums {
         let TokenSums { reasoning, steered, old, .. } = self.thoughts;
         let may_strip = self.may_strip;
         // The open turn goes on with the results of the reply's calls.
         let may_strip_open = if reply_carry.goes_on { self.may_strip_loop } else { may_strip };
+        // What stands behind a signature on a text or call stays with it.
         let mut stay = TokenSums {
             reasoning: self.stripped(reasoning, self.fixed.reasoning, may_strip_open),
             steered: self.stripped(steered, self.fixed.steered, may_strip),
@@ -306,7 +304,6 @@ impl CarryOutlook {
         stay
     }
 
-    /// What policy leaves of the reasoning of a section, but for the newest piece.
     fn stripped(&self, all: u64, fixed: u64, may_strip: bool) -> u64 {
         match self.strip {
             StripPolicy::All | StripPolicy::AllButLast if may_strip => fixed,
@@ -315,16 +312,14 @@ impl CarryOutlook {
     }
 }
 
-/// Reasoning by section in the next request: what stays of the sent reasoning, and the reply's own. If the
-/// user sends a text next, all of it belongs to finished turns.
 fn next(stay: TokenSums, own: u64, goes_on: bool) -> TokenSums {
+    // If the user sends a text next, all of it belongs to finished turns.
     match goes_on {
         true => TokenSums { reasoning: stay.reasoning.saturating_add(own), ..stay },
         false => TokenSums { old: stay.thoughts().saturating_add(own), ..TokenSums::default() },
     }
 }
 
-/// The weight of the sent reasoning by an agent's rules.
 fn reasoning_weight(rules: &ClassicRules, request: &PlanRequest<'_>, sent: &[SketchPart]) -> f64 {
     let sent: HashSet<PartKey> =
         sent.iter().filter(|part| is_reasoning(part.place)).map(|part| part.key).collect();
@@ -345,18 +340,16 @@ fn reasoning_weight(rules: &ClassicRules, request: &PlanRequest<'_>, sent: &[Ske
     with_sent - without
 }
 
-/// Whether a request has the reply to the anchor's request, in whatever words.
 fn has_reply(conversation: &Conversation, anchor: &Anchor<'_>) -> bool {
     let index = first_new(conversation, anchor).checked_sub(1);
     let message = index.and_then(|index| conversation.messages.get(index));
     conversation.held.is_some() || message.is_some_and(|message| message.role == Role::Assistant)
 }
 
-/// Whether a client drops reasoning: it sent a reply back without what was expected, or it dropped some before. A
-/// repeated request shows nothing.
 fn has_dropped(parts: &[SketchPart], anchor: Option<Anchor<'_>>, has_reply: bool) -> bool {
     let Some(anchor) = anchor else { return false };
     let Some(carry) = &anchor.turn.carry else { return false };
+    // A repeated request shows nothing.
     if !has_reply || !carry.returns || reasoning_of(anchor.turn) == 0 {
         return carry.drops;
     }
@@ -370,7 +363,6 @@ fn reasoning_count(parts: &[SketchPart]) -> usize {
     parts.iter().filter(|part| is_reasoning(part.place)).count()
 }
 
-/// Whether a section is reasoning.
 fn is_reasoning(place: PromptSection) -> bool {
     matches!(
         place,
@@ -383,13 +375,14 @@ impl Turn {
     /// output is the larger of the reported number and our count of what was received.
     pub(crate) fn context(&self) -> Option<LastCall> {
         let usage = &self.usage;
+        // If the reply broke off after its input was reported, the larger of the reported output and our count
+        // of what was received.
         let context = usage.context().or_else(|| self.cut_context())?;
         // Of several replies, the client continues with one.
         let others: u64 = self.others.iter().map(|form| form.output).sum();
         Some(LastCall { output: context.output.saturating_sub(others), ..context })
     }
 
-    /// The context of a reply that broke off.
     fn cut_context(&self) -> Option<LastCall> {
         let usage = &self.usage;
         // With several calls behind one report, the input is that of all of them.
@@ -419,9 +412,8 @@ impl Turn {
     }
 }
 
-/// Reasoning of a reply that never comes back, for turns without a stored carry-over: OpenAI's Chat
-/// Completions does not return it.
 fn lost_reasoning(turn: &Turn) -> u64 {
+    // For turns without a stored carry-over: OpenAI's Chat Completions does not return reasoning.
     match (turn.dialect, turn.family) {
         (Dialect::OpenaiChat, Family::O200k) => reasoning_of(turn),
         _ => 0,

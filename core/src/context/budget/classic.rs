@@ -104,13 +104,12 @@ pub fn classic<'s>(
 }
 
 impl ClassicEstimate {
-    /// Tokens of this much more weight.
     pub(super) fn more(&self, rules: &ClassicRules, weight: f64) -> u64 {
         rules.sum(self.weight + weight).saturating_sub(rules.sum(self.weight))
     }
 
-    /// Subtracts what was cleared since the earlier call, which its input still contains.
     pub(super) fn subtract(&mut self, tokens: u64) {
+        // The input of the earlier call still contains it.
         let tokens = tokens.min(self.before);
         self.before -= tokens;
         self.tokens -= tokens;
@@ -121,6 +120,7 @@ impl ClassicEstimate {
 /// How much longer system prompt and tools are than in the request of an earlier call, tokens by the rules; 0
 /// where the rules did not count them there.
 fn head_growth(rules: &ClassicRules, turn: &Turn, now: u64) -> i64 {
+    // What the rules did not count there is not known to have grown.
     let is_ruled = turn.carry.as_ref().is_some_and(|carry| carry.ruled);
     let counted = turn
         .estimate

@@ -86,7 +86,6 @@ impl MessageTokens {
         self
     }
 
-    /// Adds a tool that is not loaded.
     pub(super) fn defers(&mut self, name: Option<&str>) {
         let Some(name) = name else { return };
         if self.deferred.len() < MOST_DEFERRED {
@@ -127,7 +126,6 @@ impl MessageTokens {
         self
     }
 
-    /// Whether it is empty.
     pub(crate) fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
@@ -198,8 +196,8 @@ impl fmt::Display for MessageTokens {
     }
 }
 
-/// A tool's name with unsafe characters replaced: clients choose the names.
 fn plain(name: &str) -> Box<str> {
+    // Clients choose the names.
     let name: String = name
         .chars()
         .take(NAME)

@@ -53,7 +53,6 @@ pub fn estimate(
 }
 
 impl MeasuredEstimate {
-    /// Replaces our number by the classic one: it is shown, stored and used for decisions.
     fn ruled_by_classic(&mut self) {
         let Some(classic) = &self.classic else { return };
         let estimate = &mut self.estimate;
@@ -133,7 +132,6 @@ struct CutResult<'k> {
 }
 
 impl<'k> CutResult<'k> {
-    /// All of a request, in order.
     fn all(request: &PlanRequest<'_>, sent: &Overlay, known: &'k RecordedDecisions) -> Vec<Self> {
         let cuts = known.cuts_here().filter_map(|(at, _, cut)| {
             let part = request.part(at)?;
@@ -151,7 +149,6 @@ impl<'k> CutResult<'k> {
     }
 }
 
-/// What is sent of a part.
 fn seen<'c>(part: &Part, sent: &Overlay, cuts: &'c [CutResult<'_>]) -> SentContent<'c> {
     if sent.is_gone(part.span) {
         return SentContent::Gone;
@@ -197,7 +194,6 @@ fn saved(
     saved
 }
 
-/// The weight of the summary that is sent.
 fn summary_of(request: &PlanRequest<'_>, known: &RecordedDecisions) -> f64 {
     let rules = &request.policy.estimate.rules;
     let dialect = request.conversation.dialect;
@@ -213,6 +209,7 @@ fn added(
     known: &RecordedDecisions,
     is_whole: bool,
 ) -> f64 {
+    // With an earlier call, only what is new since counts.
     let is_summarised = is_whole && sent.summary().is_some();
     let summary = if is_summarised { summary_of(request, known) } else { 0.0 };
     let mut weight = 0.0;

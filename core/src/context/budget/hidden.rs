@@ -38,7 +38,6 @@ impl HiddenInput {
         }
     }
 
-    /// The reason as text.
     pub(super) fn description(self) -> &'static str {
         match self {
             Self::HostedTools => "tools ran at the provider",

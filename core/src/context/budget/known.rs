@@ -41,7 +41,6 @@ impl KnownCosts {
         Self(costs)
     }
 
-    /// The parts of a turn's reply, in whichever form it comes back.
     pub(super) fn of_reply(turn: &Turn) -> Self {
         let mut costs = Self::from_parts(&turn.reply);
         for form in &turn.others {
@@ -59,12 +58,10 @@ impl KnownCosts {
         costs
     }
 
-    /// The tokens of a part with this key.
     pub(super) fn tokens(&self, key: PartKey) -> Option<u32> {
         self.0.get(&key).map(|known| known.tokens)
     }
 
-    /// Whether the tokens of such parts follow from the length of the text.
     pub(super) fn is_by_length(&self, key: PartKey) -> bool {
         self.0.get(&key).is_some_and(|known| known.by_length)
     }

@@ -77,7 +77,6 @@ impl WindowLimits {
         }
     }
 
-    /// Each limit with its share of a window.
     pub(super) fn points(&self, window: u64) -> Thresholds {
         let limits = [self.pruning, self.preparing, self.compacting, self.refusing];
         let [pruning, preparing, compacting, refusing] = limits.map(|tokens| {
@@ -87,7 +86,6 @@ impl WindowLimits {
     }
 }
 
-/// Tokens in percent of a window; 0 if the window is 0.
 pub(super) fn percent(tokens: u64, window: u64) -> f64 {
     if window == 0 { 0.0 } else { tokens as f64 * 100.0 / window as f64 }
 }

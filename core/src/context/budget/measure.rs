@@ -207,20 +207,19 @@ impl<'a> PartScale<'a> {
         scale
     }
 
-    /// Every part in the order of its sketch: what changes with each request comes last.
     fn weigh(&mut self) -> Vec<SketchPart> {
         let mut parts = Vec::with_capacity(self.conversation.parts().count() + 16);
         self.head(&mut parts);
         self.new_content.headed = sum(&parts);
         self.history(&mut parts);
+        // What changes with each request comes last, so that the stored difference is small.
         self.tail(&mut parts);
         parts
     }
 
-    /// The same if the provider holds the history. Instructions and tools are sent with each request
-    /// (`docs/protocols.md` 3).
     fn weigh_held(&mut self, held: &HeldHistory, anchor: &Anchor<'_>) -> Vec<SketchPart> {
         let mut parts = Vec::with_capacity(anchor.sketch.len() + 16);
+        // Instructions and tools are sent with each request (`docs/protocols.md` 3).
         self.head(&mut parts);
         if is_after(held, anchor.turn) || !self.repeats(anchor.turn) {
             self.held(anchor, &mut parts);
@@ -236,7 +235,6 @@ impl<'a> PartScale<'a> {
         parts
     }
 
-    /// What the estimate is based on, once the parts are weighed.
     fn method(&self) -> EstimateMethod {
         match &self.conversation.held {
             Some(_) => EstimateMethod::Held,
@@ -246,7 +244,6 @@ impl<'a> PartScale<'a> {
         }
     }
 
-    /// Whether part of the turn's reply is sent again.
     fn repeats(&self, turn: &Turn) -> bool {
         let mut keys = self.conversation.parts().filter_map(|part| part.key);
         keys.any(|key| turn.has_in_reply(key))
@@ -405,10 +402,10 @@ impl<'a> PartScale<'a> {
     /// contained: an error of the estimate says nothing about the new parts then.
     fn is_changed(&self, anchor: &Anchor<'_>, tokens: u64, counted: u64) -> bool {
         let (_, gone) = moved(anchor, counted, tokens, self.sums.new);
+        // An error of the estimate says nothing about the new parts then.
         self.is_poor || gone > thoughts(anchor) + FEW
     }
 
-    /// Describes the new parts by number, kind and tokens.
     fn new_content(&self, anchor: Option<Anchor<'_>>) -> NewContent {
         let mut content = self.new_content.clone();
         content.tally = self.counter.tally();
@@ -429,8 +426,6 @@ impl<'a> PartScale<'a> {
         self.weighed(part, place, 0)
     }
 
-    /// A part with its tokens. If they are not known yet, it is counted, with `extra` tokens for its
-    /// structure.
     fn weighed(&mut self, part: &'a Part, place: PromptSection, extra: u32) -> SketchPart {
         let replaced = self.now.replaced(part.span);
         let key = match replaced {
@@ -461,14 +456,12 @@ impl<'a> PartScale<'a> {
         sketched
     }
 
-    /// Adds a part to the contents of the messages.
     fn holds(&mut self, part: &Part, place: PromptSection, tokens: u32) {
         if place == PromptSection::History {
             self.contents.add(part, self.counter.tool_of(part), u64::from(tokens));
         }
     }
 
-    /// Records a part that is new.
     fn came(&mut self, part: &'a Part, tokens: u32) {
         self.is_poor |= self.grows && part.role == Role::Assistant;
         let content = &mut self.new_content;
@@ -486,7 +479,6 @@ impl<'a> PartScale<'a> {
         }
     }
 
-    /// The summary that begins the history.
     fn summary(&mut self, key: PartKey, counted: u32) -> SketchPart {
         let earlier = self.sent.take(key);
         self.compacts = earlier.is_none();
@@ -500,14 +492,12 @@ impl<'a> PartScale<'a> {
         sketched
     }
 
-    /// Adds the reasoning that the plan put back at a place.
     fn put_back(&mut self, at: usize, place: PromptSection, parts: &mut Vec<SketchPart>) {
         for key in self.now.back(at) {
             parts.push(self.reasoning(None, *key, place));
         }
     }
 
-    /// Adds the messages injected after a part.
     fn injected(&mut self, span: Span, parts: &mut Vec<SketchPart>) {
         for &(key, counted) in self.now.injected_after(span) {
             let earlier = self.sent.take(key);
@@ -540,25 +530,24 @@ impl<'a> PartScale<'a> {
         sketched
     }
 
-    /// The next piece of the last reply's reasoning: its tokens are split evenly among the pieces.
     fn reasoning_piece(&mut self) -> Option<u32> {
         let (left, pieces) = self.reasoning_left.as_mut()?;
+        // Split evenly: how much of it is in which piece is not reported.
         let piece = left.checked_div(*pieces).unwrap_or(0);
         *left -= piece;
         *pieces = pieces.saturating_sub(1);
         Some(u32::try_from(piece).unwrap_or(u32::MAX))
     }
 
-    /// The key of the reasoning that a part is, or (Gemini) that its signature stands for.
     fn thoughts(&self, part: &Part) -> Option<PartKey> {
         match part.kind {
             PartKind::Reasoning => part.reasoning_key.map(PartKey),
+            // Gemini: the signature on another part stands for the reasoning.
             _ => part.signature.map(|signature| PartKey::of_bytes(signature.of(self.body))),
         }
     }
 }
 
-/// The hash of what comes before the messages, without the parts that change with each request.
 fn head_of(conversation: &Conversation, body: &[u8]) -> u128 {
     let parts = conversation.system.iter().filter(|part| part.key.is_some());
     let keys = parts
@@ -571,8 +560,8 @@ fn is_history(place: PromptSection) -> bool {
     place == PromptSection::History
 }
 
-/// Whether a section is system prompt or tools, which include a response schema.
 fn is_head(place: PromptSection) -> bool {
+    // Tools include a response schema.
     matches!(place, PromptSection::System | PromptSection::Tools)
 }
 
@@ -580,7 +569,6 @@ fn is_item(place: PromptSection) -> bool {
     matches!(place, PromptSection::SystemItem | PromptSection::ToolsItem)
 }
 
-/// Whether the held history ends with this turn's reply.
 fn is_after(held: &HeldHistory, turn: &Turn) -> bool {
     matches!(held, HeldHistory::After(id) if turn.response.as_ref() == Some(id))
 }

@@ -26,6 +26,7 @@ pub(super) fn recounted(
     if guessed.is_empty() {
         return None;
     }
+    // A counter of its own: none of this is new text.
     let mut counter = tokenizer.counter(conversation, body, model);
     let mut counted: HashMap<PartKey, u32> = HashMap::default();
     let first_tools = FirstTools::new(conversation);
@@ -51,7 +52,6 @@ pub(super) fn recounted(
     Some(recounted)
 }
 
-/// The key of a part in a sketch.
 fn key_of(part: &Part, body: &[u8]) -> PartKey {
     let key = match part.kind {
         PartKind::Reasoning => part.reasoning_key.map(PartKey),
@@ -79,7 +79,6 @@ impl FirstTools {
         }
     }
 
-    /// What the tool at `index` costs in addition to itself.
     pub(super) fn extra(&self, index: usize, counter: &TokenCounter<'_>) -> u32 {
         if Some(index) == self.loaded {
             counter.loading()

@@ -63,7 +63,6 @@ fn reply_form(parts: &[ReplyPart], chain: Chain, tokens: Vec<SketchPart>) -> Rep
     }
 }
 
-/// The parts of each of the replies, with what each part will cost.
 fn choices(reply: &Reply, tokenizer: Tokenizer) -> Vec<Vec<SketchPart>> {
     let replies = std::iter::once(&reply.parts).chain(&reply.choices);
     let thoughts =
@@ -123,7 +122,6 @@ const AROUND: u64 = 24;
 const AROUND_EXACT: u64 = 8;
 const AROUND_CALL: u64 = 80;
 
-/// The keyed parts of one form of a reply, with the tokens of their text.
 fn counted(parts: &[ReplyPart], counter: &mut TokenCounter<'_>) -> Vec<SketchPart> {
     let keyed = runs(parts).map(|(key, run)| {
         let texts = run.into_iter().filter(|part| part.audience == Audience::Model);
@@ -133,21 +131,19 @@ fn counted(parts: &[ReplyPart], counter: &mut TokenCounter<'_>) -> Vec<SketchPar
     keyed.collect()
 }
 
-/// Whether a form of a reply has several calls.
 fn has_parallel_calls(parts: &[ReplyPart]) -> bool {
     parts.iter().filter(|part| part.kind == PartKind::ToolCall).count() > 1
 }
 
-/// Whether the model itself wrote all of it.
 fn is_written_by_model(reply: &Reply) -> bool {
     let own_kinds = [PartKind::Text, PartKind::ToolCall, PartKind::Reasoning];
     reply.forms().flatten().all(|part| own_kinds.contains(&part.kind))
 }
 
-/// Whether all that it was billed for is text that we have. The content of hosted tools is no output.
 fn shows_all_output(reply: &Reply) -> bool {
     reply.forms().flatten().all(|part| match part.kind {
         PartKind::Text | PartKind::ToolCall | PartKind::ToolResult | PartKind::Reasoning => true,
+        // The content of hosted tools is no output.
         PartKind::Opaque => part.audience != Audience::Model || !part.text.is_empty(),
         PartKind::Tool | PartKind::Image | PartKind::Document => false,
     })
@@ -157,7 +153,6 @@ fn shows_all_output(reply: &Reply) -> bool {
 /// taken as too low.
 const SHORT: u64 = 64;
 
-/// Splits `total` among the parts, in proportion to their tokens.
 fn share(parts: Vec<&mut SketchPart>, total: u64) {
     let weights: u64 = parts.iter().map(|part| u64::from(part.tokens).max(1)).sum();
     let count = parts.len();

@@ -17,12 +17,11 @@ pub(super) fn reply_weight(
     if raw.is_empty() { 0.0 } else { messages_weight(rules, dialect, &raw) }
 }
 
-/// Whether a reply has anything but reasoning that its client can send back. Nobody sends reasoning alone.
 pub(super) fn has_content(reply: &Reply) -> bool {
+    // Nobody sends reasoning alone.
     reply.parts.iter().any(|part| part.kind != PartKind::Reasoning && part.key.is_some())
 }
 
-/// A reply as its client sends it back: the elements of the list of messages, raw JSON.
 fn reply_as_sent(dialect: Dialect, reply: &Reply, thoughts: bool) -> String {
     if !has_content(reply) {
         return String::new();
@@ -94,7 +93,6 @@ fn call_block(dialect: Dialect, call: &ReplyPart) -> String {
     }
 }
 
-/// A JSON string.
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }

@@ -36,7 +36,6 @@ fn is_zero(tokens: &u64) -> bool {
 const REMINDER: &[u8] = b"\"<system-reminder>";
 
 impl SectionTokens {
-    /// Adds a part with its tokens, if it belongs to a section.
     pub(super) fn add(&mut self, part: &Part, body: &[u8], tokens: u32) {
         if let Some(section) = self.section_mut(part, body) {
             *section += u64::from(tokens);
@@ -67,7 +66,6 @@ impl SectionTokens {
         }
     }
 
-    /// Caps the sections at the totals that they are shares of.
     pub(super) fn within(mut self, tools: u64, messages: u64) -> Self {
         self.mcp_tools = self.mcp_tools.min(tools);
         let mut rest = messages;

@@ -51,12 +51,10 @@ impl TokenSums {
         *sum += u64::from(part.tokens);
     }
 
-    /// All reasoning, old or new.
     pub(super) fn thoughts(&self) -> u64 {
         self.reasoning + self.steered + self.old
     }
 
-    /// Tokens that are read under a reasoning retention.
     pub(super) fn read(&self, retention: ReasoningRetention) -> u64 {
         self.by_retention()[retention as usize].1
     }
@@ -101,9 +99,6 @@ pub(super) fn grown(
     cleared(anchor, prompt, clears_past)
 }
 
-/// The prediction, limited from below, in a range widened by what is uncertain. Removed tokens were counted,
-/// not measured: a response schema counted too high would subtract too much. `head_left`: removed tokens of
-/// system prompt and tools, as they were counted.
 pub(super) fn floored(
     guess: CostPrediction,
     anchor: &Anchor<'_>,
@@ -115,6 +110,7 @@ pub(super) fn floored(
     // The tokens sent now, if they were miscounted by the same ratio as the whole.
     let reported = u128::from(whole(anchor).min(counted));
     let share = (u128::from(all) * reported / u128::from(counted.max(1))) as u64;
+    // Removed tokens were counted, not measured: a response schema counted too high would subtract too much.
     let unsure = head_left / 2;
     let low = guess.low.saturating_sub(unsure);
     let high = guess.high.saturating_add(unsure);
@@ -163,7 +159,6 @@ pub(super) fn moved(anchor: &Anchor<'_>, counted: u64, tokens: u64, new: u64) ->
     (added, reported.saturating_add(added).saturating_sub(tokens))
 }
 
-/// The sum of the parts, corrected by the error that the anchor's sum had with its tokenizer.
 pub(super) fn rescaled(anchor: &Anchor<'_>, all: u64, clears_past: Option<u64>) -> u64 {
     let prompt = match sum(anchor.sketch) {
         0 => all,
@@ -172,9 +167,9 @@ pub(super) fn rescaled(anchor: &Anchor<'_>, all: u64, clears_past: Option<u64>) 
     cleared(anchor, prompt, clears_past)
 }
 
-/// The anchor's input, including what the provider cleared of it, as its sketch does.
 fn whole(anchor: &Anchor<'_>) -> u64 {
     let context = anchor.turn.context().unwrap_or_default();
+    // What the provider cleared is in the sketch, too.
     context.input.saturating_add(cleared_of(anchor.turn))
 }
 
@@ -186,8 +181,8 @@ fn cleared(anchor: &Anchor<'_>, whole: u64, clears_past: Option<u64>) -> u64 {
     if clears { whole.saturating_sub(cleared_of(anchor.turn)) } else { whole }
 }
 
-/// The same for a turn's own input plus what was added to it: what was cleared is sent again.
 pub(super) fn cleared_next(turn: &Turn, tokens: u64, clears_past: Option<u64>) -> u64 {
+    // What was cleared is sent again.
     let prompt = tokens.saturating_add(cleared_of(turn));
     if clears_past.is_some_and(|past| prompt > past) { tokens } else { prompt }
 }
@@ -222,13 +217,12 @@ pub(super) fn places(parts: &[SketchPart], retention: ReasoningRetention) -> Bre
     breakdown
 }
 
-/// Reasoning tokens of a turn's reply: its output less the tokens of its parts, but not fewer than reported.
 pub(super) fn reasoning_of(turn: &Turn) -> u64 {
     let Some(context) = turn.context() else { return 0 };
+    // What the parts do not explain, but not fewer than reported.
     context.output.saturating_sub(sum(&turn.reply)).max(reported_reasoning(turn))
 }
 
-/// The reported reasoning tokens of a turn's reply.
 pub(super) fn reported_reasoning(turn: &Turn) -> u64 {
     let output = turn.context().map_or(0, |context| context.output);
     let others: u64 = turn.others.iter().map(|form| form.reasoning).sum();

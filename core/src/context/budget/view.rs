@@ -292,9 +292,8 @@ impl fmt::Display for ContextView {
         for (name, tokens) in of_tools {
             line(f, name, 22, tokens, Some("estimated"))?;
         }
-        if let Some(contents) = &self.contents
-            && !contents.deferred.is_empty()
-        {
+        let deferred = self.contents.as_ref().filter(|contents| !contents.deferred.is_empty());
+        if let Some(contents) = deferred {
             writeln!(f, "    Deferred:          0 tokens ({contents})")?;
         }
         line(f, "Messages:", 22, parts.messages, Some(messages))?;
@@ -346,7 +345,6 @@ impl fmt::Display for ContextView {
 }
 
 impl ContextView {
-    /// Writes the points at which pruning and so on begin, and what is free.
     fn limits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(thresholds) = &self.thresholds {
             write!(f, "{thresholds}")?;

@@ -31,6 +31,7 @@ pub(super) fn cut_point(conversation: &Conversation, body: &[u8], keep: f64) -> 
     let mut latest = 0;
     for (index, message) in messages.iter().enumerate() {
         if is_users_own(message) {
+            // Before a user's text, so that calls and their results stay together.
             if length as f64 >= target {
                 return index;
             }
@@ -38,6 +39,7 @@ pub(super) fn cut_point(conversation: &Conversation, body: &[u8], keep: f64) -> 
         }
         length += lengths[index];
     }
+    // Only a model that has finished leaves nothing that belongs to the next message.
     if messages.last().is_some_and(is_finished) { messages.len() } else { latest }
 }
 
@@ -46,12 +48,10 @@ pub fn is_worth_it(before: u64, after: u64) -> bool {
     0 < after && after < before
 }
 
-/// Whether a message is the user's own and not a tool result.
 fn is_users_own(message: &Message) -> bool {
     message.role == Role::User && !holds(message, PartKind::ToolResult)
 }
 
-/// Whether a message is the model's last in its turn: it has no calls.
 fn is_finished(message: &Message) -> bool {
     message.role == Role::Assistant && !holds(message, PartKind::ToolCall)
 }

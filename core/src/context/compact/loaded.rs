@@ -7,7 +7,6 @@ use foldhash::HashMap;
 
 use crate::dialect::{Conversation, Dialect, Message, Part, PartIndex, PartKind};
 
-/// Calls of tools that were loaded before: the place of the reference, and the message with the call.
 fn loaded_calls(messages: &[Message]) -> Vec<(PartIndex, usize)> {
     let mut loaded: HashMap<&str, PartIndex> = HashMap::default();
     let mut calls = Vec::new();
@@ -34,10 +33,10 @@ pub(super) fn separates(messages: &[Message]) -> Vec<bool> {
     separates
 }
 
-/// The steps before a cut that load a tool, as messages, oldest first. A summary is often written before it is used, so a
-/// tool may be called meanwhile that nobody had called by then: all that was loaded stays loaded.
 pub(super) fn repeated(conversation: &Conversation, body: &[u8], cut: usize) -> Vec<String> {
     let mut loaded: HashMap<&str, PartIndex> = HashMap::default();
+    // A summary is often written before it is used, so a tool may be called meanwhile that nobody had called by
+    // then: all that was loaded stays loaded.
     for (index, message) in conversation.messages.iter().enumerate().take(cut) {
         for (at, part) in message.parts.iter().enumerate() {
             let names = part.loads.iter().filter(|name| is_offered(conversation, name));
@@ -59,8 +58,8 @@ pub(super) fn repeated(conversation: &Conversation, body: &[u8], cut: usize) -> 
     steps
 }
 
-/// Whether a tool can be loaded by its name. In Responses the item that loads it has its definition.
 fn is_offered(conversation: &Conversation, name: &str) -> bool {
+    // In Responses the item that loads a tool has its definition.
     conversation.dialect == Dialect::OpenaiResponses
         || conversation.tools.iter().any(|tool| tool.name.as_deref() == Some(name))
 }

@@ -74,7 +74,6 @@ fn quote_tokens(request: &PlanRequest<'_>, quote: &Quote) -> u64 {
     u64::from(request.tokenizer.reply().reply_part(&part))
 }
 
-/// Everything the user and the operator said before a cut, in full.
 fn quotable(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: usize) -> Vec<Quote> {
     let mut quoted = Vec::new();
     let mut number = 0;
@@ -93,7 +92,6 @@ fn quotable(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: usize) ->
     quoted
 }
 
-/// Shortens a quote to the most that is quoted of one message.
 fn shorten(quote: &Quote) -> Quote {
     let end = quote.text.floor_char_boundary(BYTES);
     let is_whole = quote.is_whole && end == quote.text.len();
@@ -173,7 +171,6 @@ const NOTES: [&str; 7] = [
     "<returncode>",
 ];
 
-/// A text without the blocks that a client inserted.
 fn without_blocks(text: &str) -> String {
     if NOTES.iter().any(|note| text.trim_start().starts_with(note)) {
         return String::new();
@@ -190,7 +187,6 @@ fn without_blocks(text: &str) -> String {
     rest
 }
 
-/// The first inserted block at or after a place: its start and its name.
 fn block(text: &str, from: usize) -> Option<(usize, String)> {
     let mut tags = text[from..].match_indices('<').map(|(at, _)| from + at);
     tags.find_map(|at| {

@@ -50,7 +50,6 @@ pub struct Compactions {
 }
 
 impl CompactionReport {
-    /// The report on a fact, without its price.
     fn from_record(compact: &CompactionRecord) -> Self {
         Self {
             engine: compact.by,
@@ -116,12 +115,10 @@ impl Compactions {
     }
 }
 
-/// The turn's exchange and its ancestors.
 fn line<'l>(ledger: &'l Ledger, turn: &'l Turn) -> HashSet<&'l ExchangeId> {
     ledger.line(Some(turn)).map(|turn| &turn.exchange).collect()
 }
 
-/// The newest unused summary written for one of these exchanges after `since`.
 fn ready(ledger: &Ledger, line: &HashSet<&ExchangeId>, since: Millis) -> Option<CompactionReport> {
     let newest = ledger
         .summaries(DecisionMode::Active)

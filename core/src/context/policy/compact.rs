@@ -120,7 +120,6 @@ pub struct CompactOverride {
 }
 
 impl CompactOverride {
-    /// Whether it sets the threshold.
     fn has_threshold(&self) -> bool {
         self.threshold_tokens.is_some() || self.threshold.is_some()
     }
@@ -259,7 +258,6 @@ impl CompactPolicy {
         tokens.min(fillable)
     }
 
-    /// Tokens above which its summary is prepared.
     pub(crate) fn prepare_threshold(&self, fillable: u64) -> u64 {
         (self.prepare * self.threshold(fillable) as f64) as u64
     }
@@ -273,15 +271,14 @@ impl CompactPolicy {
         if text.trim().is_empty() { None } else { Some(text) }
     }
 
-    /// The most tokens that a summary should leave, so that the next one is not due soon.
     pub(crate) fn most_after(&self, fillable: u64) -> u64 {
+        // So that the next summary is not due soon.
         match self.lasting_share > 0.0 {
             true => ((1.0 - self.lasting_share) * self.threshold(fillable) as f64) as u64,
             false => u64::MAX,
         }
     }
 
-    /// Most tokens that are kept as they are.
     pub(crate) fn tail(&self, fillable: u64) -> u64 {
         self.keep_tokens.min((self.keep_share * fillable as f64) as u64)
     }

@@ -129,7 +129,6 @@ pub fn shorten_for_room(
     shortened.map(|text| text.cut(request, DecisionReason::TooLarge)).into_iter().collect()
 }
 
-/// Whether room may be made: the request brings its history, as a turn or for the client's own compaction.
 fn may_make_room(request: &PlanRequest<'_>) -> bool {
     let conversation = request.conversation;
     let is_compaction = conversation.purpose == Purpose::Compaction && conversation.held.is_none();
@@ -146,9 +145,9 @@ pub fn unbind_room(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<
     facts
 }
 
-/// The policy, protecting only what is newest.
 fn eased(request: &PlanRequest<'_>, goal: u64) -> Policy {
     let policy = &request.policy.prune;
+    // What policy keeps by name stays; what it protects as new is protected less.
     let prune = PrunePolicy {
         protect_messages: policy.protect_messages.min(NEWEST_MESSAGES),
         protect_tokens: policy.protect_tokens.min(goal / NEWEST_SHARE),

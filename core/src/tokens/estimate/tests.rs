@@ -1,4 +1,3 @@
-
 use super::*;
 use crate::dialect;
 use crate::dialect::models::Catalogue;

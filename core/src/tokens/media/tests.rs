@@ -1,4 +1,3 @@
-
 use super::*;
 use crate::dialect::models::Catalogue;
 use crate::dialect::{self, Dialect};
