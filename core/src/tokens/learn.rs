@@ -704,7 +704,8 @@ mod tests {
         later.sort_by(f64::total_cmp);
         // In percent of the whole prompt. At first a new part of 200 tokens is wrong by half of it.
         assert!(worst(&errors[..8]) > 1.0, "{errors:?}");
-        assert!(later[20] < 0.05 && later[36] < 0.2, "{errors:?}");
+        assert!(later[20] < 0.05, "{errors:?}");
+        assert!(later[36] < 0.2, "{errors:?}");
     }
 
     #[test]
@@ -743,10 +744,8 @@ mod tests {
             play(30, &|size| size);
             for later in [play(30, &wrong), play(30, &|size| size)] {
                 let errors: Vec<f64> = later.iter().map(|(_, error)| *error).collect();
-                assert!(
-                    worst(&errors[..3]) > 40.0 && worst(&errors) < 110.0,
-                    "{family:?} {errors:?}"
-                );
+                assert!(worst(&errors[..3]) > 40.0, "{family:?} {errors:?}");
+                assert!(worst(&errors) < 110.0, "{family:?} {errors:?}");
                 assert!(worst(&errors[10..]) < 10.0, "{family:?} {errors:?}");
                 let missed = |it: &&(bool, f64)| !it.0 && it.1 > 1.0;
                 let missed = later[..10].iter().filter(missed).count();
@@ -847,11 +846,15 @@ mod tests {
             move |size| learned.guess(&seen(size), ByRetention::default()).tokens - 50_000 - size
         };
         let around = taught(&[(900, 15), (700, 15), (800, 15)]);
-        assert_eq!((around(10), around(9_000)), (15, 15));
+        assert_eq!(around(10), 15);
+        assert_eq!(around(9_000), 15);
         let two = taught(&[(900, 15), (700, 15)]);
         assert_eq!(two(800), 0, "two results are not enough");
         let large = taught(&[(4_000, 400); 4]);
-        assert_eq!((large(8_000), large(2_000), large(1_000), large(20)), (400, 400, 200, 60));
+        assert_eq!(large(8_000), 400);
+        assert_eq!(large(2_000), 400);
+        assert_eq!(large(1_000), 200);
+        assert_eq!(large(20), 60);
     }
 
     /// A provider counts a token for four bytes. The error of results of 4 kB was once applied to each token of a text
@@ -973,7 +976,8 @@ mod tests {
                 .guess(&first(head, 19_000, CountingMethod::Ratio), ByRetention::default())
                 .tokens
         };
-        assert_eq!((guessed(1), guessed(2)), (23_456, 20_000));
+        assert_eq!(guessed(1), 23_456);
+        assert_eq!(guessed(2), 20_000);
     }
 
     #[test]
@@ -984,7 +988,8 @@ mod tests {
         let counted = [10_500, 10_500, 10_500, 10_100];
         let seen = Observation { counted, belief, new_content, ..grown(0, 0) };
         let guess = learned.guess(&seen, ByRetention::default());
-        assert_eq!((guess.tokens, guess.retention), (10_500, ReasoningRetention::Loops));
+        assert_eq!(guess.tokens, 10_500);
+        assert_eq!(guess.retention, ReasoningRetention::Loops);
         assert!(guess.low <= 10_100, "{guess:?}");
         let then = evidence_after(&guess, 10_104);
         assert_eq!(learned.guess(&seen, then).retention, ReasoningRetention::Drops);
@@ -1033,11 +1038,13 @@ mod tests {
         let member = format!(",\"counts_unsent\":[{},{}]", both[0], both[1]);
         assert!(saved.contains(&member), "{saved}");
         let back: EstimatorState = serde_json::from_str(&saved.replace(&member, "")).unwrap();
-        assert!(!back.counts_unsent(seen.streams) && back.is_whole());
+        assert!(!back.counts_unsent(seen.streams));
+        assert!(back.is_whole());
         // Earlier versions stored one value for streams and whole responses.
         let one = saved.replace(&member, ",\"counts_unsent\":true");
         let back: EstimatorState = serde_json::from_str(&one).unwrap();
-        assert!(back.counts_unsent(false) && back.counts_unsent(true));
+        assert!(back.counts_unsent(false));
+        assert!(back.counts_unsent(true));
     }
 
     /// An upstream may count unsent reasoning only without streaming. Clients of both kinds do not disturb each other.
@@ -1122,7 +1129,8 @@ mod tests {
         assert_eq!(guess.tokens, 1_000);
         assert!(guess.high >= 1_800, "{guess:?}");
         let shown = learned.guess(&seen, [0.0, 0.0, 2.0, 0.0]);
-        assert!(shown.tokens == 1_000 && shown.high < 1_100, "{shown:?}");
+        assert!(shown.tokens == 1_000, "{shown:?}");
+        assert!(shown.high < 1_100, "{shown:?}");
     }
 
     /// Gemini 3.5 Flash as recorded: it reads reasoning in its loop, and still has it after the user's next message.
@@ -1177,7 +1185,8 @@ mod tests {
                     ..Observation::default()
                 };
                 let guess = learned.guess(&seen, ByRetention::default());
-                prop_assert!(guess.low <= guess.tokens && guess.tokens <= guess.high);
+                prop_assert!(guess.low <= guess.tokens);
+                prop_assert!(guess.tokens <= guess.high);
                 learned = learned.after(&seen, &guess, actual);
                 prop_assert!(learned.is_whole());
             }

@@ -164,9 +164,12 @@ mod tests {
             let model = Model { keeps_reasoning, reads_reasoning, drops_steered, ..claude };
             best(&ReasoningRetention::prior(&model, false, None))
         };
-        assert_eq!((of(true, true, false), of(true, true, true)), (Keeps, Keeps));
-        assert_eq!((of(false, true, false), of(false, true, true)), (Loops, Turns));
-        assert_eq!((of(false, false, false), of(true, false, true)), (Drops, Drops));
+        assert_eq!(of(true, true, false), Keeps);
+        assert_eq!(of(true, true, true), Keeps);
+        assert_eq!(of(false, true, false), Loops);
+        assert_eq!(of(false, true, true), Turns);
+        assert_eq!(of(false, false, false), Drops);
+        assert_eq!(of(true, false, true), Drops);
         let gemini = |reads_reasoning, streams, cache| {
             let gemini = model(Family::Gemini);
             let model = Model { keeps_reasoning: false, reads_reasoning, ..gemini };
@@ -194,11 +197,14 @@ mod tests {
     #[test]
     fn a_call_is_evidence_only_if_one_retention_alone_explains_it() {
         let new = ReadingEvidence::default();
-        assert!(after(new, 1_400, 50.0).0 > 0.0 && after(new, 1_000, 50.0).0 < 0.0);
+        assert!(after(new, 1_400, 50.0).0 > 0.0);
+        assert!(after(new, 1_000, 50.0).0 < 0.0);
         assert_eq!(after(new, 1_200, 50.0), new, "neither");
         // A cost is explained within 30 tokens and a tenth of the reasoning.
-        assert!(after(new, 1_070, 50.0).0 < 0.0 && after(new, 1_330, 50.0).0 > 0.0);
-        assert_eq!((after(new, 1_071, 50.0), after(new, 1_329, 50.0)), (new, new));
+        assert!(after(new, 1_070, 50.0).0 < 0.0);
+        assert!(after(new, 1_330, 50.0).0 > 0.0);
+        assert_eq!(after(new, 1_071, 50.0), new);
+        assert_eq!(after(new, 1_329, 50.0), new);
         // The reasoning must be four times the expected counting error.
         assert!(after(new, 1_400, 100.0).0 > 0.0);
         assert_eq!(after(new, 1_400, 100.1), new);
@@ -220,9 +226,11 @@ mod tests {
         assert_eq!(believed(after(new, 1_000, 50.0)), ReasoningRetention::Drops);
         let many = (0..50).fold(new, |evidence, _| after(evidence, 1_400, 50.0));
         let once = after(new, 1_400, 50.0);
-        assert!(many.0 > 3.0 * once.0 && many.0 < 4.0 * once.0, "{many:?}");
+        assert!(many.0 > 3.0 * once.0, "{many:?}");
+        assert!(many.0 < 4.0 * once.0, "{many:?}");
         let against = after(many, 1_000, 50.0);
-        assert!(against.0 > 0.0 && after(against, 1_000, 50.0).0 < 0.0);
+        assert!(against.0 > 0.0);
+        assert!(after(against, 1_000, 50.0).0 < 0.0);
         // Large reasoning is no stronger evidence than small reasoning.
         let large = new.after(&[90_000, 90_000, 90_000, 1_000], 90_000, 50.0);
         assert_eq!(large, once);
@@ -235,7 +243,8 @@ mod tests {
         assert_eq!(of([0.0, 3.0, 1.0, 0.0]), [2.0, 2.0, 2.0, 0.0]);
         assert_eq!(of([0.0, 2.9, 1.0, 0.0]), [0.0; RETENTIONS]);
         assert_eq!(ReadingEvidence(-2.0).belief(&[0.0, 0.0, 0.0, 4.0]), [0.0, 0.0, 0.0, 2.0]);
-        assert!(ReadingEvidence(-999.0).is_whole() && !ReadingEvidence(1e3).is_whole());
+        assert!(ReadingEvidence(-999.0).is_whole());
+        assert!(!ReadingEvidence(1e3).is_whole());
         assert!(!ReadingEvidence(f32::NAN).is_whole());
     }
 }

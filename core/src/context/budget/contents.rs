@@ -237,7 +237,8 @@ mod tests {
         }
         let contents = contents.with_few_tools();
         assert_eq!(contents.tool_results.len(), MOST_TOOLS);
-        assert_eq!((&*contents.tool_results[0].tool, contents.results()), ("tool_19", 210));
+        assert_eq!(&*contents.tool_results[0].tool, "tool_19");
+        assert_eq!(contents.results(), 210);
         assert_eq!(&*contents.tool_results[MOST_TOOLS - 1].tool, OTHERS);
     }
 
@@ -283,7 +284,8 @@ mod tests {
             ..MessageTokens::default()
         };
         assert_eq!(contents, expected);
-        assert!(!contents.is_nothing() && MessageTokens::default().is_nothing());
+        assert!(!contents.is_nothing());
+        assert!(MessageTokens::default().is_nothing());
     }
 
     /// A reply's parts are counted as the client will send them back: consecutive texts are one part.
@@ -302,7 +304,8 @@ mod tests {
         let [text, call] = [0, 1].map(|at| u64::from(turn.reply[at].tokens));
         let expected =
             MessageTokens { user: 5, assistant: text, tool_calls: call, ..<_>::default() };
-        assert!(text > 0 && call > 0);
+        assert!(text > 0);
+        assert!(call > 0);
         assert_eq!(with, expected);
     }
 
@@ -314,12 +317,14 @@ mod tests {
         for n in 0..MOST_DEFERRED {
             contents.defers(Some(&format!("mcp__a.b-c:{n}/x")));
         }
-        assert_eq!((contents.deferred.len(), contents.deferred_more), (MOST_DEFERRED, 0));
+        assert_eq!(contents.deferred.len(), MOST_DEFERRED);
+        assert_eq!(contents.deferred_more, 0);
         assert!(!contents.to_string().contains(" more"), "{contents}");
         assert!(contents.to_string().starts_with("mcp__a.b-c:0/x, mcp__a.b-c:1/x, "));
         contents.defers(Some("one"));
         contents.defers(Some("two"));
-        assert_eq!((contents.deferred.len(), contents.deferred_more), (MOST_DEFERRED, 2));
+        assert_eq!(contents.deferred.len(), MOST_DEFERRED);
+        assert_eq!(contents.deferred_more, 2);
         assert!(contents.to_string().ends_with(":15/x and 2 more"), "{contents}");
         assert_eq!(plain(&"é(".repeat(80)).len(), NAME);
         assert_eq!(&*plain("a b\"é"), "a_b__");
@@ -340,7 +345,9 @@ mod tests {
         contents.add_result("z", 5);
         let few = contents.with_few_tools();
         let others = few.tool_results.last().unwrap();
-        assert_eq!((&*others.tool, others.tokens), (OTHERS, 12));
-        assert_eq!((few.tool_results.len(), few.results()), (MOST_TOOLS, 89));
+        assert_eq!(&*others.tool, OTHERS);
+        assert_eq!(others.tokens, 12);
+        assert_eq!(few.tool_results.len(), MOST_TOOLS);
+        assert_eq!(few.results(), 89);
     }
 }

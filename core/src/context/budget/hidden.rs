@@ -78,13 +78,15 @@ mod tests {
         assert_eq!(HiddenInput::from_usage(&Usage::default(), &encrypted), Some(ProviderEdit));
         let cut = Estimate { gone_history: 7, ..encrypted.clone() };
         let stored = serde_json::to_value(&cut).unwrap();
-        assert_eq!((&stored["sealed"], &stored["went"]), (&true.into(), &7.into()), "stored names");
+        assert_eq!(stored["sealed"], true, "stored names");
+        assert_eq!(stored["went"], 7, "stored names");
         assert_eq!(of(|usage| usage.last_call = Some(LastCall::default())), Some(HostedTools));
         let held = |new| {
             let estimate = Estimate { method: EstimateMethod::Held, new, ..estimate.clone() };
             HiddenInput::from_usage(&Usage::default(), &estimate)
         };
         // With a parent turn, the size of what the provider holds is known.
-        assert_eq!((held(100), held(99)), (Some(Continuation), None));
+        assert_eq!(held(100), Some(Continuation));
+        assert_eq!(held(99), None);
     }
 }

@@ -64,7 +64,9 @@ mod tests {
     #[test]
     fn a_summary_that_does_not_shrink_the_history_is_rejected() {
         assert!(is_worth_it(1_000, 999));
-        assert!(!is_worth_it(1_000, 1_000) && !is_worth_it(1_000, 1_001) && !is_worth_it(10, 0));
+        assert!(!is_worth_it(1_000, 1_000));
+        assert!(!is_worth_it(1_000, 1_001));
+        assert!(!is_worth_it(10, 0));
     }
 
     const USER: &str = r#"{"role":"user","parts":[{"text":"A question of some words."}]}"#;
@@ -84,7 +86,9 @@ mod tests {
     #[test]
     fn gemini_cli_keeps_the_last_part_and_cuts_before_a_question() {
         let five = [USER, MODEL, USER, MODEL, USER];
-        assert_eq!((cut(0.5, &five), cut(0.1, &five), cut(0.3, &five)), (4, 4, 4));
+        assert_eq!(cut(0.5, &five), 4);
+        assert_eq!(cut(0.1, &five), 4);
+        assert_eq!(cut(0.3, &five), 4);
         assert_eq!(cut(0.7, &five), 2);
         // No question comes after the place: everything is cut, if the model has finished.
         assert_eq!(cut(0.2, &[USER, MODEL, USER, MODEL]), 4);
@@ -92,7 +96,11 @@ mod tests {
         assert_eq!(cut(0.01, &[USER, MODEL, USER, CALL]), 2);
         assert_eq!(cut(0.3, &[USER, MODEL, USER, CALL, RESULT]), 2);
         // Nothing can be summarised before the first question.
-        assert_eq!((cut(0.5, &[]), cut(0.5, &[USER]), cut(0.3, &[USER, CALL, RESULT])), (0, 0, 0));
-        assert_eq!((cut(-1.0, &five), cut(2.0, &five), cut(f64::NAN, &five)), (4, 0, 4));
+        assert_eq!(cut(0.5, &[]), 0);
+        assert_eq!(cut(0.5, &[USER]), 0);
+        assert_eq!(cut(0.3, &[USER, CALL, RESULT]), 0);
+        assert_eq!(cut(-1.0, &five), 4);
+        assert_eq!(cut(2.0, &five), 0);
+        assert_eq!(cut(f64::NAN, &five), 4);
     }
 }

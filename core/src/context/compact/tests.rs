@@ -232,7 +232,8 @@ fn a_summary_just_put_to_use_is_not_followed_by_another() {
     };
     assert!(is_worth(&known));
     known.add(propose(&request, &known, Must).unwrap());
-    assert!(known.compact().is_some() && !is_worth(&known));
+    assert!(known.compact().is_some());
+    assert!(!is_worth(&known));
 }
 
 /// A client that compacts by itself is left to do it until its provider refuses a request, also before it did so for the
@@ -289,10 +290,9 @@ fn the_newest_messages_are_quoted_as_far_as_their_tokens_reach() {
     assert_eq!(of(true, 9_000), [0, 2, 6]);
     assert_eq!(of(false, 9_000), [0, 2, 6]);
     let each = (1..20).find(|tokens| of(false, *tokens) == [6]).unwrap();
-    assert_eq!(
-        (of(true, each), of(true, 2 * each), of(false, 2 * each)),
-        (vec![0], vec![0, 6], vec![2, 6])
-    );
+    assert_eq!(of(true, each), vec![0]);
+    assert_eq!(of(true, 2 * each), vec![0, 6]);
+    assert_eq!(of(false, 2 * each), vec![2, 6]);
 }
 
 /// In a message with a tool result and blocks added by the client, only the user's own text is quoted.
@@ -325,7 +325,8 @@ fn only_the_users_own_text_in_a_user_message_is_quoted() {
         (2, "But be quick.", true),
         (3, &long[..2000], false),
     ];
-    assert_eq!((quoted.as_slice(), quotes.messages), (expected.as_slice(), 3));
+    assert_eq!(quoted.as_slice(), expected.as_slice());
+    assert_eq!(quotes.messages, 3);
 }
 
 #[test]
@@ -412,7 +413,8 @@ fn whether_a_summary_makes_a_request_fit_is_known_beforehand() {
     // It is known if the provider stated what fits.
     let (known, parts) = (unknown.known(), unknown.parts());
     let leaves = |most| would_leave(&unknown.request(), &known, &parts, 1_000, most);
-    assert!(leaves(550) && !leaves(549));
+    assert!(leaves(550));
+    assert!(!leaves(549));
     // An open loop whose reasoning the provider demands prevents the summary.
     let mut bound = Scene::new("uauauauacr", policy(SummaryEngine::Summary));
     assert!(fits(&bound, Mode::Active, 10_000));
@@ -517,7 +519,8 @@ fn usage_from_before_a_summary_does_not_make_another_one_due() {
         assert!(!is_settled(&scene.request(), &known), "what is sent now is estimated");
         is
     };
-    assert!(settled(5, "before", 5) && settled(5, "before", 4));
+    assert!(settled(5, "before", 5));
+    assert!(settled(5, "before", 4));
     assert!(!settled(5, "before", 6), "a call came since");
     assert!(!settled(5, "r1", 5), "it was sent with it");
 }
@@ -679,7 +682,8 @@ fn results_too_large_to_be_summarised_are_shortened() {
     assert_eq!(shortened(&known, 0, 8, 300), [2, 6]);
     assert_eq!(shortened(&known, 0, 8, 199), [2, 4, 6]);
     assert_eq!(shortened(&known, 0, 8, 900), [0; 0]);
-    assert_eq!((shortened(&known, 3, 8, 300), shortened(&known, 0, 6, 300)), (vec![6], vec![2]));
+    assert_eq!(shortened(&known, 3, 8, 300), vec![6]);
+    assert_eq!(shortened(&known, 0, 6, 300), vec![2]);
     let mut cut = scene.known();
     cut.add([Fact::Cut(Box::new(crate::context::Cut {
         epoch: None,
@@ -708,7 +712,9 @@ fn a_summary_is_used_and_removes_the_reasoning_that_it_makes_void() {
         scene.ledger.add(Fact::Summary(Box::new(one)));
         let facts = propose(&scene.request(), &scene.known(), due)?;
         let Some((Fact::Compact(one), voided)) = facts.split_first() else { panic!("{facts:?}") };
-        assert_eq!((one.at, &one.exchange, one.shadow), (9, scene.request().exchange, true));
+        assert_eq!(one.at, 9);
+        assert_eq!(&one.exchange, scene.request().exchange);
+        assert!(one.shadow);
         Ok((one.why, voided.len()))
     };
     use CompactionNeed::{Must, Swap};
@@ -747,7 +753,8 @@ fn a_summary_is_used_and_removes_the_reasoning_that_it_makes_void() {
         (one.carries.is_some(), facts.len())
     };
     let read = scene::SessionFixture::new(bound, &messages("uautrau")).known().carried(2).sent;
-    assert_eq!((carried(read), carried(Chain(7))), ((true, 1), (false, 2)));
+    assert_eq!(carried(read), (true, 1));
+    assert_eq!(carried(Chain(7)), (false, 2));
 }
 
 #[test]
@@ -766,10 +773,12 @@ fn a_cut_that_gives_up_too_little_is_not_worth_a_summary() {
     }
     assert!(choice(EACH, 4).is_some());
     let mut held = scene::SessionFixture::new("claude-sonnet-4-5", &messages("uauau"));
-    assert!(is_compactable(&held.request()) && policy_allows(&held.request()));
+    assert!(is_compactable(&held.request()));
+    assert!(policy_allows(&held.request()));
     held.conversation.purpose = Purpose::Side;
     assert!(!is_compactable(&held.request()));
     held.conversation.purpose = Purpose::Turn;
     held.conversation.held = Some(crate::dialect::HeldHistory::After("r".into()));
-    assert!(!is_compactable(&held.request()) && !policy_allows(&held.request()));
+    assert!(!is_compactable(&held.request()));
+    assert!(!policy_allows(&held.request()));
 }

@@ -291,11 +291,14 @@ mod tests {
     #[test]
     fn a_threshold_is_a_share_or_tokens_or_leaves_a_token_buffer() {
         let share = CompactPolicy { threshold: 0.5, prepare: 0.9, ..CompactPolicy::default() };
-        assert_eq!((share.threshold(180_000), share.prepare_threshold(180_000)), (90_000, 81_000));
+        assert_eq!(share.threshold(180_000), 90_000);
+        assert_eq!(share.prepare_threshold(180_000), 81_000);
         let tokens = CompactPolicy { threshold_tokens: Some(100_000), ..share.clone() };
-        assert_eq!((tokens.threshold(180_000), tokens.threshold(50_000)), (100_000, 50_000));
+        assert_eq!(tokens.threshold(180_000), 100_000);
+        assert_eq!(tokens.threshold(50_000), 50_000);
         let left = CompactPolicy { threshold_buffer_tokens: Some(13_000), ..share };
-        assert_eq!((left.threshold(180_000), left.threshold(5_000)), (167_000, 0));
+        assert_eq!(left.threshold(180_000), 167_000);
+        assert_eq!(left.threshold(5_000), 0);
     }
 
     #[test]

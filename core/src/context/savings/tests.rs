@@ -53,7 +53,8 @@ fn a_cut_in_a_warm_cache_costs_first_and_saves_later() {
     let done =
         RewriteSummary::of(&[cut(DecisionReason::PaysBack, Decision::New, 30_000)], Mode::Active);
     let first = saved(&done, &usage(72_000, 20_000, 52_000), Some(&before));
-    assert_eq!((first.removed, first.reprocessed), (30_000, 50_000));
+    assert_eq!(first.removed, 30_000);
+    assert_eq!(first.reprocessed, 50_000);
     let money = first.money.unwrap();
     near(money.saved, 0.03);
     near(money.broken, 50_000.0 * (12.5 - 1.0) / 1e6);
@@ -65,7 +66,8 @@ fn a_cut_in_a_warm_cache_costs_first_and_saves_later() {
         Mode::Active,
     );
     let later = saved(&done, &usage(74_000, 72_000, 2_000), Some(&usage(72_000, 20_000, 52_000)));
-    assert_eq!((later.removed, later.reprocessed), (30_000, 0));
+    assert_eq!(later.removed, 30_000);
+    assert_eq!(later.reprocessed, 0);
     near(later.money.unwrap().net(), 0.03);
 }
 
@@ -138,7 +140,8 @@ fn a_cut_at_birth_breaks_no_cache() {
     let done =
         RewriteSummary::of(&[cut(DecisionReason::TooLarge, Decision::New, 30_000)], Mode::Active);
     let born = saved(&done, &usage(52_000, 50_000, 2_000), Some(&before));
-    assert_eq!((born.removed, born.reprocessed), (30_000, 0));
+    assert_eq!(born.removed, 30_000);
+    assert_eq!(born.reprocessed, 0);
     near(born.money.unwrap().saved, 30_000.0 * 12.5 / 1e6);
 }
 
@@ -148,11 +151,15 @@ fn changes_that_were_not_sent_save_nothing() {
     let done =
         RewriteSummary::of(&[cut(DecisionReason::Always, Decision::New, 30_000)], Mode::Shadow);
     let shadow = saved(&done, &usage(102_000, 100_000, 2_000), Some(&before));
-    assert_eq!((shadow.removed, shadow.in_shadow, shadow.reprocessed), (0, 30_000, 0));
+    assert_eq!(shadow.removed, 0);
+    assert_eq!(shadow.in_shadow, 30_000);
+    assert_eq!(shadow.reprocessed, 0);
     near(shadow.money.unwrap().net(), 0.0);
     let done = RewriteSummary { mode: Mode::Active, resent: Some(RefusalCause::Structure), ..done };
     let resent = saved(&done, &usage(102_000, 100_000, 2_000), Some(&before));
-    assert_eq!((resent.removed, resent.in_shadow, resent.reprocessed), (0, 0, 0));
+    assert_eq!(resent.removed, 0);
+    assert_eq!(resent.in_shadow, 0);
+    assert_eq!(resent.reprocessed, 0);
 }
 
 /// If caching is automatic and writes are not reported, the whole earlier prompt was in the cache.
@@ -207,8 +214,11 @@ fn unknown_prices_and_impossible_usage_do_not_break_the_savings() {
     savings.add(&ExchangeSavings { removed: 30, sent: 70, ..ExchangeSavings::default() });
     let money = Some(Money { spent: 3.0, saved: 1.0, broken: 2.0 });
     savings.add(&ExchangeSavings { sent: u64::MAX, money, ..ExchangeSavings::default() });
-    assert_eq!((savings.turns, savings.pruned_turns, savings.priced_turns), (2, 1, 1));
-    assert_eq!((savings.sent, savings.net), (u64::MAX, -1.0));
+    assert_eq!(savings.turns, 2);
+    assert_eq!(savings.pruned_turns, 1);
+    assert_eq!(savings.priced_turns, 1);
+    assert_eq!(savings.sent, u64::MAX);
+    assert_eq!(savings.net, -1.0);
 }
 
 /// The provider's count of the original request is compared with what we claim was removed.
@@ -227,7 +237,8 @@ fn a_provider_count_checks_the_claimed_savings() {
     savings.add(&of(&done, &sent, Some(counted)));
     savings.add(&of(&done, &sent, None));
     let checked = ClaimCheck { turns: 1, claimed: 30_000, came: 101_500, sent: 72_000 };
-    assert_eq!((savings.checked, savings.checked.saved()), (checked, 29_500));
+    assert_eq!(savings.checked, checked);
+    assert_eq!(savings.checked.saved(), 29_500);
     // Exchanges that were not rewritten, not reported, or counted as they were sent check nothing.
     assert_eq!(of(&RewriteSummary::default(), &sent, Some(counted)).came, None);
     assert_eq!(of(&done, &Usage::default(), Some(counted)).came, None);
@@ -250,8 +261,10 @@ fn a_provider_count_checks_the_savings_of_a_summary_too() {
     let mut savings = Savings::default();
     savings.add(&SavingsInput { counted, ..exchanged(&done, &sent, None) }.saved());
     let checked = ClaimCheck { turns: 1, claimed: 110_000, came: 150_000, sent: 40_000 };
-    assert_eq!((savings.checked, savings.checked.saved()), (checked, 110_000));
-    assert_eq!((savings.removed, savings.summaries.tokens_compacted), (30_000, 80_000));
+    assert_eq!(savings.checked, checked);
+    assert_eq!(savings.checked.saved(), 110_000);
+    assert_eq!(savings.removed, 30_000);
+    assert_eq!(savings.summaries.tokens_compacted, 80_000);
 }
 
 /// What a summary replaced is saved on each turn that would have fit without it. A new summary breaks the cache.
@@ -265,7 +278,9 @@ fn a_summary_is_credited_for_what_it_took_the_place_of() {
     let first = RewriteSummary::of(std::slice::from_ref(&swap), Mode::Active);
     let before = usage(100_000, 90_000, 10_000);
     let new = saved(&first, &usage(21_000, 5_000, 16_000), Some(&before));
-    assert_eq!((new.compacted, new.removed, new.reprocessed), (80_000, 0, 15_000));
+    assert_eq!(new.compacted, 80_000);
+    assert_eq!(new.removed, 0);
+    assert_eq!(new.reprocessed, 15_000);
     near(new.money.unwrap().net(), 0.08 - 15_000.0 * 11.5 / 1e6);
     let later =
         RewriteSummary::of(&[PlanStep { decision: Decision::Replayed, ..swap }], Mode::Active);
@@ -422,7 +437,8 @@ fn a_batch_larger_than_the_listed_steps_is_claimed_whole() {
             before: Some(&before),
             ..SavingsInput::from_turn(&cut, None, |_| Some(PRICE))
         };
-        assert_eq!((late.saved().removed, late.saved().reprocessed), (gone, 15_000));
+        assert_eq!(late.saved().removed, gone);
+        assert_eq!(late.saved().reprocessed, 15_000);
         // What was cut when it was new would have been written to the cache, all of it.
         let born = saved(&of(DecisionReason::TooLarge), &cut.usage, None);
         near(born.money.unwrap().saved, gone as f64 * 12.5 / 1e6);
@@ -437,7 +453,8 @@ fn a_turn_without_sums_is_claimed_by_its_steps() {
     let mut stored = serde_json::to_value(&done).unwrap();
     assert!(stored.as_object_mut().unwrap().remove("new_tokens").is_some());
     let old: RewriteSummary = serde_json::from_value(stored).unwrap();
-    assert_eq!((old.tokens_of_new(), old.tokens_of_new().late), (done.tokens_of_new(), 40_000));
+    assert_eq!(old.tokens_of_new(), done.tokens_of_new());
+    assert_eq!(old.tokens_of_new().late, 40_000);
 }
 
 /// A summary's cost is what it read and wrote, and is subtracted from the savings. One whose price or usage is not
@@ -458,12 +475,13 @@ fn summaries_are_subtracted_from_what_was_saved() {
     savings.wrote(SummaryCosts::from_usage(&usage(5, 0, 0), None, Dialect::Anthropic));
     savings.wrote(SummaryCosts::from_usage(&Usage::default(), Some(PRICE), Dialect::Anthropic));
     let summaries = savings.summaries;
-    assert_eq!(
-        (summaries.written, summaries.priced, summaries.input, summaries.output),
-        (3, 1, 100_005, 2_000)
-    );
+    assert_eq!(summaries.written, 3);
+    assert_eq!(summaries.priced, 1);
+    assert_eq!(summaries.input, 100_005);
+    assert_eq!(summaries.output, 2_000);
     near(savings.net, 0.75 - cost);
-    assert_eq!((savings.turns, savings.removed), (1, 30), "no exchange of their own");
+    assert_eq!(savings.turns, 1, "no exchange of their own");
+    assert_eq!(savings.removed, 30, "no exchange of their own");
 }
 
 /// A part of the cache writes is for a long life and costs more, by each provider's multiple of the input price.
