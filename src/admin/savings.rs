@@ -101,7 +101,7 @@ impl SessionSums {
         for turn in ledger.turns() {
             let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
             let price = |model: &str| prices.price(&turn.upstream, model);
-            let exchanged = SavingsInput::of(turn, parent.map(AsRef::as_ref), price);
+            let exchanged = SavingsInput::from_turn(turn, parent.map(AsRef::as_ref), price);
             gathered.savings.add(&exchanged.saved());
             // A side call says nothing of how long contexts are, and a lower bound nothing of the whole.
             if turn.purpose != Purpose::Turn || turn.usage.lower_bound {
@@ -119,7 +119,7 @@ impl SessionSums {
             let turn = ledger.turn(&one.exchange);
             let dialect = turn.map_or(Dialect::OpenaiChat, |turn| turn.dialect);
             let price = prices.price(&one.upstream, &one.model);
-            gathered.savings.wrote(SummaryCosts::of(&one.spent, price, dialect));
+            gathered.savings.wrote(SummaryCosts::from_usage(&one.spent, price, dialect));
         }
         gathered
     }

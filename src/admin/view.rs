@@ -34,7 +34,8 @@ pub(super) fn exchange(
 ) -> Exchange {
     let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
     let parent_turn = parent.map(AsRef::as_ref);
-    let savings = SavingsInput::of(turn, parent_turn, |model| prices.price(&turn.upstream, model));
+    let savings =
+        SavingsInput::from_turn(turn, parent_turn, |model| prices.price(&turn.upstream, model));
     Exchange {
         upstream: Some(turn.upstream.clone()),
         dialect: Some(turn.dialect),

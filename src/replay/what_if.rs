@@ -262,7 +262,7 @@ impl<'l> WhatIfSession<'l> {
                 need,
                 mode: request.mode,
                 may_decide: true,
-                summary: WrittenSummary::of(request, &decided.known, need),
+                summary: WrittenSummary::from_request(request, &decided.known, need),
                 writer: SummaryWriter::Nobody,
                 is_requested: false,
             };
@@ -449,7 +449,7 @@ impl<'l> WhatIfSession<'l> {
         for summary in summaries {
             report.summaries += 1;
             report.spent_on_summaries.add(&summary.spent, turn, model);
-            let summary = SummaryCosts::of(&summary.spent, model.price, turn.dialect);
+            let summary = SummaryCosts::from_usage(&summary.spent, model.price, turn.dialect);
             report.savings.wrote(summary);
         }
         if line.actual().is_none() || turn.usage.input.is_none() {
@@ -460,7 +460,7 @@ impl<'l> WhatIfSession<'l> {
         report.as_it_was.add(&answer_of(line, turn.dialect, &[]).usage, turn, model);
         report.under_policy.add(&turn.usage, turn, model);
         let parent = turn.position.parent.as_ref().and_then(|parent| self.ledger.turn(parent));
-        let exchanged = SavingsInput::of(turn, parent.map(Arc::as_ref), |_| model.price);
+        let exchanged = SavingsInput::from_turn(turn, parent.map(Arc::as_ref), |_| model.price);
         report.savings.add(&exchanged.saved());
     }
 }

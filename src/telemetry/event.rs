@@ -249,7 +249,7 @@ impl Exchange {
     /// of counting.
     pub fn hidden_input(&self) -> Option<HiddenInput> {
         self.actual()?;
-        HiddenInput::of(&self.usage, self.estimate.as_ref()?)
+        HiddenInput::from_usage(&self.usage, self.estimate.as_ref()?)
     }
 
     /// `estimate − actual`, tokens.

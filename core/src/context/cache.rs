@@ -66,7 +66,7 @@ mod tests {
 
     /// Whether the cache is cold this many seconds after such a turn, and whether it is one millisecond later.
     fn cold_after(ttl_s: u64, seconds: u64, with: impl Fn(&mut Turn)) -> [bool; 2] {
-        let mut scene = SessionFixture::of("claude-opus-4-6", &messages("ucr"));
+        let mut scene = SessionFixture::new("claude-opus-4-6", &messages("ucr"));
         (scene.model.cache_ttl_s, scene.model.cache_min) = (ttl_s, 500);
         let known = scene.grown_from(with);
         [0, 1].map(|more| {
@@ -83,7 +83,7 @@ mod tests {
         assert_eq!(cold_after(300, 3600, long(Some(1))), [false, true], "the long marker");
         assert_eq!(cold_after(300, 300, long(Some(0))), [false, true]);
         assert!(!is_cold(
-            &SessionFixture::of("claude-opus-4-6", &messages("u")).request(),
+            &SessionFixture::new("claude-opus-4-6", &messages("u")).request(),
             &RecordedDecisions::default()
         ));
     }
@@ -123,7 +123,7 @@ mod tests {
         write: Option<u64>,
         before: Option<Change<'_>>,
     ) -> bool {
-        let mut scene = SessionFixture::of(model, &messages("ucr"));
+        let mut scene = SessionFixture::new(model, &messages("ucr"));
         let miss = |turn: &mut Turn| {
             (turn.usage.input, turn.usage.cache_read) = (Some(9_000), Some(0));
             turn.usage.cache_write = write;

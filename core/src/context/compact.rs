@@ -51,7 +51,6 @@ pub fn is_compactable(request: &PlanRequest<'_>) -> bool {
     request.conversation.is_whole_turn()
 }
 
-/// Whether policy allows compacting it.
 fn policy_allows(request: &PlanRequest<'_>) -> bool {
     request.policy.compact.engine != SummaryEngine::Off && is_compactable(request)
 }
@@ -65,44 +64,56 @@ pub fn need_at(
 ) -> CompactionNeed {
     let policy = &request.policy.compact;
     let fillable = request.fillable();
-    let (threshold, prepare_threshold) =
-        (policy.threshold(fillable), policy.prepare_threshold(fillable));
-    let last_turn = known.parent.as_ref().filter(|_| policy.watches == ThresholdBasis::LastCall);
-    let last_call = last_turn.and_then(|turn| agents::tokens_without_cache_writes(&turn.usage));
-    let reaches = |line: u64| match policy.watches {
-        // A request that still fits the window exactly is left alone.
-        ThresholdBasis::Estimate => tokens >= line && line < fillable,
-        ThresholdBasis::LastCall => last_call.is_some_and(|tokens| tokens > line),
-    };
     match tokens {
         _ if !policy_allows(request) || !request.model.known || fillable == 0 => CompactionNeed::No,
+        // A client that compacts by itself is only helped when its provider refuses.
         _ if is_left_to_client(request, known.client_compacted) => CompactionNeed::No,
         tokens if tokens > fillable => CompactionNeed::Must,
+        // After a refused rewrite, only what does not fit otherwise is compacted.
         _ if known.is_suspended => CompactionNeed::No,
         _ if is_settled(request, known) => CompactionNeed::No,
-        _ if reaches(threshold) => CompactionNeed::Swap,
-        _ if reaches(prepare_threshold) => CompactionNeed::Prepare,
+        _ if reaches(request, known, tokens, policy.threshold(fillable)) => CompactionNeed::Swap,
+        _ if reaches(request, known, tokens, policy.prepare_threshold(fillable)) => {
+            CompactionNeed::Prepare
+        }
         _ => CompactionNeed::No,
     }
 }
 
-/// The highest need that a request can have. If the provider requires bound reasoning in an open tool loop, a
-/// summary would make it void; it is then for the next turn, and nothing waits for it.
+/// Whether the context has reached a threshold, by the size that policy watches.
+fn reaches(
+    request: &PlanRequest<'_>,
+    known: &RecordedDecisions,
+    tokens: u64,
+    threshold: u64,
+) -> bool {
+    match request.policy.compact.watches {
+        // A request that still fits the window exactly is left alone.
+        ThresholdBasis::Estimate => tokens >= threshold && threshold < request.fillable(),
+        ThresholdBasis::LastCall => known
+            .parent
+            .as_ref()
+            .and_then(|turn| agents::tokens_without_cache_writes(&turn.usage))
+            .is_some_and(|tokens| tokens > threshold),
+    }
+}
+
 fn highest_need(request: &PlanRequest<'_>) -> CompactionNeed {
+    // A summary would make reasoning void that the provider requires in an open tool loop; it is then for the
+    // next turn, and nothing waits for it.
     let demands = request.reasoning_rule == ReasoningRule::Demanded && request.is_bound();
     if demands && request.is_in_loop() { CompactionNeed::Swap } else { CompactionNeed::Must }
 }
 
-/// Whether the usage of the last call does not apply any more, because a summary has replaced what it read.
 fn is_settled(request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {
     let Some(((_, compact), last)) = known.compact().zip(known.parent.as_ref()) else {
         return false;
     };
+    // A summary has replaced what that call read.
     let is_new = compact.exchange != last.exchange && compact.at >= last.ended;
     request.policy.compact.watches == ThresholdBasis::LastCall && is_new
 }
 
-/// Whether a request of this many tokens, which does not fit, would fit once it is compacted.
 pub(super) fn would_fit(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -196,7 +207,7 @@ pub fn choose(
     by: SummaryAuthor,
 ) -> Option<CutPoint> {
     let messages = &request.conversation.messages;
-    let weights = MessageWeights::of(request, known, parts);
+    let weights = MessageWeights::new(request, known, parts);
     let policy = &request.policy.compact;
     if let Some(share) = policy.keep_history {
         let cut = agents::cut_point(request.conversation, request.body, share);
@@ -204,17 +215,20 @@ pub fn choose(
     }
     if policy.keep_at_least {
         let newest = messages.len().saturating_sub(policy.keep_messages as usize);
-        let is_open = |cut: &usize| weights.is_open_to(messages, *cut, by);
-        let cut = (known.kept_from() + 1..=newest).rev().find(is_open)?;
+        let mut cuts = (known.kept_from() + 1..=newest).rev();
+        let cut = cuts.find(|cut| weights.is_open_to(messages, *cut, by))?;
         return weights.choice(request, known, cut, by);
     }
     let head = tokens.saturating_sub(weights.messages.iter().sum());
     let lasting = policy.most_after(request.fillable()).saturating_sub(head + EXPECTED);
-    let most = policy.tail(request.fillable()).min(lasting);
-    let (mut tail, mut best, mut latest) = (0, None, None);
+    let limit = policy.tail(request.fillable()).min(lasting);
+    let mut tail = 0;
+    let mut best: Option<(usize, bool)> = None;
+    let mut latest = None;
     for cut in (known.kept_from() + 1..messages.len()).rev() {
         tail += weights.messages[cut];
-        let is_kept = messages.len() - cut <= policy.keep_messages as usize && tail <= most;
+        let is_kept = messages.len() - cut <= policy.keep_messages as usize && tail <= limit;
+        // The newest step alone may be more than policy keeps: one place is always looked for.
         if !is_kept && latest.is_some() {
             break;
         }
@@ -223,8 +237,10 @@ pub fn choose(
         }
         let choice = (cut, is_users(&messages[cut]));
         latest = latest.or(Some(choice));
-        let is_better = best.is_none_or(|best: (usize, bool)| choice.1 || !best.1);
-        best = if is_kept && is_better { Some(choice) } else { best };
+        // The start of a user's turn is better than any other place; of two alike, the earlier one.
+        if is_kept && best.is_none_or(|best| choice.1 || !best.1) {
+            best = Some(choice);
+        }
     }
     let (cut, ..) = best.or(latest)?;
     weights.choice(request, known, cut, by)
@@ -296,18 +312,25 @@ pub fn pieces(
     room: u64,
 ) -> Vec<HistoryChunk> {
     let messages = &request.conversation.messages;
-    let weights = MessageWeights::of(request, known, parts);
-    let (mut pieces, mut from, mut last, mut sum) = (Vec::new(), 0, 0, 0u64);
+    let weights = MessageWeights::new(request, known, parts);
+    let mut pieces = Vec::new();
+    let mut from = 0;
+    let mut through = 0;
+    let mut sum = 0u64;
     for at in 0..=cut.min(messages.len()) {
+        // Only whole steps: a call and its result belong in one request to the summariser.
         let ends = at == cut || at > known.kept_from().max(1) && weights.is_closed(messages, at);
-        if ends && at > last {
-            let step: u64 = weights.messages[last..at].iter().sum();
-            if sum > 0 && sum.saturating_add(step) > room {
-                pieces.push(HistoryChunk { from, through: last });
-                (from, sum) = (last, 0);
-            }
-            (sum, last) = (sum.saturating_add(step), at);
+        if !ends || at <= through {
+            continue;
         }
+        let step: u64 = weights.messages[through..at].iter().sum();
+        if sum > 0 && sum.saturating_add(step) > room {
+            pieces.push(HistoryChunk { from, through });
+            from = through;
+            sum = 0;
+        }
+        sum = sum.saturating_add(step);
+        through = at;
     }
     pieces.push(HistoryChunk { from, through: cut });
     pieces
@@ -320,7 +343,7 @@ pub fn weigh(
     parts: &[SketchPart],
     piece: HistoryChunk,
 ) -> u64 {
-    let weights = MessageWeights::of(request, known, parts).messages;
+    let weights = MessageWeights::new(request, known, parts).messages;
     weights.iter().take(piece.through).skip(piece.from).sum()
 }
 
@@ -333,22 +356,30 @@ pub fn shorten(
     piece: HistoryChunk,
     most: u64,
 ) -> Vec<Edit> {
-    let own: HashMap<PartKey, u32> = parts.iter().map(|it| (it.key, it.tokens)).collect();
+    let part_tokens: HashMap<PartKey, u32> =
+        parts.iter().map(|part| (part.key, part.tokens)).collect();
     let messages = request.conversation.messages.iter().enumerate();
-    let within = messages.take(piece.through).skip(piece.from.max(known.kept_from()));
-    let places = within.flat_map(|(index, message)| {
-        message.parts.iter().enumerate().map(move |(at, part)| (PartIndex::new(index, at), part))
-    });
-    let results = places.filter(|(_, part)| part.kind == PartKind::ToolResult);
-    let shortened = results.filter_map(|(at, part)| {
-        let tokens = u64::from(*own.get(&part.key?)?);
-        let is_cut = known.about(at).is_some_and(|about| known.cut(about).is_some());
-        let text = (tokens > most && !is_cut)
-            .then(|| trim::head_and_tail(part, request.body, tokens, most))??;
-        let cut = rewrite::CutContent { text: &text, keep_media: false };
-        Some(rewrite::cut(request.conversation, request.body, at, &cut))
-    });
-    shortened.flatten().collect()
+    let mut edits = Vec::new();
+    for (index, message) in messages.take(piece.through).skip(piece.from.max(known.kept_from())) {
+        for (part_at, part) in message.parts.iter().enumerate() {
+            if part.kind != PartKind::ToolResult {
+                continue;
+            }
+            let tokens = part.key.and_then(|key| part_tokens.get(&key));
+            let tokens = tokens.map_or(0, |tokens| u64::from(*tokens));
+            let place = PartIndex::new(index, part_at);
+            // A cut result is short already, or has the length that was decided.
+            let is_cut = known.about(place).is_some_and(|about| known.cut(about).is_some());
+            if tokens <= most || is_cut {
+                continue;
+            }
+            if let Some(text) = trim::head_and_tail(part, request.body, tokens, most) {
+                let cut = rewrite::CutContent { text: &text, keep_media: false };
+                edits.extend(rewrite::cut(request.conversation, request.body, place, &cut));
+            }
+        }
+    }
+    edits
 }
 
 /// The calls of a history that have a result. One without, such as that of a client that was killed, waits for nothing.
@@ -359,17 +390,16 @@ struct AnsweredCalls<'c> {
 }
 
 impl<'c> AnsweredCalls<'c> {
-    fn of(messages: &'c [Message]) -> Self {
-        let parts = messages.iter().flat_map(|message| &message.parts);
-        let results = parts.filter(|part| part.kind == PartKind::ToolResult);
-        let (mut ids, mut any) = (HashSet::default(), false);
-        for result in results {
-            match result.id.as_deref() {
-                Some(id) => drop(ids.insert(id)),
-                None => any = true,
+    fn new(messages: &'c [Message]) -> Self {
+        let mut calls = Self { ids: HashSet::default(), any: false };
+        for part in messages.iter().flat_map(|message| &message.parts) {
+            match part.id.as_deref() {
+                _ if part.kind != PartKind::ToolResult => {}
+                Some(id) => drop(calls.ids.insert(id)),
+                None => calls.any = true,
             }
         }
-        Self { ids, any }
+        calls
     }
 
     fn includes(&self, id: &str) -> bool {
@@ -387,27 +417,22 @@ struct MessageWeights {
 }
 
 impl MessageWeights {
-    fn of(request: &PlanRequest<'_>, known: &RecordedDecisions, parts: &[SketchPart]) -> Self {
-        let own: HashMap<PartKey, u32> = parts.iter().map(|it| (it.key, it.tokens)).collect();
+    fn new(request: &PlanRequest<'_>, known: &RecordedDecisions, parts: &[SketchPart]) -> Self {
+        let part_tokens: HashMap<PartKey, u32> =
+            parts.iter().map(|part| (part.key, part.tokens)).collect();
         let from = known.kept_from();
         let summary = known.compact().map_or(0, |(_, compact)| u64::from(compact.tokens));
-        let answered = AnsweredCalls::of(&request.conversation.messages);
+        let answered = AnsweredCalls::new(&request.conversation.messages);
         let mut calls: HashSet<&str> = HashSet::default();
         let mut unnamed = 0usize;
-        let (mut messages, mut open) = (Vec::new(), request.conversation.open_server_steps());
+        let mut messages = Vec::new();
+        let mut open = request.conversation.open_server_steps();
+        // The last entry is the end of the history, which is no place for a cut.
         open.pop();
         for (index, message) in request.conversation.messages.iter().enumerate() {
             open[index] |= !calls.is_empty() || unnamed > 0;
-            let tokens = |part: &Part| {
-                let key =
-                    part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.slice(request.body)));
-                let cut = part.key.and_then(|key| own.get(&key.cut()));
-                let cleared = || part.key.and_then(|key| own.get(&key.cut().cut()));
-                cut.or_else(cleared)
-                    .or_else(|| own.get(&key))
-                    .map_or(0, |tokens| u64::from(*tokens))
-            };
-            let sum = message.parts.iter().map(tokens).sum();
+            let tokens = message.parts.iter().map(|part| sent_tokens(part, request, &part_tokens));
+            let sum = tokens.sum();
             messages.push(match index {
                 0 if from > 0 => summary,
                 index if index < from => 0,
@@ -431,7 +456,6 @@ impl MessageWeights {
         Self { messages, open, separates: loaded::separates(&request.conversation.messages) }
     }
 
-    /// The cut before a message, if it is possible and worth a summary.
     fn choice(
         &self,
         request: &PlanRequest<'_>,
@@ -448,16 +472,13 @@ impl MessageWeights {
         let is_own = known.has_own_near(request.conversation, cut);
         let total: u64 = self.messages.iter().sum();
         let was = self.messages[..cut].iter().sum::<u64>();
-        (was.saturating_mul(LEAST_SHARE) >= total).then_some(CutPoint {
-            cut,
-            about,
-            near,
-            is_own,
-            was,
-        })
+        // A summary of little saves little, and costs a call.
+        if was.saturating_mul(LEAST_SHARE) < total {
+            return None;
+        }
+        Some(CutPoint { cut, about, near, is_own, was })
     }
 
-    /// Whether a history can be cut before a message, given who writes the summary.
     fn is_open_to(&self, messages: &[Message], cut: usize, by: SummaryAuthor) -> bool {
         let is_even = messages[cut].role == messages[cut - 1].role;
         // Nothing may come between a provider's summary and what follows it.
@@ -468,16 +489,25 @@ impl MessageWeights {
         !stays_together && self.is_closed(messages, cut)
     }
 
-    /// Whether a message begins a step, with no open call before it.
     fn is_closed(&self, messages: &[Message], cut: usize) -> bool {
-        let (before, at) = (&messages[cut - 1], &messages[cut]);
-        let begins = match at.role {
-            Role::User => !holds(at, PartKind::ToolResult),
-            Role::Assistant => before.role != Role::Assistant,
+        let previous = &messages[cut - 1];
+        let message = &messages[cut];
+        let begins = match message.role {
+            Role::User => !holds(message, PartKind::ToolResult),
+            Role::Assistant => previous.role != Role::Assistant,
             Role::System | Role::Tool => false,
         };
-        begins && !self.open[cut] && !holds(before, PartKind::ToolCall)
+        begins && !self.open[cut] && !holds(previous, PartKind::ToolCall)
     }
+}
+
+fn sent_tokens(part: &Part, request: &PlanRequest<'_>, part_tokens: &HashMap<PartKey, u32>) -> u64 {
+    let key = part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.slice(request.body)));
+    // A trimmed result has the key of a cut, and one that was cleared after that, of a cut of the cut.
+    let cut = part.key.and_then(|key| part_tokens.get(&key.cut()));
+    cut.or_else(|| part.key.and_then(|key| part_tokens.get(&key.cut().cut())))
+        .or_else(|| part_tokens.get(&key))
+        .map_or(0, |tokens| u64::from(*tokens))
 }
 
 /// A summary in the form in which it is sent.
@@ -511,11 +541,13 @@ pub fn lay_out(
     let SummaryDraft { cut, summary, seed, is_requested } = draft;
     let Quotes { quotes, messages } = quotes::quotes(request, known, cut);
     let summary_text = SummaryFrame { summary, quotes: &quotes, messages }.text(seed);
-    let goes_on = request.conversation.messages.get(cut);
-    let is_user = goes_on.is_some_and(|message| message.role != Role::Assistant);
-    let boundary =
-        request.policy.compact.boundary(request.conversation.messages.len(), is_requested);
-    let boundary = boundary.filter(|_| is_user);
+    // Before a reply of the model, the boundary would be a second reply in a row.
+    let boundary = match request.conversation.messages.get(cut) {
+        Some(message) if message.role != Role::Assistant => {
+            request.policy.compact.boundary(request.conversation.messages.len(), is_requested)
+        }
+        _ => None,
+    };
     let steps = loaded::repeated(request.conversation, request.body, cut);
     let dialect = request.conversation.dialect;
     let raw = rewrite::continued(dialect, &summary_text, &steps, boundary.as_deref());
@@ -536,11 +568,13 @@ pub fn propose(
     let (cut, summary) = newest.ok_or(DecisionReason::NotReady)?;
     // What the provider read for the summary has not changed since.
     let carries = summary.carries.filter(|carried| *carried == known.carried(*cut));
-    let after = request.conversation.messages.iter().skip(*cut).flat_map(|it| &it.parts);
-    let voids: Vec<u128> = after
-        .filter(|_| request.is_bound() && carries.is_none())
-        .filter_map(Part::removal_key)
-        .collect();
+    let voids: Vec<u128> = match request.is_bound() && carries.is_none() {
+        true => {
+            let messages = request.conversation.messages.iter().skip(*cut);
+            messages.flat_map(|message| &message.parts).filter_map(Part::removal_key).collect()
+        }
+        false => Vec::new(),
+    };
     if !voids.is_empty() && request.is_in_loop() && due < CompactionNeed::Must {
         return Err(DecisionReason::OpenLoop);
     }

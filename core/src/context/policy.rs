@@ -212,14 +212,16 @@ pub enum ClassicRole {
 }
 
 impl ClassicPolicy {
-    /// The rules, if requests are counted by them.
     pub(super) fn rules(&self) -> Option<&ClassicRules> {
-        (self.classic || self.decides != ClassicRole::Nothing).then_some(&self.rules)
+        if self.classic || self.decides != ClassicRole::Nothing { Some(&self.rules) } else { None }
     }
 
     /// The rules, if they decide.
     pub fn deciding(&self) -> Option<&ClassicRules> {
-        (self.decides != ClassicRole::Nothing).then_some(&self.rules)
+        match self.decides {
+            ClassicRole::Nothing => None,
+            ClassicRole::Budget => Some(&self.rules),
+        }
     }
 }
 
@@ -470,27 +472,28 @@ impl PrunePolicy {
         uncuttable + (self.low_water * room as f64) as u64
     }
 
-    /// The tokens that [`Self::protect_share`] allows of so much room.
     pub(super) fn share_of(&self, room: u64) -> u64 {
         if self.protect_share >= 1.0 { u64::MAX } else { (self.protect_share * room as f64) as u64 }
     }
 
-    /// Whether results of this tool may be cut.
     pub(super) fn covers(&self, tool: Option<&str>) -> bool {
         let tool = tool.unwrap_or_default();
-        let named = |names: &[String]| names.iter().any(|name| matches(name, tool));
-        (self.tools.is_empty() || named(&self.tools)) && !named(&self.except_tools)
+        (self.tools.is_empty() || matches_any(&self.tools, tool))
+            && !matches_any(&self.except_tools, tool)
     }
 
-    /// The text that replaces a cut result.
     pub(super) fn placeholder_text(&self, tool: Option<&str>, tokens: u64) -> String {
         let filled = self.placeholder.replace("{tool}", tool.unwrap_or("tool"));
         filled.replace("{tokens}", &tokens.to_string())
     }
 }
 
-/// Whether a pattern names a tool; a `*` at its end matches any rest.
+fn matches_any(patterns: &[String], tool: &str) -> bool {
+    patterns.iter().any(|pattern| matches(pattern, tool))
+}
+
 fn matches(pattern: &str, tool: &str) -> bool {
+    // A `*` at the end matches any rest.
     match pattern.strip_suffix('*') {
         Some(start) => tool.starts_with(start),
         None => pattern == tool,
@@ -504,11 +507,14 @@ mod tests {
     #[test]
     fn tools_are_selected_by_name_or_prefix() {
         let mut prune = PrunePolicy::default();
-        assert!(prune.covers(Some("Read")) && prune.covers(None));
+        assert!(prune.covers(Some("Read")));
+        assert!(prune.covers(None));
         prune.tools = vec!["Read".into(), "mcp__*".into()];
         prune.except_tools = vec!["mcp__notes__*".into()];
-        assert!(prune.covers(Some("Read")) && prune.covers(Some("mcp__web__get")));
-        assert!(!prune.covers(Some("Reader")) && !prune.covers(Some("mcp__notes__add")));
+        assert!(prune.covers(Some("Read")));
+        assert!(prune.covers(Some("mcp__web__get")));
+        assert!(!prune.covers(Some("Reader")));
+        assert!(!prune.covers(Some("mcp__notes__add")));
         assert!(!prune.covers(None));
     }
 

@@ -42,24 +42,26 @@ pub fn propose(
     if !request.conversation.is_whole_turn() {
         return Proposal::default();
     }
-    let found = PruneCandidates::of(request, known, cost);
-    let gate = found.gate(request, known, cost);
+    let candidates = PruneCandidates::new(request, known, cost);
+    let gate = candidates.gate(request, known, cost);
     // If cutting old results makes enough room, new ones are not trimmed.
-    let freed = if let Ok(Some(_)) = gate { found.saving() } else { 0 };
-    let left = RequestCost { tokens: cost.tokens.saturating_sub(freed), ..cost };
-    let mut proposal = found.newborn(request, known, left);
+    let freed = if let Ok(Some(_)) = gate { candidates.saving() } else { 0 };
+    let remaining_cost = RequestCost { tokens: cost.tokens.saturating_sub(freed), ..cost };
+    let mut proposal = candidates.newborn(request, known, remaining_cost);
     match gate {
         Ok(Some(why)) => {
-            proposal.facts.extend(found.old.iter().map(|result| result.cut(request, why)));
-            proposal.facts.extend(found.voided(request));
+            proposal.facts.extend(candidates.old.iter().map(|result| result.cut(request, why)));
+            proposal.facts.extend(candidates.voided(request));
         }
         Ok(None) => {}
         Err(why) => {
             // One step for the whole batch, at the oldest result.
-            let oldest = found.old.last();
-            proposal.declined.extend(oldest.map(|result| {
-                PlanStep::declined(Change::Cut, why, result.at, result.part.span, found.saving())
-            }));
+            if let Some(oldest) = candidates.old.last() {
+                let saving = candidates.saving();
+                let step =
+                    PlanStep::declined(Change::Cut, why, oldest.at, oldest.part.span, saving);
+                proposal.declined.push(step);
+            }
         }
     }
     proposal
@@ -106,94 +108,94 @@ struct PruneCandidates<'a> {
 }
 
 impl<'a> PruneCandidates<'a> {
-    fn of(request: &PlanRequest<'a>, known: &RecordedDecisions, cost: RequestCost<'_>) -> Self {
-        let mut found = Self::default();
-        let weights = PartWeights::of(request, cost);
+    fn new(request: &PlanRequest<'a>, known: &RecordedDecisions, cost: RequestCost<'_>) -> Self {
+        let mut candidates = Self::default();
+        let weights = PartWeights::new(request, cost);
         let policy = &request.policy.prune;
+        let counts_results = policy.protect_counts == ProtectUnit::Results;
         let messages = &request.conversation.messages;
         let names = names(request);
         let last_reply = messages.iter().rposition(|message| message.role == Role::Assistant);
         let head = weights.head(request.conversation, cost.tokens);
-        let tail = ProtectedTail::of(request, head);
-        found.least_saving = policy.min_saving_tokens.min(tail.share).max(1);
+        let tail = ProtectedTail::new(request, head);
+        candidates.least_saving = policy.min_saving_tokens.min(tail.share).max(1);
         let mut counter = counter(request);
-        let (mut passed, mut counted, mut reasoning) = (0u64, 0u64, false);
-        for (index, message) in messages.iter().enumerate().rev() {
-            if index < known.kept_from() {
-                return found;
+        let mut passed = 0u64;
+        let mut counted = 0u64;
+        let mut reasoning = false;
+        for (place, message, part) in newest_first(messages, known.kept_from()) {
+            if policy.stop_at_summary && is_summary(part) {
+                return candidates;
             }
-            for (part_at, part) in message.parts.iter().enumerate().rev() {
-                if policy.stop_at_summary && is_summary(part) {
-                    return found;
+            reasoning |= part.kind == PartKind::Reasoning || part.signature.is_some();
+            // A trimmed result can be cleared like any other.
+            let CutOfPart { cut, trim: trimmed } = known.cut_at(part, place);
+            let part_tokens =
+                trimmed.map_or_else(|| weights.own(part), |cut| u64::from(cut.tokens));
+            passed += part_tokens;
+            if policy.protect_counts == ProtectUnit::All {
+                counted += weights.judged(part, part_tokens);
+            }
+            let is_picture = policy.media && is_users_picture(message, place.part);
+            // A result without content has nothing that a placeholder could replace.
+            let is_result = part.kind == PartKind::ToolResult && part.content.is_some();
+            if !is_result && !is_picture {
+                continue;
+            }
+            let keeps = policy.keep_media || is_picture;
+            let tokens = part_tokens + if keeps { 0 } else { weights.within(message, place.part) };
+            let Some(about) = known.about(place) else { continue };
+            let name = part.name.as_deref().or_else(|| names.get(part.id.as_deref()?).copied());
+            let may_go = is_picture || may_go(policy, name, part);
+            let is_new = last_reply.is_none_or(|last| place.message > last);
+            if cut.is_some() && (is_new || trimmed.is_none()) {
+                if may_go && policy.stop_at_cut {
+                    return candidates;
                 }
-                reasoning |= part.kind == PartKind::Reasoning || part.signature.is_some();
-                let at = PartIndex::new(index, part_at);
-                // A trimmed result can be cleared like any other.
-                let CutOfPart { cut, trim: trimmed } = known.cut_at(part, at);
-                let own = trimmed.map_or_else(|| weights.own(part), |cut| u64::from(cut.tokens));
-                passed += own;
-                if policy.protect_counts == ProtectUnit::All {
-                    counted += weights.judged(part, own);
+                continue;
+            }
+            let about = trimmed.map_or(about, |_| plan::clearing_key(about));
+            if is_new {
+                // An image cannot be trimmed to head and tail.
+                if may_go && !is_picture {
+                    let target = CutTarget { at: place, about, part, tokens: part_tokens };
+                    candidates.newborn.push(target);
                 }
-                let is_picture = policy.media && is_users_picture(message, part_at);
-                if part.kind != PartKind::ToolResult && !is_picture {
-                    continue;
+                // It counts among the newest results, though it cannot be cut yet.
+                if counts_results && may_go && place.message < tail.from {
+                    counted += weights.judged(part, part_tokens);
                 }
-                let keeps = policy.keep_media || is_picture;
-                let tokens = own + if keeps { 0 } else { weights.within(message, part_at) };
-                let about = known.about(at).filter(|_| is_picture || part.content.is_some());
-                let Some(about) = about else { continue };
-                let name = part.name.as_deref().or_else(|| names.get(part.id.as_deref()?).copied());
-                let may_go = is_picture || may_go(policy, name, part);
-                let is_new = last_reply.is_none_or(|last| index > last);
-                if cut.is_some() && (is_new || trimmed.is_none()) {
-                    if may_go && policy.stop_at_cut {
-                        return found;
-                    }
-                    continue;
-                }
-                let about = trimmed.map_or(about, |_| plan::clearing_key(about));
-                if is_new {
-                    // An image cannot be trimmed to head and tail.
-                    let target = CutTarget { at, about, part, tokens: own };
-                    found.newborn.extend((may_go && !is_picture).then_some(target));
-                    // It counts among the newest results, though it cannot be cut yet.
-                    if index < tail.from && may_go && policy.protect_counts == ProtectUnit::Results
-                    {
-                        counted += weights.judged(part, own);
-                    }
-                    continue;
-                }
-                if tail.holds(index, passed) || !may_go {
-                    continue;
-                }
-                let text = placeholder(policy, name, own, is_picture);
-                if policy.stop_at_cut && has_only_text(part, request.body, &text) {
-                    return found;
-                }
-                if policy.protect_counts == ProtectUnit::Results {
-                    counted += weights.judged(part, own);
-                }
-                if counted <= policy.protect_tokens.min(tail.share) {
-                    continue;
-                }
-                let saves = weights.saved(policy, part, own, &text);
-                let target = CutTarget { at, about, part, tokens };
-                if let Some(result) = CutCandidate::cleared(target, text, saves, &mut counter) {
-                    found.add(result, passed, reasoning, head + passed - own);
-                }
+                continue;
+            }
+            if tail.holds(place.message, passed) || !may_go {
+                continue;
+            }
+            let text = placeholder(policy, name, part_tokens, is_picture);
+            if policy.stop_at_cut && has_only_text(part, request.body, &text) {
+                return candidates;
+            }
+            if counts_results {
+                counted += weights.judged(part, part_tokens);
+            }
+            if counted <= policy.protect_tokens.min(tail.share) {
+                continue;
+            }
+            let saves = weights.saved(policy, part, part_tokens, &text);
+            let target = CutTarget { at: place, about, part, tokens };
+            if let Some(result) = CutCandidate::cleared(target, text, saves, &mut counter) {
+                candidates.add(result, passed, reasoning, head + passed - part_tokens);
             }
         }
-        found
+        candidates
     }
 
-    /// Adds the next older candidate. `passed`: the tokens from it to the end; `uncuttable`: of what stays if it is the
-    /// newest.
     fn add(&mut self, result: CutCandidate<'a>, passed: u64, reasoning: bool, uncuttable: u64) {
+        // The newest one comes first: nothing after it goes, whatever is cut before it.
         if self.old.is_empty() {
             self.uncuttable = uncuttable;
         }
-        (self.after_first, self.reasoning_after) = (passed, reasoning);
+        self.after_first = passed;
+        self.reasoning_after = reasoning;
         self.old.push(result);
     }
 
@@ -201,7 +203,6 @@ impl<'a> PruneCandidates<'a> {
         self.old.iter().map(|result| result.saves).sum()
     }
 
-    /// Why old results are cut now; `None` if there is nothing to cut.
     fn gate(
         &self,
         request: &PlanRequest<'_>,
@@ -209,13 +210,14 @@ impl<'a> PruneCandidates<'a> {
         cost: RequestCost<'_>,
     ) -> Result<Option<DecisionReason>, DecisionReason> {
         let policy = &request.policy.prune;
-        let few = request.conversation.messages.len() < policy.min_messages as usize;
-        if self.old.is_empty() || few || policy.gate.is_empty() {
+        let is_short = request.conversation.messages.len() < policy.min_messages as usize;
+        if self.old.is_empty() || is_short || policy.gate.is_empty() {
             return Ok(None);
         }
         if self.saving() < self.least_saving {
             return Err(DecisionReason::TooLittle);
         }
+        // The provider clears old results itself.
         if request.clears_past.is_some() || policy.method == PruneMethod::Provider {
             return Err(DecisionReason::Provider);
         }
@@ -223,25 +225,28 @@ impl<'a> PruneCandidates<'a> {
         if known.is_suspended && !cold {
             return Err(DecisionReason::Suspended);
         }
-        let open = |gate: &PruneGate| match gate {
-            PruneGate::Pressure => self.relieves(request, known, cost, cold),
-            PruneGate::ColdCache => {
-                cold.then_some(DecisionReason::ColdCache).ok_or(DecisionReason::NoGate)
+        let mut verdict = Err(DecisionReason::NoGate);
+        for gate in &policy.gate {
+            let opened = match gate {
+                PruneGate::Pressure => self.relieves(request, known, cost, cold),
+                PruneGate::ColdCache if cold => Ok(DecisionReason::ColdCache),
+                PruneGate::PaysBack if self.pays_back(request, known) => {
+                    Ok(DecisionReason::PaysBack)
+                }
+                PruneGate::ColdCache | PruneGate::PaysBack => Err(DecisionReason::NoGate),
+                PruneGate::Always => Ok(DecisionReason::Always),
+            };
+            // The reason of the first closed gate is reported, unless it is only that no gate is open.
+            if opened.is_ok() || verdict == Err(DecisionReason::NoGate) {
+                verdict = opened;
             }
-            PruneGate::PaysBack => self
-                .pays_back(request, known)
-                .then_some(DecisionReason::PaysBack)
-                .ok_or(DecisionReason::NoGate),
-            PruneGate::Always => Ok(DecisionReason::Always),
-        };
-        // The reason of the first closed gate is reported, unless it is only that no gate is open.
-        let tried = policy.gate.iter().map(open).reduce(|one, next| match (one, next) {
-            (Ok(why), _) | (Err(_), Ok(why)) => Ok(why),
-            (Err(DecisionReason::NoGate), next) => next,
-            (one, Err(_)) => one,
-        });
-        let why = tried.unwrap_or(Err(DecisionReason::NoGate))?;
+            if verdict.is_ok() {
+                break;
+            }
+        }
+        let why = verdict?;
         let voids = request.is_bound() && (self.reasoning_after || !known.replies.is_empty());
+        // A cut before bound reasoning makes it void.
         match voids {
             true if !policy.accept_reasoning_loss => Err(DecisionReason::Bound),
             // The open loop's own reasoning must stay (`docs/protocols.md` 1.5).
@@ -250,17 +255,15 @@ impl<'a> PruneCandidates<'a> {
         }
     }
 
-    /// Reasoning that the cuts make void, if policy accepts that: it is removed, because the provider would
-    /// refuse it (`docs/protocols.md` 1.5). Reasoning that we put back is left out by itself, because its
-    /// prefix no longer matches.
     fn voided(&self, request: &PlanRequest<'_>) -> Vec<Fact> {
-        let first = self.old.last().filter(|_| request.is_bound());
-        first.map_or_else(Vec::new, |first| voided_from(request, first.at.message))
+        // The provider would refuse it (`docs/protocols.md` 1.5). What we put back is left out by itself,
+        // because its prefix no longer matches.
+        match self.old.last() {
+            Some(oldest) if request.is_bound() => voided_from(request, oldest.at.message),
+            _ => Vec::new(),
+        }
     }
 
-    /// Whether the window is filling up and a cut helps: it makes room for several turns, and pays for the
-    /// broken cache within the horizon. Where a summary would be used, it need not pay; if the request does not
-    /// fit, both conditions are dropped.
     fn relieves(
         &self,
         request: &PlanRequest<'_>,
@@ -268,18 +271,21 @@ impl<'a> PruneCandidates<'a> {
         cost: RequestCost<'_>,
         cold: bool,
     ) -> Result<DecisionReason, DecisionReason> {
-        let (policy, fillable) = (&request.policy.prune, request.fillable());
-        let after = cost.tokens.saturating_sub(self.saving());
+        let policy = &request.policy.prune;
+        let fillable = request.fillable();
+        let remaining_tokens = cost.tokens.saturating_sub(self.saving());
         let is_full = cost.tokens >= request.policy.compact.threshold(fillable);
         let low_water = policy.low_water(fillable, self.uncuttable);
         if cost.tokens as f64 <= policy.threshold(fillable) {
             Err(DecisionReason::NoGate)
         } else if !request.model.known {
             Err(DecisionReason::UnknownWindow)
+        // A request that does not fit is cut whatever it costs.
         } else if cost.tokens > fillable || policy.low_water >= 1.0 {
             Ok(DecisionReason::Pressure)
-        } else if after > low_water {
+        } else if remaining_tokens > low_water {
             Err(DecisionReason::LittleRoom)
+        // Where a summary would be used otherwise, a cut need not pay.
         } else if !is_full && !cold && !self.pays_back(request, known) {
             Err(DecisionReason::NoGain)
         } else {
@@ -287,20 +293,19 @@ impl<'a> PruneCandidates<'a> {
         }
     }
 
-    /// Whether the saving pays for the broken cache within the horizon: with T tokens after the
-    /// first changed byte, of which R go, read at r and processed again at w (times the input price),
-    /// `N = (T−R)(w−r) / (R·r)` turns (`docs/protocols.md` 7.4).
     fn pays_back(&self, request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {
         let Some(price) = request.model.price.filter(|price| price.input > 0.0) else {
             return false;
         };
         let read = price.cache_read / price.input;
         // A cache write is priced for the same lifetime as the parent turn's write.
-        let before = known.parent.as_ref().map(|parent| parent.usage.clone()).unwrap_or_default();
+        let usage = known.parent.as_ref().map(|parent| parent.usage.clone()).unwrap_or_default();
         let dialect = request.conversation.dialect;
-        let write = savings::write_price(&before, price, dialect) / price.input;
+        let write = savings::write_price(&usage, price, dialect) / price.input;
         let saving = self.saving() as f64;
         let rewrite_cost = (self.after_first as f64 - saving).max(0.0) * (write - read).max(0.0);
+        // `N = (T−R)(w−r) / (R·r)`: T tokens after the first changed byte, of which R go, are read at r and
+        // processed again at w.
         let turns = rewrite_cost / (saving * read);
         turns <= f64::from(request.policy.prune.horizon_turns)
     }
@@ -316,12 +321,15 @@ impl<'a> PruneCandidates<'a> {
         let Proposal { mut facts, mut declined } = Proposal::default();
         let limit = request.policy.prune.max_result_tokens;
         // A window that is only a guess decides nothing.
-        let fits = !request.model.known || cost.tokens <= request.fillable();
-        let is_compacted = || compact::would_fit(request, known, cost.parts, cost.tokens);
-        let fits = fits || limit.is_none() && !self.newborn.is_empty() && is_compacted();
+        let mut fits = !request.model.known || cost.tokens <= request.fillable();
+        // A summary that makes enough room leaves the new results whole.
+        if !fits && limit.is_none() && !self.newborn.is_empty() {
+            fits = compact::would_fit(request, known, cost.parts, cost.tokens);
+        }
         let mut counter = counter(request);
         for newborn in &self.newborn {
             let CutTarget { at, part, tokens, .. } = *newborn;
+            // What the rest of the request leaves of the window.
             let room = request.fillable().saturating_sub(cost.tokens.saturating_sub(tokens));
             let too_large = match limit {
                 Some(limit) => tokens > limit,
@@ -378,13 +386,21 @@ impl<'a> CutCandidate<'a> {
         counter: &mut TokenCounter<'_>,
     ) -> Option<Self> {
         let CutTarget { at, about, part, tokens } = target;
-        let after = u64::from(counter.stands_for(part, &text));
-        let saves = saves.unwrap_or(tokens.saturating_sub(after));
-        let content = Replacement::Text(text.into());
-        (after < tokens).then_some(Self { at, about, part, tokens, content, after, saves })
+        let text_tokens = u64::from(counter.stands_for(part, &text));
+        if text_tokens >= tokens {
+            return None;
+        }
+        Some(Self {
+            at,
+            about,
+            part,
+            tokens,
+            content: Replacement::Text(text.into()),
+            after: text_tokens,
+            saves: saves.unwrap_or(tokens - text_tokens),
+        })
     }
 
-    /// A result trimmed to about `stay` tokens; `None` if nothing would be left out.
     fn trimmed(
         target: CutTarget<'a>,
         body: &[u8],
@@ -394,13 +410,20 @@ impl<'a> CutCandidate<'a> {
         let CutTarget { at, about, part, tokens } = target;
         let result_text = trim::text(part, body);
         let trim = TrimRange::new(&result_text, tokens, stay)?;
-        let after = u64::from(counter.stands_for(part, &trim.apply(&result_text, part.kind)?));
-        let (content, saves) = (Replacement::Trim(trim), tokens.saturating_sub(after));
-        Some(Self { at, about, part, tokens, content, after, saves })
+        let trimmed_text = trim.apply(&result_text, part.kind)?;
+        let trimmed_tokens = u64::from(counter.stands_for(part, &trimmed_text));
+        Some(Self {
+            at,
+            about,
+            part,
+            tokens,
+            content: Replacement::Trim(trim),
+            after: trimmed_tokens,
+            saves: tokens.saturating_sub(trimmed_tokens),
+        })
     }
 
     fn cut(&self, request: &PlanRequest<'_>, why: DecisionReason) -> Fact {
-        let small = |tokens: u64| u32::try_from(tokens).unwrap_or(u32::MAX);
         Fact::Cut(Box::new(Cut {
             epoch: None,
             about: PartKey(self.about),
@@ -408,8 +431,8 @@ impl<'a> CutCandidate<'a> {
             exchange: request.exchange.clone(),
             content: self.content.clone(),
             keep_media: why == DecisionReason::TooLarge || request.policy.prune.keep_media,
-            was: small(self.tokens),
-            tokens: small(self.after),
+            was: u32::try_from(self.tokens).unwrap_or(u32::MAX),
+            tokens: u32::try_from(self.after).unwrap_or(u32::MAX),
             why,
             shadow: request.is_shadow(),
         }))
@@ -424,9 +447,12 @@ struct PartWeights<'a> {
 }
 
 impl<'a> PartWeights<'a> {
-    fn of(request: &PlanRequest<'a>, cost: RequestCost<'a>) -> Self {
-        let own = cost.parts.iter().map(|part| (part.key, part.tokens)).collect();
-        Self { own, rules: cost.rules, body: request.body }
+    fn new(request: &PlanRequest<'a>, cost: RequestCost<'a>) -> Self {
+        Self {
+            own: cost.parts.iter().map(|part| (part.key, part.tokens)).collect(),
+            rules: cost.rules,
+            body: request.body,
+        }
     }
 
     fn own(&self, part: &Part) -> u64 {
@@ -439,9 +465,9 @@ impl<'a> PartWeights<'a> {
         tokens.saturating_sub(conversation.parts().map(|part| self.own(part)).sum())
     }
 
-    /// Tokens of images and documents inside a result, not of those beside it.
     fn within(&self, message: &Message, at: usize) -> u64 {
         let end = message.parts[at].span.end;
+        // Parts of a result follow it in the list; those beside it begin after its end.
         let inner = message.parts[at + 1..].iter().take_while(|inner| inner.span.end <= end);
         inner.map(|inner| self.own(inner)).sum()
     }
@@ -450,10 +476,9 @@ impl<'a> PartWeights<'a> {
         self.rules.map_or(own, |rules| rules.part(self.body, part))
     }
 
-    /// The saving of a cut in the count that decides, if that is not ours. If policy counts results only, the
-    /// placeholder is not subtracted.
     fn saved(&self, policy: &PrunePolicy, part: &Part, own: u64, text: &str) -> Option<u64> {
         if policy.protect_counts == ProtectUnit::Results {
+            // The placeholder is not subtracted if policy counts results only.
             return Some(self.judged(part, own));
         }
         let rules = self.rules?;
@@ -462,7 +487,6 @@ impl<'a> PartWeights<'a> {
     }
 }
 
-/// The text that replaces a result or image.
 fn placeholder(policy: &PrunePolicy, tool: Option<&str>, tokens: u64, is_picture: bool) -> String {
     match is_picture {
         true => PICTURE_PLACEHOLDER.to_owned(),
@@ -470,26 +494,37 @@ fn placeholder(policy: &PrunePolicy, tool: Option<&str>, tokens: u64, is_picture
     }
 }
 
-/// Whether policy allows cutting a result.
 fn may_go(policy: &PrunePolicy, tool: Option<&str>, part: &Part) -> bool {
     policy.covers(tool) && !(policy.keep_errors && part.is_error)
 }
 
-/// Whether a part is an image of the user, not one inside a tool result, which is cut with the result.
 fn is_users_picture(message: &Message, at: usize) -> bool {
     let part = &message.parts[at];
     if part.kind != PartKind::Image || message.role != Role::User {
         return false;
     }
+    // An image inside a tool result is cut with the result.
     let mut others = message.parts.iter().enumerate().filter(|(other, _)| *other != at);
-    !others.any(|(_, it)| it.span.start <= part.span.start && part.span.end <= it.span.end)
+    !others.any(|(_, other)| other.span.start <= part.span.start && part.span.end <= other.span.end)
 }
 
-/// The decisions to remove the client's reasoning from this message on, because it is bound to what changes there.
 fn voided_from(request: &PlanRequest<'_>, first: usize) -> Vec<Fact> {
+    // It is bound to what changes there, and would be refused.
     let parts = request.conversation.messages.iter().skip(first).flat_map(|message| &message.parts);
-    let out = parts.filter_map(Part::removal_key);
-    out.map(|about| reasoning::take_out(request, about, DecisionReason::Bound)).collect()
+    let keys = parts.filter_map(Part::removal_key);
+    keys.map(|about| reasoning::take_out(request, about, DecisionReason::Bound)).collect()
+}
+
+/// The parts of the messages after `from`, the newest first.
+fn newest_first(
+    messages: &[Message],
+    from: usize,
+) -> impl Iterator<Item = (PartIndex, &Message, &Part)> {
+    let messages = messages.iter().enumerate().skip(from).rev();
+    messages.flat_map(|(index, message)| {
+        let parts = message.parts.iter().enumerate().rev();
+        parts.map(move |(at, part)| (PartIndex::new(index, at), message, part))
+    })
 }
 
 /// The newest messages that policy protects.
@@ -505,8 +540,9 @@ struct ProtectedTail {
 
 impl ProtectedTail {
     /// The tail of a request whose head has so many tokens.
-    fn of(request: &PlanRequest<'_>, head: u64) -> Self {
-        let (policy, messages) = (&request.policy.prune, &request.conversation.messages);
+    fn new(request: &PlanRequest<'_>, head: u64) -> Self {
+        let policy = &request.policy.prune;
+        let messages = &request.conversation.messages;
         // A window that is only a guess limits nothing.
         let room = request.fillable().saturating_sub(head);
         Self {
@@ -516,13 +552,11 @@ impl ProtectedTail {
         }
     }
 
-    /// Whether it holds a message; `passed`: the tokens from there to the end.
     fn holds(self, message: usize, passed: u64) -> bool {
         message >= self.from && (passed <= self.share || message >= self.newest)
     }
 }
 
-/// The first message that policy protects.
 fn first_protected(policy: &PrunePolicy, messages: &[Message]) -> usize {
     let newest = messages.len().saturating_sub(policy.protect_messages as usize);
     let Some(turns) = (policy.protect_turns as usize).checked_sub(1) else { return newest };
@@ -534,15 +568,15 @@ fn counter<'a>(request: &PlanRequest<'a>) -> TokenCounter<'a> {
     request.tokenizer.counter(request.conversation, request.body, request.model)
 }
 
-/// Whether a result consists of exactly this text: its client has cut it.
 fn has_only_text(part: &Part, body: &[u8], text: &str) -> bool {
     // JSON escapes make a text at most six times as long.
+    // The client has cut it with the same placeholder.
     let [result_text] = &part.texts[..] else { return false };
     result_text.len() <= 6 * text.len() + 2 && text_at(*result_text, body) == text
 }
 
-/// Names of tools by the ids of their calls: most results have no name.
 fn names<'a>(request: &PlanRequest<'a>) -> HashMap<&'a str, &'a str> {
+    // Most results have only the id of their call.
     let calls = request.conversation.parts().filter(|part| part.kind == PartKind::ToolCall);
     calls.filter_map(|call| Some((call.id.as_deref()?, call.name.as_deref()?))).collect()
 }

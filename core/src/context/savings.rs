@@ -55,7 +55,6 @@ pub struct Money {
 }
 
 impl Money {
-    /// Saved less broken; below 0 if rewriting cost more than it saved.
     fn net(&self) -> f64 {
         self.saved - self.broken
     }
@@ -86,7 +85,7 @@ pub struct SavingsInput<'a> {
 
 impl<'a> SavingsInput<'a> {
     /// The data of a turn and of its parent turn. `price`: that of a model.
-    pub fn of(
+    pub fn from_turn(
         turn: &'a Turn,
         parent: Option<&'a Turn>,
         price: impl Fn(&str) -> Option<Price>,
@@ -108,13 +107,14 @@ impl<'a> SavingsInput<'a> {
     /// Computes the savings.
     pub fn saved(&self) -> ExchangeSavings {
         let Self { done, usage, .. } = self;
-        let (sent, shadow) = (done.is_sent(), done.mode == Mode::Shadow);
+        let is_sent = done.is_sent();
+        let is_shadow = done.mode == Mode::Shadow;
         let estimated = self.estimate.map(|estimate| estimate.tokens);
         let reprocessed = self.reprocessed();
         ExchangeSavings {
-            removed: if sent { done.measured(done.tokens_removed) } else { 0 },
-            compacted: if sent { done.measured(done.tokens_compacted) } else { 0 },
-            in_shadow: if shadow { done.tokens_removed } else { 0 },
+            removed: if is_sent { done.measured(done.tokens_removed) } else { 0 },
+            compacted: if is_sent { done.measured(done.tokens_compacted) } else { 0 },
+            in_shadow: if is_shadow { done.tokens_removed } else { 0 },
             sent: usage.input.or(estimated).unwrap_or(0),
             reprocessed,
             came: self.came(),
@@ -122,24 +122,24 @@ impl<'a> SavingsInput<'a> {
         }
     }
 
-    /// The claim can only be checked if changes were sent, and if the input was reported.
     fn came(&self) -> Option<u64> {
+        // The claim can only be checked if changes were sent, and if the input was reported.
+        if !self.done.is_sent() || self.usage.input.is_none() || self.usage.lower_bound {
+            return None;
+        }
         let counted = self.counted.filter(|counted| counted.of_original)?;
-        let checks = self.done.is_sent() && self.usage.input.is_some() && !self.usage.lower_bound;
-        checks.then_some(counted.tokens)
+        Some(counted.tokens)
     }
 
-    /// Tokens in the cache after the parent turn, less those cut, less those read now. A cache that was cold
-    /// is not counted: it is taken as cold if nothing of the history was read.
     fn reprocessed(&self) -> u64 {
         let Some(held) = self.broken_cache() else { return 0 };
         let cut = self.done.measured(self.done.tokens_of_new().late);
+        // A cache that was cold is not counted: nothing of the history was read then.
         held.saturating_sub(cut).saturating_sub(self.usage.cache_read.unwrap_or(0))
     }
 
-    /// Whether more was read from the cache than system prompt and tools, as estimated. Those are equal in
-    /// other sessions, which may have cached them.
     fn read_history(&self) -> bool {
+        // System prompt and tools are equal in other sessions, which may have cached them.
         let head = self.estimate.map_or(0, |estimate| {
             estimate.breakdown.system.saturating_add(estimate.breakdown.tools)
         });
@@ -149,11 +149,14 @@ impl<'a> SavingsInput<'a> {
     /// Tokens in the cache that a new cut or summary broke: the cache had the unchanged form. `None` if none
     /// were broken.
     fn broken_cache(&self) -> Option<u64> {
-        let before = self.before.filter(|_| self.usage.cache_read.is_some())?;
+        // Without a report of cache reads, nobody knows whether there was a cache.
+        self.usage.cache_read?;
         let NewTokens { late, in_warm_cache, .. } = self.done.tokens_of_new();
-        let warm = in_warm_cache || self.read_history();
-        let held = held(before, self.dialect);
-        (self.done.is_sent() && late > 0 && warm && held > 0).then_some(held)
+        let is_warm = in_warm_cache || self.read_history();
+        if !self.done.is_sent() || late == 0 || !is_warm {
+            return None;
+        }
+        Some(held(self.before?, self.dialect)).filter(|tokens| *tokens > 0)
     }
 
     fn money(&self, reprocessed: u64) -> Option<Money> {
@@ -167,15 +170,16 @@ impl<'a> SavingsInput<'a> {
         // If nothing was read because a cut broke the cache, the removed tokens would have been cache reads.
         let warm = self.read_history() || self.broken_cache().is_some();
         let reread_price = if warm { price.cache_read } else { process };
-        let (mut saved, mut broken) = (0.0, 0.0);
+        let mut saved = 0.0;
+        let mut broken = 0.0;
         if self.done.is_sent() {
             // What is cut when it is first sent was in no cache.
             let newborn = self.done.tokens_of_new().at_birth.min(self.done.tokens_removed);
             let rest = self.done.measured(self.done.tokens_removed - newborn);
             let compacted = self.done.measured(self.done.tokens_compacted);
             // A history that would not have fit the window could not have been sent at any price.
-            let whole = usage.input.unwrap_or(0).saturating_add(newborn + rest + compacted);
-            let compacted = if whole <= self.window { compacted } else { 0 };
+            let original = usage.input.unwrap_or(0).saturating_add(newborn + rest + compacted);
+            let compacted = if original <= self.window { compacted } else { 0 };
             saved = millionth(newborn, process) + millionth(rest + compacted, reread_price);
             broken = millionth(reprocessed, (process - price.cache_read).max(0.0));
         }
@@ -187,16 +191,16 @@ impl Turn {
     /// Stores how many tokens were really saved per claimed token, once the usage is known. `parent`: the
     /// turn that it continues.
     pub fn measure_removed(&mut self, parent: Option<&Turn>) {
-        let before = parent.and_then(|parent| parent.done.measured).unwrap_or(1.0);
-        let measured = self.really_removed();
-        let all = self.done.tokens_removed.saturating_add(self.done.tokens_compacted);
-        let ratio = match measured {
-            Some((claimed, removed)) if claimed <= all => {
-                (before * (all - claimed) as f64 + removed) / all as f64
+        let parent_ratio = parent.and_then(|parent| parent.done.measured).unwrap_or(1.0);
+        let total = self.done.tokens_removed.saturating_add(self.done.tokens_compacted);
+        // What earlier turns cut keeps the ratio that was measured then.
+        let ratio = match self.really_removed() {
+            Some((claimed, removed)) if claimed <= total => {
+                (parent_ratio * (total - claimed) as f64 + removed) / total as f64
             }
-            _ => before,
+            _ => parent_ratio,
         };
-        self.done.measured = (all > 0 && ratio != 1.0).then_some(ratio);
+        self.done.measured = if total > 0 && ratio != 1.0 { Some(ratio) } else { None };
     }
 
     /// The tokens claimed for this turn's own late cuts, and the tokens really saved: those that the estimate
@@ -210,28 +214,31 @@ impl Turn {
         if !self.done.is_sent() || claimed == 0 || !is_whole {
             return None;
         }
-        let left = estimate.gone_history.saturating_sub(stand_ins) as f64;
-        let removed = left + error * share_of_cuts(left, &estimate.guess);
+        let subtracted = estimate.gone_history.saturating_sub(stand_ins) as f64;
+        let removed = subtracted + error * share_of_cuts(subtracted, &estimate.guess);
         Some((claimed, removed.clamp(0.0, MOST_REMOVED * claimed as f64)))
     }
 
     /// An estimate based on an earlier turn, and by how many tokens its prediction was too high. The
     /// prediction, because `Estimate::tokens` may be a number by an agent's rules.
     fn error(&self) -> Option<(&Estimate, f64)> {
-        let grown = |method| matches!(method, EstimateMethod::Anchored | EstimateMethod::Compacted);
-        let estimate = self.estimate.as_ref().filter(|estimate| grown(estimate.method))?;
-        let actual = self.usage.input.filter(|_| !self.usage.lower_bound)?;
+        let estimate = self.estimate.as_ref()?;
+        let has_anchor =
+            matches!(estimate.method, EstimateMethod::Anchored | EstimateMethod::Compacted);
+        if !has_anchor || self.usage.lower_bound {
+            return None;
+        }
+        let actual = self.usage.input?;
         Some((estimate, estimate.guess.tokens as f64 - actual as f64))
     }
 }
 
-/// The share of a prediction's error that is due to the `left` tokens of late cuts and not to the new parts.
-/// The error is shared out by the squares of what either may be off by: the more uncertain the new parts are,
-/// the less an error says about the cuts. What earlier new parts were off by is not subtracted: in recorded
-/// sessions that made claims twice as wrong (`docs/rewriting.md` "What it saved").
 fn share_of_cuts(left: f64, guess: &CostPrediction) -> f64 {
     let of_cuts = (MISCOUNTED * left).powi(2);
     let of_new = (guess.high.saturating_sub(guess.low) as f64 / 2.0).powi(2);
+    // By the squares of what either may be off by: the more uncertain the new parts are, the less an error says
+    // about the cuts. What earlier new parts were off by is not subtracted: in recorded sessions that made
+    // claims twice as wrong (`docs/rewriting.md` "What it saved").
     if of_cuts > 0.0 { of_cuts / (of_cuts + of_new) } else { 0.0 }
 }
 
@@ -242,11 +249,10 @@ const MISCOUNTED: f64 = 0.2;
 /// A cut saves at most this many times its claim; anything above has another cause.
 const MOST_REMOVED: f64 = 2.0;
 
-/// Tokens of a prompt that were in the provider's cache after it, as reported: read plus written. If caching
-/// is automatic and writes are not reported, the whole prompt.
 fn held(usage: &Usage, dialect: Dialect) -> u64 {
     let reported = usage.cache_read.unwrap_or(0).saturating_add(usage.cache_write.unwrap_or(0));
     let automatic = dialect != Dialect::Anthropic && usage.cache_write.unwrap_or(0) == 0;
+    // Where caching is automatic and writes are not reported, the whole prompt is in the cache.
     match (automatic, usage.cache_read, usage.input) {
         (true, Some(_), Some(input)) => input,
         _ => reported,
@@ -271,9 +277,8 @@ pub fn cost(usage: &Usage, price: Price, dialect: Dialect) -> Option<f64> {
     let price = price.of_prompt(input);
     let read = usage.cache_read.unwrap_or(0).min(input);
     let written = usage.cache_write.unwrap_or(0).min(input - read);
-    let plain = input - read - written;
     Some(
-        millionth(plain, price.input)
+        millionth(input - read - written, price.input)
             + millionth(read, price.cache_read)
             + millionth(written, write_price(usage, price, dialect))
             + millionth(usage.output.unwrap_or(0), price.output),
@@ -285,6 +290,7 @@ pub fn cost(usage: &Usage, price: Price, dialect: Dialect) -> Option<f64> {
 /// at Anthropic, 2.5 at OpenAI (`docs/protocols.md` 7.1, 7.2).
 pub(super) fn write_price(usage: &Usage, price: Price, dialect: Dialect) -> f64 {
     let short = if price.cache_write > 0.0 { price.cache_write } else { price.input };
+    // A long lifetime costs a multiple of the input price (`docs/protocols.md` 7.1, 7.2).
     let long = match dialect {
         Dialect::Anthropic => 2.0 * price.input,
         Dialect::OpenaiChat | Dialect::OpenaiResponses => 2.5 * price.input,
@@ -318,8 +324,8 @@ pub struct ClaimCheck {
 impl ClaimCheck {
     /// Tokens saved according to the provider; below 0 if more was sent than came.
     pub fn saved(&self) -> i64 {
-        let signed = |tokens: u64| i64::try_from(tokens).unwrap_or(i64::MAX);
-        signed(self.came).saturating_sub(signed(self.sent))
+        let came = i64::try_from(self.came).unwrap_or(i64::MAX);
+        came.saturating_sub(i64::try_from(self.sent).unwrap_or(i64::MAX))
     }
 }
 
@@ -343,7 +349,7 @@ pub struct SummaryCosts {
 
 impl SummaryCosts {
     /// The costs of one summary, from its usage.
-    pub fn of(spent: &Usage, price: Option<Price>, dialect: Dialect) -> Self {
+    pub fn from_usage(spent: &Usage, price: Option<Price>, dialect: Dialect) -> Self {
         let dollars = price.and_then(|price| cost(spent, price, dialect));
         Self {
             written: 1,
@@ -356,7 +362,6 @@ impl SummaryCosts {
     }
 
     fn join(&mut self, other: &Self) {
-        let add = |to: &mut u64, more: u64| *to = to.saturating_add(more);
         add(&mut self.written, other.written);
         add(&mut self.priced, other.priced);
         add(&mut self.input, other.input);
@@ -400,7 +405,7 @@ pub struct Savings {
 impl Savings {
     /// Adds one exchange.
     pub fn add(&mut self, saved: &ExchangeSavings) {
-        let one = Self {
+        self.join(&Self {
             turns: 1,
             pruned_turns: u64::from(saved.removed > 0),
             removed: saved.removed,
@@ -420,8 +425,7 @@ impl Savings {
                 ..SummaryCosts::default()
             },
             ..Self::default()
-        };
-        self.join(&one);
+        });
     }
 
     /// Adds a summary.
@@ -431,7 +435,6 @@ impl Savings {
 
     /// Adds other sums. They saturate, because a provider may report anything.
     pub fn join(&mut self, other: &Self) {
-        let add = |to: &mut u64, more: u64| *to = to.saturating_add(more);
         add(&mut self.turns, other.turns);
         add(&mut self.pruned_turns, other.pruned_turns);
         add(&mut self.removed, other.removed);
@@ -448,12 +451,19 @@ impl Savings {
         self.money.broken += other.money.broken;
         self.summaries.join(&other.summaries);
         self.net = self.money.net() - self.summaries.dollars;
-        let whole = self.removed.saturating_add(self.sent);
-        self.removed_share = (whole > 0).then(|| self.removed as f64 / whole as f64);
+        self.removed_share = match self.removed.saturating_add(self.sent) {
+            0 => None,
+            total => Some(self.removed as f64 / total as f64),
+        };
     }
 }
 
+/// Saturates, because a provider may report anything.
+fn add(sum: &mut u64, more: u64) {
+    *sum = sum.saturating_add(more);
+}
+
 #[cfg(test)]
-mod miscounted;
+mod miscounted_tests;
 #[cfg(test)]
 mod tests;

@@ -37,8 +37,7 @@ pub(super) struct SessionFixture {
 }
 
 impl SessionFixture {
-    /// A request of Anthropic's dialect.
-    pub(super) fn of(name: &'static str, messages: &Value) -> Self {
+    pub(super) fn new(name: &'static str, messages: &Value) -> Self {
         let body = json!({"model": name, "max_tokens": 9, "messages": messages});
         Self::read(Dialect::Anthropic, "/v1/messages", name, &body)
     }
@@ -63,7 +62,6 @@ impl SessionFixture {
         }
     }
 
-    /// The next request of Anthropic's dialect.
     pub(super) fn send(&mut self, messages: &Value) {
         let body = json!({"model": self.name, "max_tokens": 9, "messages": messages});
         self.body = body.to_string().into_bytes();
@@ -101,7 +99,6 @@ impl SessionFixture {
         RecordedDecisions::from_ledger(&self.ledger, &self.conversation, &self.placed(), decisions)
     }
 
-    /// The request as it is sent.
     pub(super) fn plan(&self) -> Plan {
         replay(&self.request(), &self.known())
     }
@@ -130,30 +127,27 @@ impl SessionFixture {
         }
     }
 
-    /// The keyed parts of the history, with tokens by message.
     pub(super) fn parts(&self, tokens: impl Fn(usize) -> u32) -> Vec<SketchPart> {
         let messages = self.conversation.messages.iter().enumerate();
         let parts = messages.flat_map(|(index, message)| {
             message.parts.iter().filter_map(move |part| Some((index, part.key?)))
         });
-        let sketched = |(index, key)| SketchPart {
+        let sketch = parts.map(|(index, key)| SketchPart {
             key,
             tokens: tokens(index),
             place: PromptSection::History,
             by_length: false,
-        };
-        parts.map(sketched).collect()
+        });
+        sketch.collect()
     }
 
-    /// The key of decisions about this message's first part.
     pub(super) fn about(&self, message: usize) -> u128 {
-        let known = self.known();
+        let decisions = self.known();
         (0..9)
-            .find_map(|part| known.about(PartIndex::new(message, part)))
+            .find_map(|part| decisions.about(PartIndex::new(message, part)))
             .expect("a part with a key")
     }
 
-    /// A reply of Anthropic's with this content.
     pub(super) fn reply(&self, content: &Value) -> Reply {
         let body = json!({"id": format!("msg_{}", self.count), "content": content, "stop_reason": "end_turn",
             "usage": {"input_tokens": 900, "output_tokens": 100}});
@@ -162,9 +156,10 @@ impl SessionFixture {
         reading.finish(BodyEnd::Whole)
     }
 
-    /// The turn of the current request with this reply.
     pub(super) fn turn(&self, reply: &Reply) -> Turn {
-        let (request, placed, plan) = (self.request(), self.placed(), self.plan());
+        let request = self.request();
+        let placed = self.placed();
+        let plan = self.plan();
         let measured = budget::measure(
             &self.conversation,
             &self.body,
@@ -206,9 +201,9 @@ impl SessionFixture {
         }
     }
 
-    /// Commits the current request with this reply.
     pub(super) fn answered(&mut self, content: &Value) {
-        let (reply, plan) = (self.reply(content), self.plan());
+        let reply = self.reply(content);
+        let plan = self.plan();
         let turn = self.turn(&reply);
         let made = ReplyOrigin {
             dialect: turn.dialect,
@@ -221,35 +216,43 @@ impl SessionFixture {
         };
         let reasoning = reasoning::record(&reply.parts, made);
         self.ledger.add(Fact::Turn(Box::new(turn)));
-        reasoning.into_iter().for_each(|it| self.ledger.add(Fact::Reasoning(Box::new(it))));
+        if let Some(record) = reasoning {
+            self.ledger.add(Fact::Reasoning(Box::new(record)));
+        }
     }
 
     /// The recorded decisions if the parent turn ended just now; `with` changes that turn.
     pub(super) fn grown_from(&self, with: impl FnOnce(&mut Turn)) -> RecordedDecisions {
         let mut turn = self.turn(&self.reply(&json!([{"type": "text", "text": "Aye."}])));
         with(&mut turn);
-        let mut known = self.known();
-        known.parent = Some(Arc::new(turn));
-        known
+        let mut decisions = self.known();
+        decisions.parent = Some(Arc::new(turn));
+        decisions
     }
 }
 
 /// One message per letter: text of the user (`u`) or the model (`a`), a call of `Read` (`c`) or `Write` (`w`), a call
 /// with reasoning before it (`t`), the result of the call before (`r`), and a result that is an error (`e`).
 pub(super) fn messages(letters: &str) -> Value {
-    let id = |number: usize| format!("toolu_{number:02}AbCdEfGh{number:02}");
-    let call = |number, name| json!({"type": "tool_use", "id": id(number), "name": name, "input": {"n": number}});
     let messages = letters.chars().enumerate().map(|(number, letter)| match letter {
         'u' => json!({"role": "user", "content": format!("Words {number}.")}),
         'a' => json!({"role": "assistant", "content": format!("Said {number}.")}),
         'c' => json!({"role": "assistant", "content": [call(number, "Read")]}),
         'w' => json!({"role": "assistant", "content": [call(number, "Write")]}),
         't' => json!({"role": "assistant", "content": [thinking(number), call(number, "Read")]}),
-        'r' | 'e' => json!({"role": "user", "content": [{"type": "tool_result", "tool_use_id": id(number - 1),
+        'r' | 'e' => json!({"role": "user", "content": [{"type": "tool_result", "tool_use_id": call_id(number - 1),
             "content": format!("Result {number}. {}", "It is so. ".repeat(300)), "is_error": letter == 'e'}]}),
         _ => panic!("{letter}"),
     });
     messages.collect()
+}
+
+fn call_id(number: usize) -> String {
+    format!("toolu_{number:02}AbCdEfGh{number:02}")
+}
+
+fn call(number: usize, name: &str) -> Value {
+    json!({"type": "tool_use", "id": call_id(number), "name": name, "input": {"n": number}})
 }
 
 pub(super) fn thinking(number: usize) -> Value {

@@ -27,9 +27,9 @@ pub struct TrimRange {
 /// The length of the note in the middle, bytes, rounded up.
 const NOTE_BYTES: usize = 120;
 
-/// The text of a result without surrounding white space, which its part key ignores, too.
 pub(super) fn text(part: &Part, body: &[u8]) -> String {
     let text: String = part.texts.iter().map(|span| text_at(*span, body)).collect();
+    // The part key ignores surrounding white space, too.
     match text.trim() {
         trimmed if trimmed.len() == text.len() => text,
         trimmed => trimmed.to_owned(),
@@ -39,13 +39,13 @@ pub(super) fn text(part: &Part, body: &[u8]) -> String {
 impl TrimRange {
     /// Keeps about `target` of the `tokens` that `text` costs; `None` if nothing would be left out.
     pub(super) fn new(text: &str, tokens: u64, target: u64) -> Option<Self> {
-        let kept = u128::from(target) * text.len() as u128 / u128::from(tokens.max(1));
-        let kept = usize::try_from(kept).ok()?.saturating_sub(NOTE_BYTES);
-        if kept >= text.len() {
+        let bytes = u128::from(target) * text.len() as u128 / u128::from(tokens.max(1));
+        let bytes = usize::try_from(bytes).ok()?.saturating_sub(NOTE_BYTES);
+        if bytes >= text.len() {
             return None;
         }
-        let head = text.floor_char_boundary(kept * 2 / 3);
-        let tail = text.ceil_char_boundary(text.len() - (kept - kept * 2 / 3));
+        let head = text.floor_char_boundary(bytes * 2 / 3);
+        let tail = text.ceil_char_boundary(text.len() - (bytes - bytes * 2 / 3));
         Some(Self {
             head: head as u64,
             tail: tail as u64,
@@ -57,29 +57,29 @@ impl TrimRange {
     /// The head and tail of `text`, which is of a part of this kind; `None` if it is not the text that the decision
     /// was made for.
     pub(super) fn apply(&self, text: &str, kind: PartKind) -> Option<String> {
-        let all = text.len();
-        let is_same = all as u64 == self.bytes && PartKey::of_bytes(text.as_bytes()) == self.hash;
+        let total = text.len();
+        // The length is compared first: it is free, and a hash is not.
+        let is_same = total as u64 == self.bytes && PartKey::of_bytes(text.as_bytes()) == self.hash;
         if !is_same {
             return None;
         }
-        let (head, tail) = (usize::try_from(self.head).ok()?, usize::try_from(self.tail).ok()?);
-        let (first, last) = (text.get(..head)?, text.get(tail..)?);
+        let head = usize::try_from(self.head).ok()?;
+        let tail = usize::try_from(self.tail).ok()?;
+        let beginning = text.get(..head)?;
+        let end = text.get(tail..)?;
         let missing = tail.checked_sub(head)?;
         let what = if kind == PartKind::Text { "message" } else { "tool result" };
         Some(format!(
-            "{first}\n\n[… {missing} of {all} bytes of this {what} left out: it was too large …]\n\n{last}"
+            "{beginning}\n\n[… {missing} of {total} bytes of this {what} left out: it was too large …]\n\n{end}"
         ))
     }
 }
 
-/// The head and tail of a result of `tokens`, about `target` tokens, with a note between them; `None` if
-/// nothing would be left out.
 pub(super) fn head_and_tail(part: &Part, body: &[u8], tokens: u64, target: u64) -> Option<String> {
     let text = text(part, body);
     TrimRange::new(&text, tokens, target)?.apply(&text, part.kind)
 }
 
-/// The text of a JSON string, or the bytes of another value.
 pub(super) fn text_at(span: Span, body: &[u8]) -> String {
     let raw = span.slice(body);
     let document = Document::read(raw);
@@ -101,9 +101,9 @@ mod tests {
         let text = "héad ".repeat(100) + &"tail".repeat(100);
         let trim = TrimRange::new(&text, 1000, 400).unwrap();
         let trimmed = trim.apply(&text, PartKind::ToolResult).unwrap();
-        assert!(
-            trimmed.starts_with("héad ") && trimmed.ends_with("tail") && trimmed.len() < text.len()
-        );
+        assert!(trimmed.starts_with("héad "));
+        assert!(trimmed.ends_with("tail"));
+        assert!(trimmed.len() < text.len());
         assert_eq!(trim.apply(&text, PartKind::ToolResult), Some(trimmed));
         assert_eq!(trim.apply(&text.replace("tail", "tale"), PartKind::ToolResult), None);
         assert_eq!(trim.apply(&text[..text.len() - 4], PartKind::ToolResult), None);

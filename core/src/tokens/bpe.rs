@@ -96,7 +96,7 @@ static GEMINI: OnceLock<Encoding> = OnceLock::new();
 /// # Errors
 /// If the file is not such a vocabulary.
 pub fn provide(file: &[u8]) -> Result<(), VocabularyError> {
-    let encoding = Encoding::of_pieces(&sentencepiece::read(file)?);
+    let encoding = Encoding::from_pieces(&sentencepiece::read(file)?);
     GEMINI.get_or_init(|| encoding);
     Ok(())
 }
@@ -109,7 +109,6 @@ pub fn fits(file: &[u8]) -> Result<(), VocabularyError> {
     sentencepiece::read(file).map(drop)
 }
 
-/// Whether the tokens of `family` are counted with its own vocabulary.
 pub(super) fn is_exact(family: Family) -> bool {
     match family {
         Family::O200k | Family::Cl100k => true,
@@ -129,8 +128,12 @@ fn vocabulary(family: Family) -> &'static Vocabulary {
 
 impl Vocabulary {
     fn load(&'static self) -> Option<&'static Encoding> {
-        let unpack = || Some(Encoding::packed(self.rules, &zstd::decode_all(self.packed).ok()?));
-        self.encoding.get_or_init(unpack).as_ref()
+        self.encoding
+            .get_or_init(|| {
+                let tokens = zstd::decode_all(self.packed).ok()?;
+                Some(Encoding::packed(self.rules, &tokens))
+            })
+            .as_ref()
     }
 }
 
@@ -145,14 +148,12 @@ impl Encoding {
         Self::new(TextSplitter::Pattern(rules), &tokens)
     }
 
-    /// Builds from a SentencePiece vocabulary.
-    fn of_pieces(pieces: &VocabularyPieces) -> Self {
+    fn from_pieces(pieces: &VocabularyPieces) -> Self {
         let tokens: Vec<&[u8]> = pieces.merged.iter().map(String::as_bytes).collect();
         let words = WordSplitter::new(&pieces.whole, &pieces.merged);
         Self::new(TextSplitter::Words(words), &tokens)
     }
 
-    /// Builds from tokens in the order of their ranks.
     fn new(splits: TextSplitter, tokens: &[&[u8]]) -> Self {
         let bytes = tokens.concat().into();
         let mut starts: Vec<u32> = Vec::with_capacity(tokens.len() + 1);
@@ -196,7 +197,9 @@ impl Encoding {
     fn each(&self, text: &str, mut each: impl FnMut(&[u8], Option<u32>)) {
         match &self.splits {
             TextSplitter::Pattern(rules) => {
-                pieces(*rules, text).for_each(|piece| self.piece(piece.as_bytes(), &mut each));
+                for piece in pieces(*rules, text) {
+                    self.piece(piece.as_bytes(), &mut each);
+                }
             }
             TextSplitter::Words(words) => words.split(text, |word, is_whole| match is_whole {
                 true => each(word.as_bytes(), None),
@@ -205,19 +208,20 @@ impl Encoding {
         }
     }
 
-    /// What a token costs after merging: a character that is in no vocabulary costs as many tokens as it has
-    /// bytes.
     fn cost(&self, token: &[u8]) -> usize {
         let may_be_unknown = matches!(self.splits, TextSplitter::Words(_)) && token.len() <= 4;
+        // A character that is in no vocabulary is counted as its bytes.
         if may_be_unknown && !self.is_known(token) { token.len() } else { 1 }
     }
 
     fn is_known(&self, token: &[u8]) -> bool {
-        let is_whole =
-            |words: &WordSplitter| std::str::from_utf8(token).is_ok_and(|it| words.is_whole(it));
         match &self.splits {
-            TextSplitter::Words(words) => self.rank(token).is_some() || is_whole(words),
+            // Every byte is a token of the published vocabularies.
             TextSplitter::Pattern(_) => true,
+            TextSplitter::Words(words) => {
+                self.rank(token).is_some()
+                    || std::str::from_utf8(token).is_ok_and(|token| words.is_whole(token))
+            }
         }
     }
 
@@ -225,24 +229,24 @@ impl Encoding {
     /// piece.
     fn piece(&self, piece: &[u8], mut each: impl FnMut(&[u8], Option<u32>)) {
         if piece.len() < 2 {
-            return piece.chunks(1).for_each(|byte| each(byte, None));
+            if !piece.is_empty() {
+                each(piece, None);
+            }
+            return;
         }
         if let Some(rank) = self.rank(piece) {
             return each(piece, Some(rank));
         }
-        let mut each = |token: &[u8]| each(token, None);
-        match piece.len() {
-            ..SHORT => self.merge_short(piece, each),
-            _ => {
-                let mut rest = piece;
-                while !rest.is_empty() {
-                    let cut =
-                        (WINDOW.min(rest.len())..rest.len()).find(|at| self.begins(rest, *at));
-                    let (window, after) = rest.split_at(cut.unwrap_or(rest.len()));
-                    self.merge_long(window, &mut each);
-                    rest = after;
-                }
-            }
+        if piece.len() < SHORT {
+            return self.merge_short(piece, |token| each(token, None));
+        }
+        let mut rest = piece;
+        while !rest.is_empty() {
+            // A window must not end inside a character, whose bytes are merged as one.
+            let cut = (WINDOW.min(rest.len())..rest.len()).find(|at| self.begins(rest, *at));
+            let (window, tail) = rest.split_at(cut.unwrap_or(rest.len()));
+            self.merge_long(window, |token| each(token, None));
+            rest = tail;
         }
     }
 
@@ -255,32 +259,35 @@ impl Encoding {
         }
     }
 
-    /// Merges the pair of the lowest rank, leftmost first, until no pair can be merged. Quadratic, but the
-    /// fastest for pieces as short as words.
-    fn merge_short(&self, piece: &[u8], each: impl FnMut(&[u8])) {
+    fn merge_short(&self, piece: &[u8], mut each: impl FnMut(&[u8])) {
+        // Quadratic, but the fastest for pieces as short as words.
         // The start of each part, and the rank of the token that it and the next part would form.
-        let end = |parts: &[(u32, usize)], at: usize| parts.get(at).map_or(usize::MAX, |p| p.1);
         let begins = (0..=piece.len()).filter(|at| self.begins(piece, *at));
         let mut parts: Vec<(u32, usize)> = Vec::with_capacity(piece.len() + 1);
         parts.extend(begins.map(|at| (NONE, at)));
         for at in 0..parts.len() {
-            parts[at].0 = self.pair(piece, parts[at].1, end(&parts, at + 2));
+            parts[at].0 = self.pair(piece, parts[at].1, part_start(&parts, at + 2));
         }
         while let Some(best) = (0..parts.len()).min_by_key(|at| parts[*at].0) {
             if parts[best].0 == NONE {
                 break;
             }
             parts.remove(best + 1);
-            parts[best].0 = self.pair(piece, parts[best].1, end(&parts, best + 2));
+            // Only the merged part and its neighbour on the left form other pairs than before.
+            parts[best].0 = self.pair(piece, parts[best].1, part_start(&parts, best + 2));
             if let Some(before) = best.checked_sub(1) {
-                parts[before].0 = self.pair(piece, parts[before].1, end(&parts, best + 1));
+                parts[before].0 = self.pair(piece, parts[before].1, part_start(&parts, best + 1));
             }
         }
-        parts.windows(2).filter_map(|at| piece.get(at[0].1..at[1].1)).for_each(each);
+        for part in parts.windows(2) {
+            if let Some(token) = piece.get(part[0].1..part[1].1) {
+                each(token);
+            }
+        }
     }
 
-    /// The same with a heap of pairs and a linked list of neighbours: O(n log n), for text without a break.
     fn merge_long(&self, piece: &[u8], mut each: impl FnMut(&[u8])) {
+        // A heap of pairs and a linked list of neighbours: O(n log n), for text without a break.
         let end = piece.len();
         let mut next: Vec<u32> = (1..=end as u32 + 1).collect();
         let mut before: Vec<u32> = (0..=end as u32).map(|at| at.wrapping_sub(1)).collect();
@@ -289,20 +296,11 @@ impl Encoding {
         for pair in firsts.windows(2) {
             (next[pair[0]], before[pair[1]]) = (pair[1] as u32, pair[0] as u32);
         }
-        let after =
-            |next: &[u32], at: usize| next.get(at).map_or(usize::MAX, |next| *next as usize);
         let mut pairs = BinaryHeap::new();
-        let offer = |pairs: &mut BinaryHeap<_>, next: &[u32], at: usize| {
-            let stop = after(next, after(next, at));
-            let rank = self.pair(piece, at, stop);
-            if rank != NONE {
-                pairs.push(Reverse((rank, at, stop)));
-            }
-        };
-        firsts.iter().for_each(|at| offer(&mut pairs, &next, *at));
+        pairs.extend(firsts.iter().filter_map(|at| self.pair_at(piece, &next, *at)));
         while let Some(Reverse((_, at, stop))) = pairs.pop() {
             // A pair is out of date if its parts have changed since it was pushed.
-            if !alive[at] || after(&next, after(&next, at)) != stop {
+            if !alive[at] || successor(&next, successor(&next, at)) != stop {
                 continue;
             }
             let eaten = next[at] as usize;
@@ -311,23 +309,38 @@ impl Encoding {
             if stop < end {
                 before[stop] = at as u32;
             }
-            offer(&mut pairs, &next, at);
+            pairs.extend(self.pair_at(piece, &next, at));
             if let Some(left) = before.get(at).filter(|left| (**left as usize) < end) {
-                offer(&mut pairs, &next, *left as usize);
+                pairs.extend(self.pair_at(piece, &next, *left as usize));
             }
         }
-        let tokens = (0..end).filter(|at| alive[*at]);
-        tokens.filter_map(|at| piece.get(at..after(&next, at).min(end))).for_each(&mut each);
+        for at in (0..end).filter(|at| alive[*at]) {
+            if let Some(token) = piece.get(at..successor(&next, at).min(end)) {
+                each(token);
+            }
+        }
     }
 
-    /// The rank of `piece[start..end]`; [`NONE`] if it is not a token or the range is invalid.
+    fn pair_at(
+        &self,
+        piece: &[u8],
+        next: &[u32],
+        at: usize,
+    ) -> Option<Reverse<(u32, usize, usize)>> {
+        let stop = successor(next, successor(next, at));
+        match self.pair(piece, at, stop) {
+            NONE => None,
+            rank => Some(Reverse((rank, at, stop))),
+        }
+    }
+
     fn pair(&self, piece: &[u8], start: usize, end: usize) -> u32 {
         piece.get(start..end).and_then(|pair| self.rank(pair)).unwrap_or(NONE)
     }
 
     fn rank(&self, bytes: &[u8]) -> Option<u32> {
         let rank = self.slots[self.slot(bytes)];
-        (rank != NONE).then_some(rank)
+        if rank == NONE { None } else { Some(rank) }
     }
 
     fn token(&self, rank: u32) -> &[u8] {
@@ -335,16 +348,24 @@ impl Encoding {
         &self.bytes[start..end]
     }
 
-    /// The slot that holds the rank of `bytes`, or would hold it. Half of the slots are free, so the search
-    /// ends.
     fn slot(&self, bytes: &[u8]) -> usize {
         let mask = self.slots.len() - 1;
         let mut slot = xxh3_64(bytes) as usize & mask;
+        // Half of the slots are free, so the search ends.
         while self.slots[slot] != NONE && self.token(self.slots[slot]) != bytes {
             slot = (slot + 1) & mask;
         }
         slot
     }
+}
+
+fn part_start(parts: &[(u32, usize)], at: usize) -> usize {
+    // Past the last part no range can end: such a pair has no rank.
+    parts.get(at).map_or(usize::MAX, |part| part.1)
+}
+
+fn successor(next: &[u32], at: usize) -> usize {
+    next.get(at).map_or(usize::MAX, |next| *next as usize)
 }
 
 /// Pieces shorter than this are merged without a heap.
@@ -430,7 +451,7 @@ mod tests {
         let letters = (33..127).map(|byte| char::from(byte).to_string());
         let merged = words.map(str::to_owned).into_iter().chain(letters).collect();
         let whole = ["\n", "\n\n", "  ", "<table>"].map(str::to_owned).into();
-        Encoding::of_pieces(&VocabularyPieces { merged, whole })
+        Encoding::from_pieces(&VocabularyPieces { merged, whole })
     }
 
     #[test]

@@ -102,8 +102,8 @@ pub enum SentContent<'s> {
 }
 
 impl Default for ClassicRules {
-    /// Length divided by four: what most agents without a tokenizer do.
     fn default() -> Self {
+        // What most agents without a tokenizer do.
         Self {
             name: "length-4".to_owned(),
             text_tokens_per_char: 0.25,
@@ -162,32 +162,26 @@ impl ClassicRules {
         self.sum(history + if self.head { self.head(conversation, body) } else { 0.0 })
     }
 
-    /// Tokens of one part by itself.
     pub(crate) fn part(&self, body: &[u8], part: &Part) -> u64 {
         self.sum(self.raw(body, part, SentContent::Whole))
     }
 
-    /// Tokens of a tool result whose content is replaced by `text`.
     pub(crate) fn stands_for(&self, body: &[u8], part: &Part, text: &str) -> u64 {
         self.sum(self.raw(body, part, SentContent::Text(text)))
     }
 
-    /// Weight of a text that is not in the body, before the factor and the rounding.
     pub(crate) fn weigh_text(&self, text: &str) -> f64 {
-        self.text(CharCounts::of(text))
+        self.text(CharCounts::from_text(text))
     }
 
-    /// Tokens of the system prompt.
     pub(crate) fn system(&self, conversation: &Conversation, body: &[u8]) -> u64 {
         self.sum(self.raw_system(conversation, body))
     }
 
-    /// Tokens of the tool definitions.
     pub(crate) fn tools(&self, conversation: &Conversation, body: &[u8]) -> u64 {
         self.sum(self.raw_tools(conversation, body))
     }
 
-    /// Weight of system prompt and tools, before the factor and the rounding.
     pub(crate) fn head(&self, conversation: &Conversation, body: &[u8]) -> f64 {
         self.raw_system(conversation, body) + self.raw_tools(conversation, body)
     }
@@ -217,29 +211,25 @@ impl ClassicRules {
             if part.span.start < counted_to {
                 continue;
             }
-            let now = seen(part);
             if self.is_counted_whole(body, part) {
                 counted_to = part.content.map_or(0, |content| content.end);
             }
-            sum += self.raw(body, part, now);
+            sum += self.raw(body, part, seen(part));
         }
         sum
     }
 
     /// Whether a result's images and other blocks are counted as part of its JSON.
     fn is_counted_whole(&self, body: &[u8], part: &Part) -> bool {
-        let is_text = |content: Span| content.slice(body).first() == Some(&b'"');
         self.results == CountedContent::Json
             && part.kind == PartKind::ToolResult
-            && part.content.is_some_and(|content| !is_text(content))
+            && part.content.is_some_and(|content| !content.slice(body).starts_with(b"\""))
     }
 
-    /// A part's tokens, before `factor` and the final rounding.
     fn raw(&self, body: &[u8], part: &Part, seen: SentContent<'_>) -> f64 {
         if seen == SentContent::Gone || part.audience != Audience::Model {
             return 0.0;
         }
-        let json = || self.json(part.span, body, self.json_tokens_per_char);
         match part.kind {
             PartKind::Image => f64::from(self.image_tokens),
             PartKind::Document => f64::from(self.document_tokens),
@@ -250,11 +240,15 @@ impl ClassicRules {
             }
             PartKind::Reasoning => match self.reasoning {
                 CountedContent::Text => self.part_text(part, body),
-                CountedContent::Json => json(),
+                CountedContent::Json => self.block(part, body),
                 CountedContent::Nothing => 0.0,
             },
-            PartKind::Tool | PartKind::Opaque => json(),
+            PartKind::Tool | PartKind::Opaque => self.block(part, body),
         }
+    }
+
+    fn block(&self, part: &Part, body: &[u8]) -> f64 {
+        self.json(part.span, body, self.json_tokens_per_char)
     }
 
     fn part_text(&self, part: &Part, body: &[u8]) -> f64 {
@@ -264,23 +258,24 @@ impl ClassicRules {
     fn call(&self, part: &Part, body: &[u8]) -> f64 {
         match self.calls {
             CountedContent::Text => {
-                let name = part.name.as_deref().map_or(0.0, |name| self.text(CharCounts::of(name)));
+                let name =
+                    part.name.as_deref().map_or(0.0, |name| self.text(CharCounts::from_text(name)));
                 let rate = self.json_tokens_per_char;
                 name + part.texts.iter().map(|text| self.json(*text, body, rate)).sum::<f64>()
             }
-            CountedContent::Json => self.json(part.span, body, self.json_tokens_per_char),
+            CountedContent::Json => self.block(part, body),
             CountedContent::Nothing => 0.0,
         }
     }
 
     fn result(&self, part: &Part, body: &[u8], seen: SentContent<'_>) -> f64 {
         let rate = self.result_tokens_per_char;
-        let name = part.name.as_deref().filter(|_| self.result_names);
-        let name = name.map_or(0.0, |name| self.text(CharCounts::of(name)));
+        let name = if self.result_names { part.name.as_deref() } else { None };
+        let name = name.map_or(0.0, |name| self.text(CharCounts::from_text(name)));
         let content = match (seen, self.results) {
             (SentContent::Text(_), _) if !self.placeholders => return 0.0,
             (SentContent::Text(content) | SentContent::Trimmed(content), _) => {
-                self.piece(CharCounts::of(content).all() * rate)
+                self.piece(CharCounts::from_text(content).all() * rate)
             }
             (_, CountedContent::Nothing) => 0.0,
             (_, CountedContent::Json) if part.content.is_some() => {
@@ -293,15 +288,13 @@ impl ClassicRules {
         name + content
     }
 
-    /// Weight of a JSON value: a string by the text it represents, anything else by its length without
-    /// whitespace.
     fn json(&self, at: Span, body: &[u8], rate: f64) -> f64 {
         self.piece(chars(at.slice(body)).all() * rate)
     }
 
     fn text(&self, chars: CharCounts) -> f64 {
-        let plain = self.plain_past_chars.is_some_and(|limit| chars.all() > limit as f64);
-        let other = if plain { self.text_tokens_per_char } else { self.other_tokens_per_char };
+        let is_plain = self.plain_past_chars.is_some_and(|limit| chars.all() > limit as f64);
+        let other = if is_plain { self.text_tokens_per_char } else { self.other_tokens_per_char };
         self.piece(chars.ascii as f64 * self.text_tokens_per_char + chars.other as f64 * other)
     }
 
@@ -341,7 +334,7 @@ struct CharCounts {
 }
 
 impl CharCounts {
-    fn of(text: &str) -> Self {
+    fn from_text(text: &str) -> Self {
         text.bytes().fold(Self::default(), Self::and)
     }
 
@@ -349,10 +342,10 @@ impl CharCounts {
         (self.ascii + self.other) as f64
     }
 
-    /// Adds one byte of UTF-8; the first byte of a character counts for all of it.
     fn and(mut self, byte: u8) -> Self {
         match byte {
             0..=0x7f => self.ascii += 1,
+            // The first byte of a character counts for all of it.
             0x80..=0xbf => {}
             0xc0..=0xef => self.other += 1,
             _ => self.other += 2,
@@ -369,26 +362,27 @@ impl CharCounts {
     }
 }
 
-/// Characters of a JSON value: for a string literal those of the text it represents, for anything else those
-/// of its shortest form as `JSON.stringify` writes it (numbers are taken as written).
 fn chars(raw: &[u8]) -> CharCounts {
     match raw {
         [b'"', inner @ .., b'"'] => literal(inner, false),
+        // As `JSON.stringify` writes it; numbers are taken as written.
         _ => compact(raw),
     }
 }
 
 fn compact(raw: &[u8]) -> CharCounts {
-    let (mut count, mut at) = (CharCounts::default(), 0);
-    while let Some(byte) = raw.get(at) {
-        at += 1;
+    let mut count = CharCounts::default();
+    let mut position = 0;
+    while let Some(byte) = raw.get(position) {
+        position += 1;
         match byte {
             b' ' | b'\t' | b'\r' | b'\n' => {}
             b'"' => {
-                let end = at + closing(&raw[at..]);
-                let inner = literal(&raw[at..end], true);
+                let end = position + closing(&raw[position..]);
+                let inner = literal(&raw[position..end], true);
                 count = count.ascii(inner.ascii + 2).other(inner.other);
-                at = (end + 1).min(raw.len());
+                // An unfinished string ends with the text.
+                position = (end + 1).min(raw.len());
             }
             byte => count = count.and(*byte),
         }
@@ -396,14 +390,13 @@ fn compact(raw: &[u8]) -> CharCounts {
     count
 }
 
-/// The number of bytes before the quote that ends a string.
 fn closing(raw: &[u8]) -> usize {
-    let mut at = 0;
-    while let Some(byte) = raw.get(at) {
+    let mut end = 0;
+    while let Some(byte) = raw.get(end) {
         match byte {
-            b'"' => return at,
-            b'\\' => at += 2,
-            _ => at += 1,
+            b'"' => return end,
+            b'\\' => end += 2,
+            _ => end += 1,
         }
     }
     raw.len()
@@ -411,7 +404,8 @@ fn closing(raw: &[u8]) -> usize {
 
 /// Characters of the inside of a string literal; with `written`, as JSON writes it, escapes included.
 fn literal(inner: &[u8], written: bool) -> CharCounts {
-    let (mut count, mut rest) = (CharCounts::default(), inner);
+    let mut count = CharCounts::default();
+    let mut rest = inner;
     while let Some((byte, after)) = rest.split_first() {
         rest = after;
         if *byte != b'\\' {
@@ -430,6 +424,7 @@ fn literal(inner: &[u8], written: bool) -> CharCounts {
             b'n' | b't' | b'r' | b'b' | b'f' => 0x0a,
             other => u16::from(*other),
         };
+        // As JSON writes it: two characters where there is a short escape, six for other control characters.
         count = match unit {
             0x80.. => count.other(1),
             _ if !written => count.ascii(1),
@@ -442,193 +437,4 @@ fn literal(inner: &[u8], written: bool) -> CharCounts {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-    use serde_json::Value;
-
-    use super::*;
-    use crate::dialect::{self, Dialect};
-
-    fn all(raw: &str) -> (u64, u64) {
-        let CharCounts { ascii, other } = chars(raw.as_bytes());
-        (ascii, other)
-    }
-
-    #[test]
-    fn a_json_string_counts_its_unescaped_text() {
-        assert_eq!(all(r#""plain""#), (5, 0));
-        assert_eq!(all(r#""a\nb\"\\\/c""#), (7, 0));
-        assert_eq!(all(r#""\u0041\u00e9é""#), (1, 2));
-        // A character beyond the first plane is two units, escaped or not.
-        assert_eq!(all(r#""😀\ud83d\ude00""#), (0, 4));
-    }
-
-    #[test]
-    fn json_counts_its_shortest_form() {
-        assert_eq!(all(r#"{ "a" : [1, 2] }"#), (11, 0));
-        assert_eq!(all("{\n  \"a b\": \"c\\n\\u0007\\u0041\\/\"\n}"), (21, 0));
-        assert_eq!(all(r#"{"é":"日本"}"#), (7, 3));
-        assert_eq!(all("null"), (4, 0));
-    }
-
-    #[test]
-    fn incomplete_json_is_counted_without_an_error() {
-        let odd: [&[u8]; 8] =
-            [b"", b"\"", b"\"\\", b"\"\\u12", b"{\"a", b"{\"a\\", b"[\"\\u00", b"\xff\xfe\""];
-        for raw in odd {
-            let (one, other) = (chars(raw), literal(raw, true));
-            assert!(one.all() <= 16.0 && other.all() <= 16.0, "{raw:?}");
-        }
-    }
-
-    fn values() -> impl Strategy<Value = Value> {
-        let leaf = prop_oneof![
-            Just(Value::Null),
-            any::<bool>().prop_map(Value::from),
-            any::<i64>().prop_map(Value::from),
-            ".{0,12}".prop_map(Value::from),
-            "[\\x00-\\x7f]{0,12}".prop_map(Value::from),
-        ];
-        leaf.prop_recursive(4, 32, 4, |inner| {
-            prop_oneof![
-                prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
-                prop::collection::vec((".{0,6}", inner), 0..4)
-                    .prop_map(|fields| fields.into_iter().collect::<Value>()),
-            ]
-        })
-    }
-
-    proptest! {
-        /// A value is as long as its shortest JSON, however it is laid out. A string is as long as its text.
-        #[test]
-        fn the_layout_of_json_does_not_change_its_count(value in values()) {
-            let units = |text: &str| text.encode_utf16().count() as u64;
-            let shortest = match value.as_str() {
-                Some(text) => units(text),
-                None => units(&value.to_string()),
-            };
-            for raw in [value.to_string(), serde_json::to_string_pretty(&value).unwrap()] {
-                let chars = chars(raw.as_bytes());
-                prop_assert_eq!(chars.ascii + chars.other, shortest);
-            }
-        }
-
-        #[test]
-        fn no_bytes_cause_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
-            let at = Span { start: 0, end: bytes.len() };
-            prop_assert!(length(at, &bytes) <= 6 * bytes.len() as u64);
-        }
-    }
-
-    #[test]
-    fn each_rounding_mode_rounds_as_it_is_named() {
-        let round = |rounding: Rounding| [0.25, 0.5, 1.5, 2.0].map(|it| rounding.round(it));
-        assert_eq!(round(Rounding::Nearest), [0.0, 1.0, 2.0, 2.0]);
-        assert_eq!(round(Rounding::Up), [1.0, 1.0, 2.0, 2.0]);
-        assert_eq!(round(Rounding::Down), [0.0, 0.0, 1.0, 2.0]);
-        assert_eq!(round(Rounding::None), [0.25, 0.5, 1.5, 2.0]);
-    }
-
-    const BODY: &str = r#"{"model":"m","system":"12345678","tools":[{"name":"Read"}],"messages":[
-        {"role":"user","content":[{"type":"text","text":"12345"},
-            {"type":"image","source":{"type":"base64","media_type":"image/png","data":"QUJD"}}]},
-        {"role":"assistant","content":[{"type":"thinking","thinking":"1234","signature":"AAAA"},
-            {"type":"tool_use","id":"t","name":"Read","input":{"a": 1}}]},
-        {"role":"user","content":[{"type":"tool_result","tool_use_id":"t","content":
-            [{"type":"text","text":"12345678"},{"type":"image","source":{"type":"base64",
-            "media_type":"image/png","data":"QUJD"}}]}]}]}"#;
-
-    fn count(rules: &ClassicRules) -> u64 {
-        let read = dialect::read(Dialect::Anthropic, "/v1/messages", BODY.as_bytes());
-        rules.whole(&read, BODY.as_bytes(), |_| SentContent::Whole)
-    }
-
-    #[test]
-    fn every_kind_of_part_has_its_rule() {
-        // Characters by four, rounded up: 2 system, 4 tools, 2 text, 1 reasoning, 1 name, 2 input, 2 result.
-        let rules = ClassicRules { image_tokens: 100, ..ClassicRules::default() };
-        assert_eq!(count(&rules), 2 + 4 + 2 + 100 + 1 + 1 + 2 + 2 + 100);
-        assert_eq!(count(&ClassicRules { head: false, ..rules.clone() }), 208);
-        assert_eq!(count(&ClassicRules { message_tokens: 12, ..rules.clone() }), 214 + 36);
-        assert_eq!(count(&ClassicRules { tool_block_tokens: 24, ..rules.clone() }), 214 + 48);
-        assert_eq!(count(&ClassicRules { factor: 2.0, ..rules.clone() }), 428);
-        // `{"type":"thinking","thinking":"1234","signature":"AAAA"}`: 14 tokens instead of 1.
-        assert_eq!(
-            count(&ClassicRules { reasoning: CountedContent::Json, ..rules.clone() }),
-            213 + 14
-        );
-        assert_eq!(
-            count(&ClassicRules { reasoning: CountedContent::Nothing, ..rules.clone() }),
-            213
-        );
-        // The list counts instead of its text and picture.
-        let listed = r#"[{"type":"text","text":"12345678"},{"type":"image","source":{"type":"base64","media_type":"image/png","data":"QUJD"}}]"#;
-        let list = listed.len().div_ceil(4) as u64;
-        assert_eq!(
-            count(&ClassicRules { results: CountedContent::Json, ..rules }),
-            214 - 102 + list
-        );
-    }
-
-    #[test]
-    fn unsent_parts_cost_nothing_and_a_placeholder_costs_its_text() {
-        let read = dialect::read(Dialect::Anthropic, "/v1/messages", BODY.as_bytes());
-        let rules = ClassicRules { head: false, image_tokens: 0, ..ClassicRules::default() };
-        let count = |rules: &ClassicRules, seen: fn(&Part) -> SentContent<'static>| {
-            rules.messages(BODY.as_bytes(), &read.messages, seen)
-        };
-        assert_eq!(count(&rules, |_| SentContent::Whole), 8);
-        assert_eq!(count(&rules, |_| SentContent::Gone), 0);
-        let cut = |part: &Part| match part.kind {
-            PartKind::ToolResult => SentContent::Text("123456789"),
-            _ => SentContent::Whole,
-        };
-        assert_eq!(count(&rules, cut), 9);
-        let without = ClassicRules { placeholders: false, ..rules };
-        assert_eq!(count(&without, cut), 6);
-        let trimmed = |part: &Part| match part.kind {
-            PartKind::ToolResult => SentContent::Trimmed("123456789"),
-            _ => SentContent::Whole,
-        };
-        assert_eq!(count(&without, trimmed), 9, "a trimmed result is no placeholder");
-    }
-
-    /// In texts up to a length, each character counts by its rate; in longer ones, all count as ASCII.
-    #[test]
-    fn other_characters_have_their_rate_in_short_texts() {
-        let rules = ClassicRules {
-            other_tokens_per_char: 1.5,
-            piece_rounding: Rounding::None,
-            ..ClassicRules::default()
-        };
-        let text = "abcdéé"; // four ASCII characters and two others
-        assert_eq!(rules.weigh_text(text), 1.0 + 3.0);
-        let past = |limit| ClassicRules { plain_past_chars: Some(limit), ..rules.clone() };
-        assert_eq!((past(6).weigh_text(text), past(5).weigh_text(text)), (4.0, 1.5));
-        let least = ClassicRules { least_tokens: 7, ..rules };
-        assert_eq!(least.weigh_text(text), 7.0);
-    }
-
-    /// Single parts and heads, after the factor and the last rounding.
-    #[test]
-    fn a_part_is_counted_by_itself() {
-        let read = dialect::read(Dialect::Anthropic, "/v1/messages", BODY.as_bytes());
-        let rules = ClassicRules { factor: 10.0, ..ClassicRules::default() };
-        let part = |message: usize, part: usize| &read.messages[message].parts[part];
-        let body = BODY.as_bytes();
-        assert_eq!((rules.part(body, part(0, 0)), rules.part(body, part(1, 1))), (20, 30));
-        let result = part(2, 0);
-        assert_eq!((rules.part(body, result), rules.stands_for(body, result, "12345")), (20, 20));
-        assert_eq!(rules.stands_for(body, result, "123456789"), 30);
-        assert_eq!((rules.system(&read, body), rules.tools(&read, body)), (20, 40));
-        // A message of which nothing is sent costs nothing; a message without parts costs the fixed tokens of a
-        // message.
-        let wrapped = ClassicRules { message_tokens: 5, ..ClassicRules::default() };
-        let sent = |messages: &[Message], seen| {
-            wrapped.messages(body, messages, move |_: &Part| -> SentContent<'static> { seen })
-        };
-        assert_eq!(sent(&read.messages[..1], SentContent::Gone), 0);
-        let empty = Message { parts: Vec::new(), ..read.messages[0].clone() };
-        assert_eq!(sent(&[empty], SentContent::Gone), 5);
-    }
-}
+mod tests;

@@ -21,11 +21,10 @@ impl FamilyCosts {
     /// `None` if the values cannot be costs, or the family has no fitted costs.
     pub fn new(family: Family, costs: &'static Costs) -> Option<Self> {
         let is_sane = costs.iter().all(|cost| (0.0..1_000.0).contains(cost));
-        (is_sane && fitted(family).is_some()).then_some(Self { family, costs })
+        if is_sane && fitted(family).is_some() { Some(Self { family, costs }) } else { None }
     }
 }
 
-/// What a family's tokens cost, if that was fitted.
 pub(super) fn fitted(family: Family) -> Option<&'static Costs> {
     match family {
         Family::Claude => Some(&fitted::CLAUDE),

@@ -53,15 +53,15 @@ pub struct Tokenizer {
 impl Tokenizer {
     /// The tokenizer of `family`, with the vocabulary if it is loaded; see [`bpe::is_wanted`].
     pub fn now(family: Family) -> Self {
-        Self::of(family, bpe::loaded(family))
+        Self::new(family, bpe::loaded(family))
     }
 
     /// Like [`Self::now`], but waits until the vocabulary is loaded: for tests, and at startup.
     pub fn whole(family: Family) -> Self {
-        Self::of(family, bpe::load(family))
+        Self::new(family, bpe::load(family))
     }
 
-    fn of(family: Family, encoding: Option<&'static Encoding>) -> Self {
+    fn new(family: Family, encoding: Option<&'static Encoding>) -> Self {
         Self { family, encoding, costs: costs::fitted(family), limit: EXACT_BYTES }
     }
 
@@ -72,7 +72,6 @@ impl Tokenizer {
         Self { costs: given.map(|given| given.costs).or(self.costs), ..self }
     }
 
-    /// A counter for one request to `model`, read from `body`.
     pub(crate) fn counter<'c>(
         self,
         conversation: &'c Conversation,
@@ -81,7 +80,7 @@ impl Tokenizer {
     ) -> TokenCounter<'c> {
         let calls = conversation.parts().filter(|part| part.kind == PartKind::ToolCall);
         let names = calls.filter_map(|call| Some((call.id.as_deref()?, call.name.as_deref()?)));
-        let structure = StructureCost::of(model, conversation.dialect);
+        let structure = StructureCost::new(model, conversation.dialect);
         TokenCounter { names: names.collect(), structure, ..self.counter_of(body) }
     }
 
@@ -137,7 +136,6 @@ pub struct TokenCounter<'c> {
 }
 
 impl TokenCounter<'_> {
-    /// Counts the tokens of a part of the request, with its share of structure.
     pub(crate) fn part(&mut self, part: &Part) -> u32 {
         if part.audience != Audience::Model {
             return 0; // not in the prompt
@@ -158,7 +156,7 @@ impl TokenCounter<'_> {
         let is_compaction = part.kind == PartKind::Opaque
             && part.texts.is_empty()
             && part.name.as_deref() == Some("compaction");
-        if let Some(encrypted) = part.signature.filter(|_| is_compaction) {
+        if is_compaction && let Some(encrypted) = part.signature {
             self.counting = CountingMethod::Length;
             self.has_encrypted = true;
             return (encrypted.len().saturating_sub(COMPACTION_AROUND) / COMPACTION_BYTES) as u32;
@@ -173,7 +171,6 @@ impl TokenCounter<'_> {
         count + self.structure(part)
     }
 
-    /// Counts the tokens of a part of the request whose content is replaced by `text`.
     pub(crate) fn stands_for(&mut self, part: &Part, text: &str) -> u32 {
         self.text(text) + self.structure(part)
     }
@@ -213,14 +210,13 @@ impl TokenCounter<'_> {
         self.read
     }
 
-    /// The name of the tool that produced a result.
     pub(crate) fn tool_of<'p>(&'p self, result: &'p Part) -> Option<&'p str> {
         let id = result.id.as_deref().unwrap_or_default();
         result.name.as_deref().or_else(|| self.names.get(id).copied())
     }
 
-    /// Whether the parts so far include a compaction that only the provider can read: its tokens are a guess.
     pub(crate) fn guesses_compaction(&self) -> bool {
+        // Its tokens follow from its length: only the provider can read it.
         self.has_encrypted
     }
 
@@ -229,17 +225,14 @@ impl TokenCounter<'_> {
         self.counting
     }
 
-    /// Whether the tokens of a part follow from its length, because no vocabulary is there.
     pub(crate) fn is_by_length(&self, part: &Part) -> bool {
         self.tokenizer.encoding.is_none() && part.media.is_none()
     }
 
-    /// Tokens of all text so far.
     pub(crate) fn worded(&self) -> u64 {
         self.worded
     }
 
-    /// Token classes of all text so far.
     pub(crate) fn tally(&self) -> ClassCounts {
         self.tally
     }
@@ -253,12 +246,15 @@ impl TokenCounter<'_> {
                     self.read += u64::from(more + self.uncounted(&name));
                 }
                 // The result of a client's own tool search holds tools, which then appear in the history.
-                let found = self.tool_of(part) == Some("tool_search");
-                let found = if found { structure.loading } else { 0 };
-                let name = self.tool_of(part).filter(|_| structure.names_results);
-                let name = name.map(|name| format!("functions.{name}"));
-                let name = name.map_or(0, |name| self.text(&name));
-                structure.result + name + found
+                let is_search = self.tool_of(part) == Some("tool_search");
+                let mut tokens = structure.result + if is_search { structure.loading } else { 0 };
+                if structure.names_results
+                    && let Some(name) = self.tool_of(part)
+                {
+                    let name = format!("functions.{name}");
+                    tokens += self.text(&name);
+                }
+                tokens
             }
             PartKind::ToolCall => {
                 structure.call + part.name.as_deref().map_or(0, |name| self.text(name))
@@ -279,8 +275,8 @@ impl TokenCounter<'_> {
         self.content(&text.unwrap_or_else(|| String::from_utf8_lossy(raw)), kind)
     }
 
-    /// Tokens of the text of a part. Claude writes the arguments of a call without the escapes of JSON.
     fn content(&mut self, text: &str, kind: PartKind) -> u32 {
+        // Claude writes the arguments of a call without the escapes of JSON.
         let is_claude = matches!(self.tokenizer.family, Family::Claude | Family::ClaudeNew);
         match kind == PartKind::ToolCall && is_claude && text.contains('\\') {
             true => self.text(&unescape(text.as_bytes())),
@@ -288,19 +284,19 @@ impl TokenCounter<'_> {
         }
     }
 
-    /// Tokens of a text that may not be in the prompt: it is not added to the totals and classes.
     fn uncounted(&mut self, text: &str) -> u32 {
-        let before = (self.tally, self.worded, self.worded_bytes);
+        // Such a text may not be in the prompt, so nothing is learned from it.
+        let totals = (self.tally, self.worded, self.worded_bytes);
         let tokens = self.text(text);
-        (self.tally, self.worded, self.worded_bytes) = before;
+        (self.tally, self.worded, self.worded_bytes) = totals;
         tokens
     }
 
-    /// Counts the tokens of a text.
     fn text(&mut self, text: &str) -> u32 {
-        let folded = (self.structure.folds_line_ends && text.contains("\r\n"))
-            .then(|| text.replace("\r\n", "\n"));
-        let text = folded.as_deref().unwrap_or(text);
+        let text = match self.structure.folds_line_ends && text.contains("\r\n") {
+            true => &*text.replace("\r\n", "\n"),
+            false => text,
+        };
         let tokens = match self.tokenizer.encoding {
             Some(encoding) if text.len() <= self.left => {
                 self.left -= text.len();
@@ -318,26 +314,27 @@ impl TokenCounter<'_> {
         tokens
     }
 
-    /// Estimates the tokens of a text past the limit: a long one from samples, a short one from the rate of
-    /// the text counted so far.
     fn sampled(&mut self, encoding: &Encoding, text: &str) -> f64 {
+        // A text too short for a sample is taken at the rate of the text so far.
         self.counting = CountingMethod::Length;
         let count = self.samples.min(text.len() / (2 * SAMPLE_BYTES));
         if count == 0 {
-            let known = self.worded_bytes > 0 && self.worded > 0;
-            let so_far = self.worded as f64 / self.worded_bytes.max(1) as f64;
-            let rate = if known { so_far } else { ratio(self.tokenizer.family) / BYTES_A_TOKEN };
+            let rate = match self.worded_bytes > 0 && self.worded > 0 {
+                true => self.worded as f64 / self.worded_bytes as f64,
+                false => ratio(self.tokenizer.family) / BYTES_A_TOKEN,
+            };
             return text.len() as f64 * rate;
         }
         self.samples -= count;
-        let before = std::mem::take(&mut self.tally);
-        let (mut bytes, mut tokens) = (0, 0.0);
+        let tally = std::mem::take(&mut self.tally);
+        let mut bytes = 0;
+        let mut tokens = 0.0;
         for sample in samples(text, count) {
             bytes += sample.len();
             tokens += self.looked_at(encoding, sample);
         }
         let times = text.len() as f64 / bytes.max(1) as f64;
-        let sampled = std::mem::replace(&mut self.tally, before);
+        let sampled = std::mem::replace(&mut self.tally, tally);
         self.tally.stretch(&sampled, times);
         tokens * times
     }
@@ -349,16 +346,15 @@ impl TokenCounter<'_> {
         if bpe::is_exact(family) {
             return encoding.count(text) as f64;
         }
-        let before = self.tally;
+        let earlier = self.tally;
         let tokens = encoding.tally(text, &mut self.tally) as f64;
         match self.tokenizer.costs {
-            Some(costs) => self.tally.weighed_since(&before, costs),
+            Some(costs) => self.tally.weighed_since(&earlier, costs),
             None => tokens * ratio(family),
         }
     }
 }
 
-/// Takes `count` pieces of a text that represent all of it.
 fn samples(text: &str, count: usize) -> impl Iterator<Item = &str> {
     let step = text.len() / count.max(1);
     (0..count).filter_map(move |at| {
@@ -428,7 +424,7 @@ struct StructureCost {
 }
 
 impl StructureCost {
-    fn of(model: &Model, dialect: Dialect) -> Self {
+    fn new(model: &Model, dialect: Dialect) -> Self {
         let folds_line_ends = model.folds_line_ends();
         let structure = Self::around(model, dialect);
         let offering = model.tool_offering.unwrap_or(structure.offering);
@@ -437,12 +433,12 @@ impl StructureCost {
 
     fn around(model: &Model, dialect: Dialect) -> Self {
         match model.family {
-            Family::O200k | Family::Cl100k => Self::of_openai(model, dialect),
+            Family::O200k | Family::Cl100k => Self::openai(model, dialect),
             Family::Other => Self {
                 names_results: false,
                 tool_percent: 100,
                 offering: 100,
-                ..Self::of_openai(model, dialect)
+                ..Self::openai(model, dialect)
             },
             Family::Claude => Self {
                 call: 30,
@@ -480,13 +476,20 @@ impl StructureCost {
                     Dialect::Gemini if model.plain_results => Some(0),
                     _ => Some(read),
                 };
-                let (call, tool, tool_percent) = (8, 12, 45);
-                Self { text, call, result, result_read, tool, tool_percent, ..Self::default() }
+                Self {
+                    text,
+                    call: 8,
+                    result,
+                    result_read,
+                    tool: 12,
+                    tool_percent: 45,
+                    ..Self::default()
+                }
             }
         }
     }
 
-    fn of_openai(model: &Model, dialect: Dialect) -> Self {
+    fn openai(model: &Model, dialect: Dialect) -> Self {
         // Models whose reasoning is bound to the prefix are GPT-5 and the o-series.
         let reasons = model.binding == ReasoningBinding::Prefix;
         let (result, opening, answered) = match (reasons, dialect) {
@@ -522,191 +525,7 @@ impl StructureCost {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::dialect;
-    use crate::dialect::models::Catalogue;
-    use crate::tokens::features::CLASSES;
-
-    fn model(family: Family) -> Model {
-        let name = match family {
-            Family::ClaudeNew => "claude-opus-5",
-            _ => "gpt-5",
-        };
-        Catalogue::default().model(name, "")
-    }
-
-    fn tokens(family: Family, body: &str) -> (Vec<u32>, CountingMethod) {
-        let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
-        let mut counter = Tokenizer::whole(family).counter(&read, body.as_bytes(), &model(family));
-        let parts = read.parts().map(|part| counter.part(part)).collect();
-        (parts, counter.counting())
-    }
-
-    const BODY: &str = r#"{"input":[{"role":"user","content":"Hello, \u0077orld!"},
-        {"type":"function_call","call_id":"c","name":"shell","arguments":"{}"},
-        {"type":"function_call_output","call_id":"c","output":"Hello, world!"}]}"#;
-
-    #[test]
-    fn gpts_structure_is_counted_to_the_token() {
-        let (parts, counting) = tokens(Family::O200k, BODY);
-        // 4 and the text; 6, "functions.shell" and the text (`docs/estimates.md` 1.3).
-        assert_eq!((parts[0], parts[2]), (4 + 4, 6 + 2 + 4));
-        assert_eq!(counting, CountingMethod::Exact);
-    }
-
-    /// Given costs apply to one tokenizer. Another one in the same process counts as before.
-    #[test]
-    fn given_costs_hold_for_the_tokenizer_that_has_them_and_no_other() {
-        let counted =
-            |tokenizer: Tokenizer| tokenizer.reply().text("So many words of one token each.");
-        let fitted = Tokenizer::whole(Family::ClaudeNew);
-        let given =
-            |cost| FamilyCosts::new(Family::ClaudeNew, Box::leak(Box::new([cost; CLASSES])));
-        let twice = fitted.with_costs(given(2.0));
-        let plain = Tokenizer::whole(Family::Other)
-            .encoding
-            .unwrap()
-            .count("So many words of one token each.");
-        let before = counted(fitted);
-        assert_eq!(counted(twice) as usize, 2 * plain);
-        assert_eq!(counted(fitted), before);
-        assert_ne!(counted(fitted), counted(twice));
-        // Costs for another family, for a family without fitted costs, and values that are no costs, are ignored or
-        // refused.
-        let other = Tokenizer::whole(Family::Claude);
-        assert_eq!(counted(other.with_costs(given(2.0))), counted(other));
-        assert!(FamilyCosts::new(Family::O200k, &[1.0; CLASSES]).is_none());
-        assert!(given(-1.0).is_none() && given(f32::NAN).is_none());
-    }
-
-    /// Gemini 3 counts `\r
-    /// ` like `
-    /// `. Older Geminis and other families count the carriage return.
-    #[test]
-    fn a_carriage_return_costs_gemini_3_nothing() {
-        let counted = |model: &str, text: &str| {
-            let body =
-                format!(r#"{{"contents":[{{"role":"user","parts":[{{"text":"{text}"}}]}}]}}"#);
-            let path = format!("/v1beta/models/{model}:generateContent");
-            let read = dialect::read(Dialect::Gemini, &path, body.as_bytes());
-            let model = Catalogue::default().model(model, "");
-            let whole = Tokenizer::whole(model.family);
-            let mut counter = whole.counter(&read, body.as_bytes(), &model);
-            counter.part(read.parts().next().unwrap())
-        };
-        let lines = |end: &str| format!("one{}", end.repeat(20)).repeat(20);
-        let (with, without) = (lines(r"\r\n"), lines(r"\n"));
-        for model in ["gemini-3-pro-preview", "gemini-3.5-flash"] {
-            assert_eq!(counted(model, &with), counted(model, &without), "{model}");
-        }
-        for model in ["gemini-2.5-pro", "gpt-5"] {
-            assert!(counted(model, &with) > counted(model, &without), "{model}");
-        }
-    }
-
-    #[test]
-    fn other_families_are_counted_in_proportion() {
-        let (parts, counting) = tokens(Family::ClaudeNew, BODY);
-        assert_eq!((parts[0], parts[2]), (5, 48 + 5));
-        assert_eq!(counting, CountingMethod::Ratio);
-    }
-
-    /// The rate is from recordings. Another part with encrypted content and no text is only a marker.
-    #[test]
-    fn an_encrypted_compaction_is_counted_by_its_length() {
-        let counted = |kind: &str, bytes: usize| {
-            let encrypted = "g".repeat(bytes);
-            let body =
-                format!(r#"{{"input":[{{"type":"{kind}","encrypted_content":"{encrypted}"}}]}}"#);
-            let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
-            let whole = Tokenizer::whole(Family::O200k);
-            let mut counter = whole.counter(&read, body.as_bytes(), &model(Family::O200k));
-            let mut part = read.parts().next().unwrap().clone();
-            let tokens = counter.part(&part);
-            assert!(counter.guesses_compaction() && counter.counting() == CountingMethod::Length);
-            part.name = Some("marker".into());
-            let mut counter = whole.counter(&read, body.as_bytes(), &model(Family::O200k));
-            assert_eq!((counter.part(&part), counter.guesses_compaction()), (0, false));
-            tokens
-        };
-        assert!(counted("compaction", 2_764).abs_diff(262) <= 10);
-        // The difference of the two recorded compactions is 159 tokens.
-        let more = counted("compaction_summary", 4_068) - counted("compaction", 2_764);
-        assert!(more.abs_diff(159) <= 5, "{more}");
-        assert_eq!(counted("compaction", 100), 0);
-    }
-
-    #[test]
-    fn text_past_the_limit_or_without_a_vocabulary_counts_by_length() {
-        let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", BODY.as_bytes());
-        for tokenizer in [
-            Tokenizer { limit: 5, ..Tokenizer::whole(Family::O200k) },
-            Tokenizer { encoding: None, ..Tokenizer::whole(Family::O200k) },
-        ] {
-            let mut counter = tokenizer.counter(&read, BODY.as_bytes(), &model(Family::O200k));
-            assert_eq!(counter.part(read.parts().next().unwrap()), 4 + 3);
-            assert_eq!(counter.counting(), CountingMethod::Length);
-        }
-    }
-
-    /// This many characters that look like base64.
-    fn base64(length: u64) -> String {
-        const ALPHABET: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-        let mixed = |at: u64| at.wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(21) % 64;
-        (0..length).map(|at| char::from(ALPHABET[mixed(at) as usize])).collect()
-    }
-
-    /// Text of no language, or no text at all: the work is limited, and the count is close to that of the whole.
-    #[test]
-    fn a_long_text_is_counted_from_samples() {
-        let base64 = base64(1 << 20);
-        for (text, family) in [
-            (base64.clone(), Family::O200k),
-            (base64, Family::ClaudeNew),
-            ("a".repeat(1 << 19), Family::O200k),
-            ("\\ud800".repeat(100_000), Family::Gemini),
-            ("日本語".repeat(50_000), Family::Claude),
-        ] {
-            let body = format!(r#"{{"input":[{{"role":"user","content":"{text}"}}]}}"#);
-            let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
-            let part = read.parts().next().unwrap();
-            let short = Tokenizer { limit: 1 << 16, ..Tokenizer::whole(family) };
-            let mut counter = short.counter(&read, body.as_bytes(), &model(family));
-            let sampled = counter.part(part);
-            assert_eq!(counter.counting(), CountingMethod::Length);
-            let whole = Tokenizer { limit: usize::MAX, ..Tokenizer::whole(family) };
-            let whole = whole.counter(&read, body.as_bytes(), &model(family)).part(part);
-            let ratio = f64::from(sampled) / f64::from(whole);
-            assert!((0.9..1.1).contains(&ratio), "{family:?}: {sampled} for {whole}");
-        }
-    }
-    /// However long a text is and whatever it contains, only a limited number of bytes is tokenised.
-    #[test]
-    fn only_a_limited_number_of_bytes_is_tokenised_for_any_text() {
-        let most = |limit: usize| limit + SAMPLES * SAMPLE_BYTES;
-        let many = format!(r#"a"}},{}{{"role":"user","content":"b"#, {
-            r#"{"role":"user","content":"one\ud800two"},"#.repeat(40_000)
-        });
-        for (text, counting) in [
-            (base64(5 << 20), CountingMethod::Length),
-            ("x".repeat(1 << 20), CountingMethod::Exact),
-            ("\\udc00\\ud800".repeat(200_000), CountingMethod::Exact),
-            ("\\ud83d".repeat(1 << 20), CountingMethod::Length),
-            (many, CountingMethod::Exact),
-        ] {
-            let body = format!(r#"{{"input":[{{"role":"user","content":"{text}"}}]}}"#);
-            let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
-            let tokenizer = Tokenizer::whole(Family::O200k);
-            let mut counter = tokenizer.counter(&read, body.as_bytes(), &model(Family::O200k));
-            let tokens: u32 = read.parts().map(|part| counter.part(part)).sum();
-            assert!(counter.looked <= most(EXACT_BYTES), "{} bytes", counter.looked);
-            assert_eq!(counter.counting(), counting, "{}", &text[..40]);
-            let least = text.len() as u32 / 100;
-            assert!((least..text.len() as u32).contains(&tokens), "{tokens} of {}", text.len());
-        }
-    }
-}
+mod tests;
 
 #[cfg(test)]
-mod structure;
+mod structure_tests;

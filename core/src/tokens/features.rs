@@ -31,24 +31,24 @@ impl Default for ClassCounts {
 }
 
 impl ClassCounts {
-    /// Counts one token more; `class` as from [`class`].
     pub(super) fn add(&mut self, class: u8) {
         if let Some(count) = self.0.get_mut(usize::from(class)) {
             *count += 1;
         }
     }
 
-    /// The tokens added since `before`, weighted by class.
     pub(super) fn weighed_since(&self, before: &Self, weights: &[f32; CLASSES]) -> f64 {
-        let by_length = |counts| <[u32]>::as_chunks::<RARENESS>(counts).0.iter();
+        let counts = self.0.as_chunks::<RARENESS>().0.iter();
+        let earlier = before.0.as_chunks::<RARENESS>().0;
         let weights = weights.as_chunks::<RARENESS>().0;
         let mut sum = 0.0;
-        for ((now, before), weights) in by_length(&self.0).zip(by_length(&before.0)).zip(weights) {
+        for ((counts, earlier), weights) in counts.zip(earlier).zip(weights) {
             // A short text has tokens of few classes only: groups of classes without a change are skipped.
-            if now != before {
-                for ((now, before), weight) in now.iter().zip(before).zip(weights) {
-                    sum += f64::from(now.wrapping_sub(*before)) * f64::from(*weight);
-                }
+            if counts == earlier {
+                continue;
+            }
+            for ((count, earlier), weight) in counts.iter().zip(earlier).zip(weights) {
+                sum += f64::from(count.wrapping_sub(*earlier)) * f64::from(*weight);
             }
         }
         sum
@@ -69,23 +69,23 @@ impl ClassCounts {
     /// numbers, and their digits; capitalized ones; letters beyond ASCII, and their bytes; the rarer tokens,
     /// and the rarest. Some tokenizers make one token of each digit, and few know other scripts as well.
     pub(super) fn rough(&self) -> [f64; ROUGH] {
-        let KindSums { tokens, bytes, rare } = self.sums();
-        let of = |kind: TokenKind| tokens[kind as usize] as f64;
-        let bytes_of = |kind: TokenKind| bytes[kind as usize];
+        let sums = self.sums();
         let capitals = [TokenKind::Title, TokenKind::SpacedTitle, TokenKind::Capitals];
         [
+            // Some tokenizers make one token of each digit, and few know other scripts as well.
             self.tokens() as f64,
-            of(TokenKind::Blank),
-            of(TokenKind::Line),
-            of(TokenKind::Sign),
-            of(TokenKind::Mixed),
-            of(TokenKind::Digits),
-            bytes_of(TokenKind::Digits),
-            capitals.into_iter().map(of).sum(),
-            of(TokenKind::Foreign) + of(TokenKind::Drawing),
-            bytes_of(TokenKind::Foreign) + 3.0 * bytes_of(TokenKind::Drawing),
-            rare[2] as f64,
-            rare[3] as f64,
+            sums.tokens(TokenKind::Blank),
+            sums.tokens(TokenKind::Line),
+            sums.tokens(TokenKind::Sign),
+            sums.tokens(TokenKind::Mixed),
+            sums.tokens(TokenKind::Digits),
+            sums.bytes(TokenKind::Digits),
+            capitals.into_iter().map(|kind| sums.tokens(kind)).sum(),
+            sums.tokens(TokenKind::Foreign) + sums.tokens(TokenKind::Drawing),
+            // The length classes of drawings count characters, of three bytes each.
+            sums.bytes(TokenKind::Foreign) + 3.0 * sums.bytes(TokenKind::Drawing),
+            sums.rare[2] as f64,
+            sums.rare[3] as f64,
         ]
     }
 
@@ -101,6 +101,7 @@ impl ClassCounts {
                 let tokens = counts.iter().map(|count| u64::from(*count)).sum::<u64>();
                 sums.tokens[kind] += tokens;
                 sums.bytes[kind] += tokens as f64 * width;
+                // Scripts beyond ASCII are rare as such; their rareness says nothing more.
                 if kind < TokenKind::Foreign as usize {
                     for (rare, count) in sums.rare.iter_mut().zip(counts) {
                         *rare += u64::from(*count);
@@ -123,7 +124,16 @@ struct KindSums {
     rare: [u64; RARENESS],
 }
 
-/// The class of a token, by its bytes and its rank in the vocabulary.
+impl KindSums {
+    fn tokens(&self, kind: TokenKind) -> f64 {
+        self.tokens[kind as usize] as f64
+    }
+
+    fn bytes(&self, kind: TokenKind) -> f64 {
+        self.bytes[kind as usize]
+    }
+}
+
 pub(super) fn class(token: &[u8], rank: usize) -> u8 {
     let kind = kind(token);
     let length = match (kind, token.len()) {
@@ -166,36 +176,39 @@ enum TokenKind {
 }
 
 fn kind(token: &[u8]) -> TokenKind {
-    let any = |is: fn(&u8) -> bool| token.iter().any(is);
-    let spaced = token.first() == Some(&b' ');
-    let letters = any(u8::is_ascii_alphabetic);
-    if any(|byte| !byte.is_ascii()) {
+    let has_letters = any(token, u8::is_ascii_alphabetic);
+    if !token.is_ascii() {
         if is_drawing(token) { TokenKind::Drawing } else { TokenKind::Foreign }
-    } else if any(|byte| matches!(byte, b'\n' | b'\r')) {
-        if any(|byte| !byte.is_ascii_whitespace()) { TokenKind::Mixed } else { TokenKind::Line }
-    } else if letters && any(|byte| !byte.is_ascii_alphabetic() && *byte != b' ') {
+    } else if any(token, |byte| matches!(byte, b'\n' | b'\r')) {
+        let is_blank = token.iter().all(u8::is_ascii_whitespace);
+        if is_blank { TokenKind::Line } else { TokenKind::Mixed }
+    } else if has_letters && any(token, |byte| !byte.is_ascii_alphabetic() && *byte != b' ') {
         TokenKind::Mixed
-    } else if any(u8::is_ascii_lowercase) {
-        match (any(u8::is_ascii_uppercase), spaced) {
+    } else if any(token, u8::is_ascii_lowercase) {
+        match (any(token, u8::is_ascii_uppercase), token.starts_with(b" ")) {
             (false, false) => TokenKind::Word,
             (false, true) => TokenKind::SpacedWord,
             (true, false) => TokenKind::Title,
             (true, true) => TokenKind::SpacedTitle,
         }
-    } else if letters {
+    } else if has_letters {
         TokenKind::Capitals
-    } else if any(u8::is_ascii_digit) {
+    } else if any(token, u8::is_ascii_digit) {
         TokenKind::Digits
-    } else if any(u8::is_ascii_graphic) {
+    } else if any(token, u8::is_ascii_graphic) {
         TokenKind::Sign
     } else {
         TokenKind::Blank
     }
 }
 
-/// Whether a token consists only of U+2500 to U+259F (box drawing and block elements) and spaces.
+fn any(token: &[u8], predicate: fn(&u8) -> bool) -> bool {
+    token.iter().any(predicate)
+}
+
 fn is_drawing(token: &[u8]) -> bool {
     let Ok(text) = std::str::from_utf8(token) else { return false };
+    // Box drawing and block elements.
     text.chars().all(|sign| matches!(sign, ' ' | '\u{2500}'..='\u{259f}'))
 }
 
@@ -234,7 +247,8 @@ mod tests {
             let expected = (kind as usize * LENGTHS + length) * RARENESS + rareness;
             assert_eq!(usize::from(class(token.as_bytes(), rank)), expected, "{token:?}");
         }
-        assert!(usize::from(class(b"", 0)) < CLASSES && CLASSES <= 1 + usize::from(u8::MAX));
+        assert!(usize::from(class(b"", 0)) < CLASSES);
+        assert!(CLASSES <= 1 + usize::from(u8::MAX));
         assert!(usize::from(class("─".repeat(40).as_bytes(), 199_000)) < CLASSES);
     }
 
@@ -247,7 +261,13 @@ mod tests {
             tally.add(class(token.as_bytes(), rank));
         }
         let [all, .., numbers, digits, capitals, foreign, bytes, rarer, rarest] = tally.rough();
-        assert_eq!((all, numbers, digits, capitals), (5.0, 2.0, 4.0, 1.0));
-        assert_eq!((foreign, bytes, rarer, rarest), (1.0, 3.0, 0.0, 1.0));
+        assert_eq!(all, 5.0);
+        assert_eq!(numbers, 2.0);
+        assert_eq!(digits, 4.0);
+        assert_eq!(capitals, 1.0);
+        assert_eq!(foreign, 1.0);
+        assert_eq!(bytes, 3.0);
+        assert_eq!(rarer, 0.0);
+        assert_eq!(rarest, 1.0);
     }
 }

@@ -55,15 +55,13 @@ impl Regression {
     /// largest that was learned from.
     pub(super) fn predict(&self, features: &[f64; FEATURES], reach: f64) -> f64 {
         let text = features[0].max(f64::EPSILON);
-        let within = (reach * self.largest / text).min(1.0);
-        let share = |at| if at < TEXT { within } else { 1.0 };
-        let answers = self.weights.iter().zip(features).enumerate();
-        answers.map(|(at, (weight, feature))| weight * feature * share(at)).sum()
-    }
-
-    /// The predicted error of an observation, whatever its size.
-    fn linear(&self, features: &[f64; FEATURES]) -> f64 {
-        self.weights.iter().zip(features).map(|(weight, feature)| weight * feature).sum()
+        // Beyond what it has seen, a larger text is corrected no more than the largest that is within reach.
+        let text_share = (reach * self.largest / text).min(1.0);
+        let mut error = 0.0;
+        for (at, (weight, feature)) in self.weights.iter().zip(features).enumerate() {
+            error += weight * feature * if at < TEXT { text_share } else { 1.0 };
+        }
+        error
     }
 
     /// Learns that `features` came with the error `truth`; `noise` is one standard deviation of what cannot
@@ -72,20 +70,19 @@ impl Regression {
         if !self.is_whole() {
             return;
         }
-        let row = |covariance: &[f64], at: usize| -> f64 {
-            let row = &covariance[at * FEATURES..(at + 1) * FEATURES];
-            row.iter().zip(features).map(|(known, feature)| known * feature).sum()
-        };
-        let gain: Vec<f64> = (0..FEATURES).map(|at| row(&self.covariance, at)).collect();
-        let unsure: f64 = gain.iter().zip(features).map(|(gain, feature)| gain * feature).sum();
-        let error = truth - self.linear(features);
+        let rows = self.covariance.chunks_exact(FEATURES);
+        let gain: Vec<f64> = rows.map(|row| dot(row, features)).collect();
+        let unsure = dot(&gain, features);
+        let error = truth - dot(&self.weights, features);
         let expected = noise * noise + unsure;
+        // Student's t: the farther an error is from the expected one, the less it teaches.
         let trust = (FREEDOM + 1.0) / (FREEDOM + error * error / expected);
         let scale = 1.0 / (unsure + noise * noise / trust);
         if !scale.is_finite() || !error.is_finite() {
             return;
         }
         for at in 0..FEATURES {
+            // Weights that no observation confirms fall back to 0.
             self.weights[at] = (self.weights[at] + gain[at] * error * scale) * STAYS_OF_WEIGHT;
             for other in 0..FEATURES {
                 self.covariance[at * FEATURES + other] -= gain[at] * gain[other] * scale;
@@ -95,31 +92,30 @@ impl Regression {
         self.fade(1.0 - STAYS);
     }
 
-    /// Makes what was learned less certain, so that it can soon be learned anew.
     pub(super) fn doubt(&mut self) {
         if self.is_whole() {
             self.fade(0.5);
         }
     }
 
-    /// Reacts to a change: the cost of text may now be anything.
     pub(super) fn startled(&mut self) {
         if self.is_whole() {
             self.fade(1.0);
+            // The cost of text may now be anything.
             self.covariance[0] += STARTLED * STARTLED;
         }
     }
 
-    /// Adds a share of the initial spread, up to all of it.
     fn fade(&mut self, share: f64) {
         for (at, spread) in self.spreads.iter().enumerate() {
-            let most = spread * spread;
-            let known = &mut self.covariance[at * FEATURES + at];
-            *known = (*known + share * most).min(most.max(*known));
+            // Up to the initial spread: a fit never knows less than at first.
+            let variance = spread * spread;
+            let entry = &mut self.covariance[at * FEATURES + at];
+            // It may be above the initial one after a change; then it stays as it is.
+            *entry = (*entry + share * variance).min(variance.max(*entry));
         }
     }
 
-    /// Whether this program can have written it: a store may hold anything.
     pub(super) fn is_whole(&self) -> bool {
         self.weights.len() == FEATURES
             && self.spreads.len() == FEATURES
@@ -131,6 +127,10 @@ impl Regression {
                 .chain([&self.largest])
                 .all(|number| number.is_finite())
     }
+}
+
+fn dot(left: &[f64], right: &[f64]) -> f64 {
+    left.iter().zip(right).map(|(left, right)| left * right).sum()
 }
 
 /// How far the cost of a thousand tokens of text may have changed.

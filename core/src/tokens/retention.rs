@@ -34,7 +34,11 @@ impl ReasoningRetention {
 
     /// What is known of a model beforehand: how likely each retention is, in doublings of error. `streams`
     /// says whether the request asks for a stream.
-    pub(crate) fn of(model: &Model, streams: bool, cache: Option<CacheBlocks>) -> ByRetention<f32> {
+    pub(crate) fn prior(
+        model: &Model,
+        streams: bool,
+        cache: Option<CacheBlocks>,
+    ) -> ByRetention<f32> {
         match (model.reads_reasoning, model.keeps_reasoning) {
             (true, true) => [4.0, 0.0, 0.0, 0.0],
             // Gemini 2.5 reads the reasoning behind its signatures if it streams (15 of 15 recorded pairs), and
@@ -68,8 +72,7 @@ const BLOCK: u64 = 4_096;
 const SHORT_OF_BLOCKS: u64 = 200;
 
 impl CacheBlocks {
-    /// For a call that read so many tokens from the cache.
-    pub(crate) fn of(cache_read: u64) -> Self {
+    pub(crate) fn from_cache_read(cache_read: u64) -> Self {
         let short = (BLOCK - cache_read % BLOCK) % BLOCK;
         if short < SHORT_OF_BLOCKS { Self::Whole } else { Self::Split }
     }
@@ -104,19 +107,22 @@ impl ReadingEvidence {
     /// retention explains the call.
     #[must_use]
     pub(super) fn after(self, by_retention: &ByRetention<u64>, actual: u64, expected: f64) -> Self {
-        let off = |tokens: u64| tokens.abs_diff(actual);
         let [reads @ .., drops] = *by_retention;
-        let reads = reads.into_iter().min_by_key(|tokens| off(*tokens)).unwrap_or(drops);
+        // Which of the retentions that read it applies is another question: the nearest speaks for all.
+        let nearest = reads.into_iter().min_by_key(|tokens| tokens.abs_diff(actual));
+        let reads = nearest.unwrap_or(drops);
         let reasoning = reads.abs_diff(drops);
-        let is_explained = off(reads).min(off(drops)) <= 30 + reasoning / 10;
+        let reads_error = reads.abs_diff(actual);
+        let drops_error = drops.abs_diff(actual);
+        let is_explained = reads_error.min(drops_error) <= 30 + reasoning / 10;
+        // Nothing is shown if the error of counting may be as large, or if no retention explains the call.
         if (reasoning as f64) < CLEARLY * expected || !is_explained {
             return self;
         }
-        let shows = doublings(off(drops)) - doublings(off(reads));
+        let shows = doublings(drops_error) - doublings(reads_error);
         Self(self.0 * PAST + shows.clamp(-CONVINCES, CONVINCES) * CLEAR)
     }
 
-    /// What the evidence adds to what was known `beforehand`.
     pub(super) fn belief(self, beforehand: &ByRetention<f32>) -> ByRetention<f32> {
         let [reads @ .., drops] = *beforehand;
         let reads = reads.into_iter().fold(f32::MIN, f32::max);
@@ -127,14 +133,13 @@ impl ReadingEvidence {
             .map(|retention| if retention.reads() { self.0 } else { -self.0 }.max(0.0))
     }
 
-    /// Whether this program can have written it.
     pub(super) fn is_whole(self) -> bool {
         self.0.is_finite() && self.0.abs() < 1e3
     }
 }
 
-/// An error in doublings; a few tokens are an error of counting, whatever the retention.
 pub(super) fn doublings(error: u64) -> f32 {
+    // A few tokens are an error of counting, whatever the retention.
     (8.0 + error as f32).log2()
 }
 
@@ -157,15 +162,18 @@ mod tests {
         let of = |keeps_reasoning, reads_reasoning, drops_steered| {
             let claude = model(Family::Claude);
             let model = Model { keeps_reasoning, reads_reasoning, drops_steered, ..claude };
-            best(&ReasoningRetention::of(&model, false, None))
+            best(&ReasoningRetention::prior(&model, false, None))
         };
-        assert_eq!((of(true, true, false), of(true, true, true)), (Keeps, Keeps));
-        assert_eq!((of(false, true, false), of(false, true, true)), (Loops, Turns));
-        assert_eq!((of(false, false, false), of(true, false, true)), (Drops, Drops));
+        assert_eq!(of(true, true, false), Keeps);
+        assert_eq!(of(true, true, true), Keeps);
+        assert_eq!(of(false, true, false), Loops);
+        assert_eq!(of(false, true, true), Turns);
+        assert_eq!(of(false, false, false), Drops);
+        assert_eq!(of(true, false, true), Drops);
         let gemini = |reads_reasoning, streams, cache| {
             let gemini = model(Family::Gemini);
             let model = Model { keeps_reasoning: false, reads_reasoning, ..gemini };
-            ReasoningRetention::of(&model, streams, cache)
+            ReasoningRetention::prior(&model, streams, cache)
         };
         // A Gemini that reads reasoning at all depends on the session: no retention is certain, and none keeps it for
         // good.
@@ -189,11 +197,14 @@ mod tests {
     #[test]
     fn a_call_is_evidence_only_if_one_retention_alone_explains_it() {
         let new = ReadingEvidence::default();
-        assert!(after(new, 1_400, 50.0).0 > 0.0 && after(new, 1_000, 50.0).0 < 0.0);
+        assert!(after(new, 1_400, 50.0).0 > 0.0);
+        assert!(after(new, 1_000, 50.0).0 < 0.0);
         assert_eq!(after(new, 1_200, 50.0), new, "neither");
         // A cost is explained within 30 tokens and a tenth of the reasoning.
-        assert!(after(new, 1_070, 50.0).0 < 0.0 && after(new, 1_330, 50.0).0 > 0.0);
-        assert_eq!((after(new, 1_071, 50.0), after(new, 1_329, 50.0)), (new, new));
+        assert!(after(new, 1_070, 50.0).0 < 0.0);
+        assert!(after(new, 1_330, 50.0).0 > 0.0);
+        assert_eq!(after(new, 1_071, 50.0), new);
+        assert_eq!(after(new, 1_329, 50.0), new);
         // The reasoning must be four times the expected counting error.
         assert!(after(new, 1_400, 100.0).0 > 0.0);
         assert_eq!(after(new, 1_400, 100.1), new);
@@ -215,9 +226,11 @@ mod tests {
         assert_eq!(believed(after(new, 1_000, 50.0)), ReasoningRetention::Drops);
         let many = (0..50).fold(new, |evidence, _| after(evidence, 1_400, 50.0));
         let once = after(new, 1_400, 50.0);
-        assert!(many.0 > 3.0 * once.0 && many.0 < 4.0 * once.0, "{many:?}");
+        assert!(many.0 > 3.0 * once.0, "{many:?}");
+        assert!(many.0 < 4.0 * once.0, "{many:?}");
         let against = after(many, 1_000, 50.0);
-        assert!(against.0 > 0.0 && after(against, 1_000, 50.0).0 < 0.0);
+        assert!(against.0 > 0.0);
+        assert!(after(against, 1_000, 50.0).0 < 0.0);
         // Large reasoning is no stronger evidence than small reasoning.
         let large = new.after(&[90_000, 90_000, 90_000, 1_000], 90_000, 50.0);
         assert_eq!(large, once);
@@ -230,7 +243,8 @@ mod tests {
         assert_eq!(of([0.0, 3.0, 1.0, 0.0]), [2.0, 2.0, 2.0, 0.0]);
         assert_eq!(of([0.0, 2.9, 1.0, 0.0]), [0.0; RETENTIONS]);
         assert_eq!(ReadingEvidence(-2.0).belief(&[0.0, 0.0, 0.0, 4.0]), [0.0, 0.0, 0.0, 2.0]);
-        assert!(ReadingEvidence(-999.0).is_whole() && !ReadingEvidence(1e3).is_whole());
+        assert!(ReadingEvidence(-999.0).is_whole());
+        assert!(!ReadingEvidence(1e3).is_whole());
         assert!(!ReadingEvidence(f32::NAN).is_whole());
     }
 }

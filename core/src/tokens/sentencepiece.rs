@@ -42,11 +42,13 @@ const FEWEST: usize = 256;
 /// How SentencePiece writes a space.
 const SPACE: char = '▁';
 
-/// Reads a vocabulary.
 pub(super) fn read(file: &[u8]) -> Result<VocabularyPieces, VocabularyError> {
     let is_json = file.iter().find(|byte| !byte.is_ascii_whitespace()) == Some(&b'{');
-    let pieces =
-        if is_json { of_json(file)? } else { of_model(file).ok_or(VocabularyError::Unread)?? };
+    let pieces = if is_json {
+        read_json(file)?
+    } else {
+        read_model(file).ok_or(VocabularyError::Unread)??
+    };
     if pieces.merged.len() < FEWEST { Err(VocabularyError::Empty) } else { Ok(pieces) }
 }
 
@@ -76,8 +78,7 @@ struct JsonModel {
     vocab: HashMap<String, u32>,
 }
 
-/// Reads the form that most model hubs use: pieces are numbered in the order in which they are merged.
-fn of_json(file: &[u8]) -> Result<VocabularyPieces, VocabularyError> {
+fn read_json(file: &[u8]) -> Result<VocabularyPieces, VocabularyError> {
     let TokenizerJson { normalizer, added_tokens, model } =
         serde_json::from_slice(file).map_err(|_| VocabularyError::Unread)?;
     if model.kind != "BPE" {
@@ -86,12 +87,13 @@ fn of_json(file: &[u8]) -> Result<VocabularyPieces, VocabularyError> {
     if !model.byte_fallback {
         return Err(VocabularyError::NoBytes);
     }
-    let replaces = |value: &serde_json::Value| value["type"] == "Replace";
-    if !normalizer.as_ref().is_none_or(|value| value.is_null() || replaces(value)) {
+    // Gemma's only normalizer replaces spaces, which `spaced` undoes.
+    if normalizer.is_some_and(|value| !value.is_null() && value["type"] != "Replace") {
         return Err(VocabularyError::Normalizes);
     }
     let whole: Vec<String> = added_tokens.iter().map(|added| spaced(&added.content)).collect();
     let apart: HashSet<&str> = added_tokens.iter().map(|added| added.content.as_str()).collect();
+    // Pieces are numbered in the order in which they are merged.
     let mut vocab: Vec<(u32, &str)> =
         model.vocab.iter().map(|(piece, id)| (*id, piece.as_str())).collect();
     vocab.sort_unstable();
@@ -100,22 +102,25 @@ fn of_json(file: &[u8]) -> Result<VocabularyPieces, VocabularyError> {
     Ok(VocabularyPieces { merged, whole })
 }
 
-/// Whether a piece such as `<0x0A>` stands for a byte of a character that is not in the vocabulary.
 fn is_byte(piece: &str) -> bool {
+    // Such as `<0x0A>`: a byte of a character that is not in the vocabulary.
     piece.len() == 6 && piece.starts_with("<0x") && piece.ends_with('>')
 }
 
 /// Reads SentencePiece's own form, a protocol buffer (`sentencepiece_model.proto`); `None` if it is not one.
-fn of_model(file: &[u8]) -> Option<Result<VocabularyPieces, VocabularyError>> {
-    let (mut scored, mut whole) = (Vec::new(), Vec::new());
-    let (mut is_merged, mut has_bytes, mut normalizes) = (false, false, false);
+fn read_model(file: &[u8]) -> Option<Result<VocabularyPieces, VocabularyError>> {
+    let mut scored = Vec::new();
+    let mut unmerged = Vec::new();
+    let mut is_merged = false;
+    let mut has_bytes = false;
+    let mut normalizes = false;
     for field in ProtoFields(file) {
         match field? {
             (1, ProtoValue::Bytes(piece)) => {
-                let ModelPiece { text, score, kind } = ModelPiece::of(piece)?;
+                let ModelPiece { text, score, kind } = ModelPiece::parse(piece)?;
                 match kind {
                     NORMAL => scored.push((score, spaced(text))),
-                    USER_DEFINED => whole.push(spaced(text)),
+                    USER_DEFINED => unmerged.push(spaced(text)),
                     _ => {}
                 }
             }
@@ -139,22 +144,24 @@ fn of_model(file: &[u8]) -> Option<Result<VocabularyPieces, VocabularyError>> {
         () if !is_merged => Err(VocabularyError::NotMerged),
         () if !has_bytes => Err(VocabularyError::NoBytes),
         () if normalizes => Err(VocabularyError::Normalizes),
-        () => Ok(VocabularyPieces { merged, whole }),
+        () => Ok(VocabularyPieces { merged, whole: unmerged }),
     })
 }
 
-/// Whether a normalizer adds a leading space, removes spaces, or changes characters.
 fn changes(normalizer: &[u8]) -> Option<bool> {
-    let (mut map, mut adds, mut takes) = (false, true, true);
+    let mut has_map = false;
+    // The two are true in the protocol if a file does not mention them.
+    let mut adds_space = true;
+    let mut removes_spaces = true;
     for field in ProtoFields(normalizer) {
         match field? {
-            (2, ProtoValue::Bytes(charsmap)) => map = !charsmap.is_empty(),
-            (3, ProtoValue::Number(is)) => adds = is != 0,
-            (4, ProtoValue::Number(is)) => takes = is != 0,
+            (2, ProtoValue::Bytes(charsmap)) => has_map = !charsmap.is_empty(),
+            (3, ProtoValue::Number(value)) => adds_space = value != 0,
+            (4, ProtoValue::Number(value)) => removes_spaces = value != 0,
             _ => {}
         }
     }
-    Some(map || adds || takes)
+    Some(has_map || adds_space || removes_spaces)
 }
 
 /// `TrainerSpec.ModelType.BPE`, and two values of `SentencePiece.Type`.
@@ -169,7 +176,7 @@ struct ModelPiece<'f> {
 }
 
 impl<'f> ModelPiece<'f> {
-    fn of(bytes: &'f [u8]) -> Option<Self> {
+    fn parse(bytes: &'f [u8]) -> Option<Self> {
         let mut piece = ModelPiece { text: "", score: 0.0, kind: NORMAL };
         for field in ProtoFields(bytes) {
             match field? {
@@ -233,7 +240,6 @@ impl<'f> ProtoFields<'f> {
         Some(used)
     }
 
-    /// Reads a varint: seven bits per byte, the lowest first.
     fn number(&mut self) -> Option<u64> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {
@@ -357,9 +363,10 @@ mod tests {
         assert_eq!(of(0, 0, b""), Some(false));
         assert_eq!([of(1, 0, b""), of(0, 1, b""), of(0, 0, b"map")], [Some(true); 3]);
         assert_eq!(changes(&[]), Some(true), "its defaults change text");
-        assert!(
-            is_byte("<0x0A>") && !is_byte("<0x0AB>") && !is_byte("<0x0A ") && !is_byte(" 0x0A>")
-        );
+        assert!(is_byte("<0x0A>"));
+        assert!(!is_byte("<0x0AB>"));
+        assert!(!is_byte("<0x0A "));
+        assert!(!is_byte(" 0x0A>"));
         // Unknown fields are skipped, also those of eight bytes.
         let wide = [field(9, 1, &[7; 8]), field(3, 0, &[0]), field(4, 0, &[0])].concat();
         assert_eq!(changes(&wide), Some(false));
@@ -376,6 +383,7 @@ mod tests {
             file.extend([bytes(2, &trainer()), bytes(3, &plain())].concat());
             read(&file).map(|it| it.merged.len())
         };
-        assert_eq!((of(FEWEST - 1), of(FEWEST)), (Err(VocabularyError::Empty), Ok(FEWEST)));
+        assert_eq!(of(FEWEST - 1), Err(VocabularyError::Empty));
+        assert_eq!(of(FEWEST), Ok(FEWEST));
     }
 }

@@ -15,7 +15,6 @@ pub(super) enum SplitPattern {
     Cl100k,
 }
 
-/// The pieces of `text`, in order.
 pub(super) fn pieces(rules: SplitPattern, text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -48,30 +47,30 @@ enum Class {
 /// The class of each ASCII character.
 const ASCII: [Class; 128] = {
     let mut classes = [Class::Sign; 128];
-    let mut at = 0;
-    while at < classes.len() {
-        classes[at] = match at as u8 {
+    let mut code = 0;
+    while code < classes.len() {
+        classes[code] = match code as u8 {
             b'a'..=b'z' => Class::Lower,
             b'A'..=b'Z' => Class::Upper,
             b'0'..=b'9' => Class::Number,
             b' ' | b'\t'..=b'\r' => Class::Space,
             _ => Class::Sign,
         };
-        at += 1;
+        code += 1;
     }
     classes
 };
 
 impl Class {
-    fn of(character: char) -> Self {
+    fn from_char(character: char) -> Self {
         match ASCII.get(character as usize) {
             Some(class) => *class,
             None if character.is_whitespace() => Class::Space,
-            None => Self::of_category(get_general_category(character)),
+            None => Self::from_category(get_general_category(character)),
         }
     }
 
-    fn of_category(category: Category) -> Self {
+    fn from_category(category: Category) -> Self {
         use Category as C;
         match category {
             C::UppercaseLetter | C::TitlecaseLetter => Class::Upper,
@@ -96,13 +95,12 @@ impl Class {
     }
 }
 
-/// Bytes of the first piece; `None` at the end of the text.
 fn length(rules: SplitPattern, text: &str) -> Option<usize> {
-    let first = text.chars().next()?;
-    let class = Class::of(first);
+    let initial = text.chars().next()?;
+    let class = Class::from_char(initial);
     let word = match rules {
-        SplitPattern::O200k => cased_word(text, first, class),
-        SplitPattern::Cl100k => contraction(text).or_else(|| plain_word(text, first, class)),
+        SplitPattern::O200k => cased_word(text, initial, class),
+        SplitPattern::Cl100k => contraction(text).or_else(|| plain_word(text, initial, class)),
     };
     Some(match word {
         Some(length) => length,
@@ -119,7 +117,7 @@ fn may_lead(character: char, class: Class) -> bool {
 /// `[^\r\n\p{L}\p{N}]?[upper]*[lower]+` or `…?[upper]+[lower]*`, each with a contraction after it.
 fn cased_word(text: &str, first: char, class: Class) -> Option<usize> {
     let lead = first.len_utf8();
-    let led = may_lead(first, class).then(|| cased(&text[lead..])).flatten();
+    let led = if may_lead(first, class) { cased(&text[lead..]) } else { None };
     let end = match (led, class) {
         (Some((length, true)), _) => lead + length,
         // A mark that does not lead a word of the first form is itself a word of that form.
@@ -141,10 +139,11 @@ fn cased(text: &str) -> Option<(usize, bool)> {
     // The upper-case run gives back what the lower-case one needs: it ends after its last character that
     // counts as lower case.
     let ends = text[..upper].char_indices().rev();
-    let mut lower_ends = ends.filter(|(_, c)| Class::of(*c).counts_lower());
+    let mut lower_ends = ends.filter(|(_, c)| Class::from_char(*c).counts_lower());
     match lower_ends.next() {
         Some((at, last)) => Some((at + last.len_utf8(), true)),
-        None => (upper > 0).then_some((upper, false)),
+        None if upper > 0 => Some((upper, false)),
+        None => None,
     }
 }
 
@@ -152,17 +151,17 @@ fn cased(text: &str) -> Option<(usize, bool)> {
 fn plain_word(text: &str, first: char, class: Class) -> Option<usize> {
     let lead = if may_lead(first, class) { first.len_utf8() } else { 0 };
     let letters = run(&text[lead..], Class::is_letter);
-    (letters > 0).then_some(lead + letters)
+    if letters > 0 { Some(lead + letters) } else { None }
 }
 
 /// `(?i:'s|'t|'re|'ve|'m|'ll|'d)`; ſ counts as an s.
 fn contraction(text: &str) -> Option<usize> {
-    let after = text.strip_prefix('\'')?;
-    let mut letters = after.chars();
-    let first = letters.next()?;
+    let mut letters = text.strip_prefix('\'')?.chars();
+    let initial = letters.next()?;
     let second = letters.next().map(|second| second.to_ascii_lowercase());
-    match (first.to_ascii_lowercase(), second) {
-        ('s' | 't' | 'm' | 'd' | 'ſ', _) => Some(1 + first.len_utf8()),
+    match (initial.to_ascii_lowercase(), second) {
+        // ſ takes two bytes.
+        ('s' | 't' | 'm' | 'd' | 'ſ', _) => Some(1 + initial.len_utf8()),
         ('r' | 'v', Some('e')) | ('l', Some('l')) => Some(3),
         _ => None,
     }
@@ -170,7 +169,7 @@ fn contraction(text: &str) -> Option<usize> {
 
 /// `\p{N}{1,3}`
 fn numbers(text: &str) -> usize {
-    let digits = text.chars().take(3).take_while(|c| Class::of(*c) == Class::Number);
+    let digits = text.chars().take(3).take_while(|c| Class::from_char(*c) == Class::Number);
     digits.map(char::len_utf8).sum()
 }
 
@@ -178,13 +177,16 @@ fn numbers(text: &str) -> usize {
 fn signs(rules: SplitPattern, text: &str) -> Option<usize> {
     let lead = usize::from(text.starts_with(' '));
     let signs = run(&text[lead..], |class| matches!(class, Class::Sign | Class::Mark));
+    if signs == 0 {
+        return None;
+    }
     let end = lead + signs;
-    let ends = |byte: &u8| match byte {
+    let line_ends = text.as_bytes()[end..].iter().take_while(|byte| match byte {
         b'\r' | b'\n' => true,
         b'/' => rules == SplitPattern::O200k,
         _ => false,
-    };
-    (signs > 0).then(|| end + text.as_bytes()[end..].iter().take_while(|byte| ends(byte)).count())
+    });
+    Some(end + line_ends.count())
 }
 
 /// `\s*[\r\n]+|\s+(?!\S)|\s+`; cl100k takes all white space at the end of the text as one piece.
@@ -197,14 +199,14 @@ fn spaces(rules: SplitPattern, text: &str) -> usize {
     if let Some(line_end) = text[..run].rfind(['\r', '\n']) {
         return line_end + 1;
     }
-    let last = text[..run].chars().next_back().map_or(1, char::len_utf8);
-    if at_end || run == last { run } else { run - last }
+    // The last space goes with the word that follows it.
+    let width = text[..run].chars().next_back().map_or(1, char::len_utf8);
+    if at_end || run == width { run } else { run - width }
 }
 
-/// The length in bytes of the leading run of characters whose class `belongs`. Nearly all are ASCII and need
-/// no decoding.
 fn run(text: &str, belongs: impl Fn(Class) -> bool) -> usize {
     for (at, byte) in text.bytes().enumerate() {
+        // Nearly all characters are ASCII and need no decoding.
         match ASCII.get(usize::from(byte)) {
             Some(class) if belongs(*class) => {}
             Some(_) => return at,
@@ -215,7 +217,7 @@ fn run(text: &str, belongs: impl Fn(Class) -> bool) -> usize {
 }
 
 fn wide_run(text: &str, belongs: impl Fn(Class) -> bool) -> usize {
-    let end = text.char_indices().find(|(_, character)| !belongs(Class::of(*character)));
+    let end = text.char_indices().find(|(_, character)| !belongs(Class::from_char(*character)));
     end.map_or(text.len(), |(at, _)| at)
 }
 
@@ -237,10 +239,12 @@ pub(super) struct WordSplitter {
 }
 
 impl WordSplitter {
-    /// `whole` are the pieces that are never merged, `merged` all others.
     pub(super) fn new(whole: &[String], merged: &[String]) -> Self {
-        let (lengths, begins) = (vec![Vec::new(); 256], vec![false; 256 * 256]);
-        let mut splitter = Self { lengths, begins, ..Self::default() };
+        let mut splitter = Self {
+            lengths: vec![Vec::new(); 256],
+            begins: vec![false; 256 * 256],
+            ..Self::default()
+        };
         for text in whole {
             if let Some(first) = text.bytes().next() {
                 splitter.lengths[usize::from(first)].push(text.len());
@@ -262,38 +266,38 @@ impl WordSplitter {
     }
 
     fn place(before: u8, after: u8) -> usize {
-        let of = |byte: u8| usize::from(byte).min(BESIDE - 1);
-        of(before) * BESIDE + of(after)
+        let [row, column] = [before, after].map(|byte| usize::from(byte).min(BESIDE - 1));
+        row * BESIDE + column
     }
 
-    /// Whether the text is a piece that is never merged.
     pub(super) fn is_whole(&self, text: &str) -> bool {
         self.whole.contains(text)
     }
 
     /// Calls `each` with every word, and with whether it is a piece that is never merged.
     pub(super) fn split<'t>(&self, text: &'t str, mut each: impl FnMut(&'t str, bool)) {
-        let (mut start, mut at) = (0, 0);
-        while let Some(&byte) = text.as_bytes().get(at) {
-            if let Some(length) = self.stands_alone(text, at, byte) {
-                each(&text[start..at], false);
-                each(&text[at..at + length], true);
-                at += length;
-                start = at;
+        let mut start = 0;
+        let mut position = 0;
+        while let Some(&byte) = text.as_bytes().get(position) {
+            if let Some(length) = self.stands_alone(text, position, byte) {
+                each(&text[start..position], false);
+                each(&text[position..position + length], true);
+                position += length;
+                start = position;
                 continue;
             }
-            let before = text.as_bytes()[..at].last().filter(|_| at > start);
-            let apart = before.is_some_and(|before| !self.joined[Self::place(*before, byte)]);
-            if apart && text.is_char_boundary(at) {
-                each(&text[start..at], false);
-                start = at;
+            // The first character of a word has none before it that it could merge with.
+            let is_apart =
+                position > start && !self.joined[Self::place(text.as_bytes()[position - 1], byte)];
+            if is_apart && text.is_char_boundary(position) {
+                each(&text[start..position], false);
+                start = position;
             }
-            at += 1;
+            position += 1;
         }
         each(&text[start..], false);
     }
 
-    /// The length in bytes of the longest never-merged piece that begins here.
     fn stands_alone(&self, text: &str, at: usize, first: u8) -> Option<usize> {
         let lengths = &self.lengths[usize::from(first)];
         let shortest = *lengths.last()?;
@@ -301,9 +305,12 @@ impl WordSplitter {
         let is_long = second
             .is_some_and(|second| self.begins[usize::from(first) << 8 | usize::from(*second)]);
         let longest = if is_long { usize::MAX } else { 1 };
-        let whole =
-            |length: &&usize| text.get(at..at + **length).is_some_and(|it| self.is_whole(it));
-        let mut candidates = lengths.iter().skip_while(|length| **length > longest);
-        if shortest > longest { None } else { candidates.find(whole).copied() }
+        // Most positions end here, before any text is looked up.
+        if shortest > longest {
+            return None;
+        }
+        let mut candidates = lengths.iter().copied().skip_while(|length| *length > longest);
+        candidates
+            .find(|length| text.get(at..at + length).is_some_and(|piece| self.is_whole(piece)))
     }
 }

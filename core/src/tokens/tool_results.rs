@@ -41,33 +41,33 @@ struct ResultSample {
 }
 
 impl ToolResults {
-    /// Whether this program can have written it.
     pub(super) fn is_whole(&self) -> bool {
         self.0.len() <= TOOLS && self.0.iter().all(|tool| tool.results.len() <= RESULTS)
     }
 
     /// The expected error of a result of that many tokens: the median; of two in the middle the smaller one.
     /// `None` if too little is known.
-    pub(super) fn offset(&self, of: ToolKey, tokens: u64) -> Option<i64> {
-        let results = self.of(of)?.iter();
+    pub(super) fn offset(&self, tool: ToolKey, tokens: u64) -> Option<i64> {
+        let results = self.samples(tool)?.iter();
         let mut off: Vec<i64> = results.map(|result| result.offset(tokens)).collect();
         off.sort_unstable();
+        // The smaller one: a correction too small is the lesser fault.
         let middle = [off.get((off.len() - 1) / 2), off.get(off.len() / 2)];
         middle.into_iter().flatten().copied().min_by_key(|off| off.unsigned_abs())
     }
 
-    /// Whether the newest results all had the same error: with exact counting that is the structure around
-    /// them.
-    pub(super) fn agree(&self, of: ToolKey) -> bool {
-        let newest = self.of(of).and_then(<[_]>::last_chunk::<AGREE>);
-        newest.is_some_and(|newest| newest.windows(2).all(|it| it[0].off == it[1].off))
+    pub(super) fn agree(&self, tool: ToolKey) -> bool {
+        let newest = self.samples(tool).and_then(<[_]>::last_chunk::<AGREE>);
+        // With exact counting, equal errors are the structure around the results.
+        newest.is_some_and(|newest| newest.windows(2).all(|pair| pair[0].off == pair[1].off))
     }
 
-    /// Stores the error of a result with `counted` tokens.
     pub(super) fn keep(&mut self, (name, reads): ToolKey, counted: u64, off: i64) {
-        let is = |tool: &ToolSamples| (tool.name, tool.reads) == (name, reads);
-        let known = self.0.iter().position(is).map(|at| self.0.remove(at));
-        let mut tool = known.unwrap_or_else(|| ToolSamples { name, reads, results: Vec::new() });
+        // Removed and pushed again below: the most recently used tool is the last.
+        let mut tool = match self.0.iter().position(|tool| tool.key() == (name, reads)) {
+            Some(at) => self.0.remove(at),
+            None => ToolSamples { name, reads, results: Vec::new() },
+        };
         let counted = u32::try_from(counted).unwrap_or(u32::MAX);
         let off = off.clamp(-1_000_000, 1_000_000) as i32;
         tool.results.push(ResultSample { counted, off });
@@ -80,21 +80,25 @@ impl ToolResults {
         }
     }
 
-    /// The results of a tool, if they are enough for a statement.
-    fn of(&self, of: ToolKey) -> Option<&[ResultSample]> {
-        let results = &self.0.iter().find(|tool| (tool.name, tool.reads) == of)?.results;
-        (results.len() >= FEWEST).then_some(results)
+    fn samples(&self, tool: ToolKey) -> Option<&[ResultSample]> {
+        let results = &self.0.iter().find(|known| known.key() == tool)?.results;
+        if results.len() >= FEWEST { Some(results) } else { None }
+    }
+}
+
+impl ToolSamples {
+    fn key(&self) -> ToolKey {
+        (self.name, self.reads)
     }
 }
 
 impl ResultSample {
-    /// The expected error of a result of that many tokens, according to this one: structure costs the same
-    /// whatever the size; any error beyond it belongs to the text, and a text of half the size may still have
-    /// all of it.
     fn offset(self, tokens: u64) -> i64 {
+        // Structure costs the same whatever the size; any error beyond it belongs to the text, and a text of
+        // half the size may still have all of it.
         let size = 2.0 * tokens as f64 / f64::from(self.counted.max(1));
-        let most = STRUCTURE.max(f64::from(self.off.unsigned_abs()) * size.min(1.0));
-        i64::from(self.off).clamp(-most as i64, most as i64)
+        let limit = STRUCTURE.max(f64::from(self.off.unsigned_abs()) * size.min(1.0));
+        i64::from(self.off).clamp(-limit as i64, limit as i64)
     }
 }
 
@@ -113,17 +117,17 @@ mod tests {
     #[test]
     fn the_offset_of_a_tool_is_the_median_of_its_last_results() {
         let offset = |offs: &[i64]| kept(offs).offset((7, false), 1_000);
-        assert_eq!((offset(&[]), offset(&[9, 9]), offset(&[9, 9, 9])), (None, None, Some(9)));
+        assert_eq!(offset(&[]), None);
+        assert_eq!(offset(&[9, 9]), None);
+        assert_eq!(offset(&[9, 9, 9]), Some(9));
         assert_eq!(offset(&[1, 50, 9]), Some(9));
         assert_eq!(offset(&[1, 50, 9, 20]), Some(9));
         assert_eq!(offset(&[-1, -50, -9, -20]), Some(-9));
         assert_eq!(offset(&[90, 90, 90, 90, 1, 1, 1, 1]), Some(1), "the first is forgotten");
         assert_eq!(offset(&[90, 90, 90, 90, 1, 1, 1]), Some(90), "and before that it counts");
         let results = kept(&[9, 9, 9]);
-        assert_eq!(
-            (results.offset((8, false), 1_000), results.offset((7, true), 1_000)),
-            (None, None)
-        );
+        assert_eq!(results.offset((8, false), 1_000), None);
+        assert_eq!(results.offset((7, true), 1_000), None);
     }
 
     /// A limited number of tools is remembered, those used last. A longer list is invalid.
@@ -136,7 +140,10 @@ mod tests {
         three(999);
         assert_eq!(results.0.len(), TOOLS);
         let knows = |name| results.offset((name, false), 1_000).is_some();
-        assert!(knows(0) && !knows(1) && knows(2) && knows(999));
+        assert!(knows(0));
+        assert!(!knows(1));
+        assert!(knows(2));
+        assert!(knows(999));
         assert!(results.is_whole());
         let mut many = results.clone();
         many.0.push(many.0[0].clone());

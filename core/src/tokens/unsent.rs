@@ -28,12 +28,10 @@ impl From<StoredCounting> for UnsentCounting {
 }
 
 impl UnsentCounting {
-    /// Whether it is counted in such requests.
     pub(super) fn counts(self, streams: bool) -> bool {
         self.0[usize::from(streams)]
     }
 
-    /// The same after a call of this kind showed whether it `counts`.
     #[must_use]
     pub(super) fn after(mut self, streams: bool, counts: bool) -> Self {
         self.0[usize::from(streams)] = counts;
@@ -54,7 +52,6 @@ pub struct UnsentReasoning {
 const LEAST: u64 = 100;
 
 impl UnsentReasoning {
-    /// The tokens of it that the estimate includes.
     pub(crate) fn input(self) -> u64 {
         if self.counted { self.tokens } else { 0 }
     }
@@ -68,8 +65,9 @@ impl UnsentReasoning {
         }
         let without = estimate.saturating_sub(self.input());
         let with = without.saturating_add(self.tokens);
-        let near = |tokens: u64| actual.abs_diff(tokens) <= 30 + self.tokens / 10;
-        match (near(without), near(with)) {
+        // A tenth of the reasoning, and what structure may cost.
+        let tolerance = 30 + self.tokens / 10;
+        match (actual.abs_diff(without) <= tolerance, actual.abs_diff(with) <= tolerance) {
             (true, false) => Some(false),
             (false, true) => Some(true),
             _ => None,

@@ -156,7 +156,7 @@ impl<'a> CompactionContext<'a> {
             need,
             mode: request.mode,
             may_decide: self.prepared.may_decide(),
-            summary: WrittenSummary::of(&request, known, need),
+            summary: WrittenSummary::from_request(&request, known, need),
             writer: match need {
                 // Most requests need none, and nobody has to look it up.
                 CompactionNeed::No => SummaryWriter::Nobody,

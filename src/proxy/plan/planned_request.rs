@@ -549,7 +549,7 @@ impl PlannedRequest {
 
     fn limits(&self, prepared: &PreparedRequest) -> WindowLimits {
         let decides = prepared.may_decide();
-        WindowLimits::of(&prepared.plan_request(), decides, self.known.client_compacted)
+        WindowLimits::new(&prepared.plan_request(), decides, self.known.client_compacted)
     }
 
     pub(crate) fn part_sums(&self) -> PartSums {

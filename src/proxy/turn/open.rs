@@ -386,10 +386,11 @@ impl OpenTurn {
         let parent = opened.placed.parent.as_deref();
         let counted = self.counted.as_ref().and_then(PendingCount::arrived);
         // Another model may have answered.
-        let input = SavingsInput::of(turn, parent, |model| match model == &*info.model_name {
-            true => info.model.price,
-            false => info.upstream.price.or_else(|| proxy.catalogue.model(model, "").price),
-        });
+        let input =
+            SavingsInput::from_turn(turn, parent, |model| match model == &*info.model_name {
+                true => info.model.price,
+                false => info.upstream.price.or_else(|| proxy.catalogue.model(model, "").price),
+            });
         SavingsInput { counted, ..input }.saved()
     }
 

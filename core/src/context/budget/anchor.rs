@@ -20,11 +20,14 @@ pub struct Anchor<'a> {
 /// What a thread's first turn of Gemini read from its cache; `None` for other turns and models.
 pub(super) fn cache_blocks(turn: &Turn) -> Option<CacheBlocks> {
     let is_first = turn.sketch.base.is_none();
-    (is_first && turn.family == Family::Gemini)
-        .then(|| CacheBlocks::of(turn.usage.cache_read.unwrap_or(0)))
+    match turn.family {
+        Family::Gemini if is_first => {
+            Some(CacheBlocks::from_cache_read(turn.usage.cache_read.unwrap_or(0)))
+        }
+        _ => None,
+    }
 }
 
-/// What a turn of the thread has shown about the model's reasoning retention.
 pub(super) fn evidence_of(turn: &Turn) -> ByRetention<f32> {
     let guess = turn.estimate.as_ref().map(|estimate| &estimate.guess);
     let context = turn.context();
@@ -34,7 +37,6 @@ pub(super) fn evidence_of(turn: &Turn) -> ByRetention<f32> {
         .unwrap_or_default()
 }
 
-/// The tokens of parts.
 pub(super) fn sum(parts: &[SketchPart]) -> u64 {
     parts.iter().map(|part| u64::from(part.tokens)).sum()
 }

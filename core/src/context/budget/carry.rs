@@ -21,7 +21,7 @@ use crate::context::turn::CarryOver;
 use crate::context::{EstimateMethod, ExchangeId, PromptSection, SketchPart, Turn};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::{
-    Chain, Conversation, Dialect, LastCall, Part, PartKey, PartKind, Reply, ReplyPart, Role,
+    Chain, Conversation, Dialect, LastCall, Part, PartKey, PartKind, Reply, Role,
 };
 use crate::tokens::classic::{ClassicRules, SentContent};
 use crate::tokens::learn::{EstimatorState, Observation};
@@ -114,7 +114,6 @@ impl CarryOutlook {
             .filter(|part| part.kind != PartKind::Reasoning)
             .filter_map(|part| Some(PartKey::of_bytes(part.signature?.slice(request.body))))
             .collect();
-        let is_fixed = |part: &&SketchPart| signed.contains(&part.key);
         let is_answered = anchor.is_some_and(|anchor| has_reply(conversation, &anchor));
         let mut thoughts = parts.iter().filter(|part| is_reasoning(part.place));
         Self {
@@ -133,9 +132,10 @@ impl CarryOutlook {
                     after: anchor.map(|anchor| anchor.turn.position.chain),
                 },
             ),
-            basis: anchor
-                .filter(|_| measured.estimate.method != EstimateMethod::Estimated)
-                .and_then(|anchor| anchor.turn.context()),
+            basis: match measured.estimate.method {
+                EstimateMethod::Estimated => None,
+                _ => anchor.and_then(|anchor| anchor.turn.context()),
+            },
             clears_past: request.clears_past.or(conversation.clears_past),
             strip,
             may_strip: reasoning::may_go_next(request, NextRequest::NewTurn),
@@ -144,9 +144,11 @@ impl CarryOutlook {
             drops: has_dropped(parts, anchor, is_answered),
             dropped_before: has_dropped(parts, anchor, false),
             anchor: anchor.map(|anchor| anchor.turn.exchange.clone()),
-            thoughts: TokenSums { content: 0, ..TokenSums::of(parts) },
-            fixed: TokenSums::of(thoughts.clone().filter(is_fixed)),
-            newest: thoughts.rfind(|part| !is_fixed(part)).copied(),
+            thoughts: TokenSums { content: 0, ..TokenSums::from_parts(parts) },
+            fixed: TokenSums::from_parts(
+                thoughts.clone().filter(|part| signed.contains(&part.key)),
+            ),
+            newest: thoughts.rfind(|part| !signed.contains(&part.key)).copied(),
             limits,
             contents: measured.contents.clone().with_few_tools(),
         }
@@ -165,23 +167,29 @@ impl CarryOutlook {
         if turn.position.parent != self.anchor {
             self.drops = self.dropped_before;
         }
-        let back = self.comes_back(reply);
+        let reply_carry = self.reply_carry(reply);
         let cache = cache_blocks(turn);
-        let belief = ReasoningRetention::of(model, self.streams, cache);
-        let streams = self.streams;
-        let seen = Observation { belief, streams, cache, ..Observation::default() };
-        let retention = learned.retention(&seen, evidence_of(turn));
+        let observation = Observation {
+            belief: ReasoningRetention::prior(model, self.streams, cache),
+            streams: self.streams,
+            cache,
+            ..Observation::default()
+        };
+        let retention = learned.retention(&observation, evidence_of(turn));
         let contents = self.contents.clone().with_reply(reply, &turn.reply).with_few_tools();
-        let mut carry = self.carried(turn, back, retention, learned.counts_unsent(self.streams));
+        let counts_unsent = learned.counts_unsent(self.streams);
+        let mut carry = self.carried(turn, reply_carry, retention, counts_unsent);
+        // Without usage of its own, the call before it and our count of the reply must do.
         if turn.context().is_none() {
             carry.basis = self.basis;
             if let Some(RulesCount { rules, before, weight, stripped, after }) = &self.rules {
-                let thoughts = back.returns_by_rules && !self.drops;
+                let thoughts = reply_carry.returns_by_rules && !self.drops;
                 let reply = match *after == Some(turn.position.chain) {
                     true => 0.0,
                     false => reply_weight(rules, self.dialect, reply, thoughts),
                 };
-                let may_strip = if back.goes_on { self.may_strip_loop } else { self.may_strip };
+                let may_strip =
+                    if reply_carry.goes_on { self.may_strip_loop } else { self.may_strip };
                 let stripped = if may_strip { *stripped } else { 0.0 };
                 carry.by_rules = before.saturating_add(rules.sum(weight - stripped + reply));
             }
@@ -189,19 +197,21 @@ impl CarryOutlook {
         CarryOver { limits: Some(self.limits), contents, ..carry }
     }
 
-    /// Which reasoning of a reply comes back.
-    fn comes_back(&self, reply: &Reply) -> ReplyCarry {
-        let is_block = |kind| kind == PartKind::Reasoning;
-        let has_blocks = reply.parts.iter().any(|part| is_block(part.kind));
+    fn reply_carry(&self, reply: &Reply) -> ReplyCarry {
+        let has_blocks = reply.parts.iter().any(|part| part.kind == PartKind::Reasoning);
         // Nobody sends reasoning alone, such as that of a stream that broke off in it.
         let blocks = has_blocks && has_content(reply);
-        let signs_parts =
-            reply.parts.iter().any(|part| !is_block(part.kind) && part.signature.is_some());
+        let signs_parts = reply
+            .parts
+            .iter()
+            .any(|part| part.kind != PartKind::Reasoning && part.signature.is_some());
         // Half a call has no key: nobody can answer it.
-        let is_call = |part: &ReplyPart| part.kind == PartKind::ToolCall && part.key.is_some();
-        let goes_on = reply.parts.iter().any(is_call);
-        let has_reasoning = |part: &ReplyPart| is_block(part.kind) || part.signature.is_some();
-        let hidden = !self.held && !reply.forms().flatten().any(has_reasoning);
+        let goes_on =
+            reply.parts.iter().any(|part| part.kind == PartKind::ToolCall && part.key.is_some());
+        let mut parts = reply.forms().flatten();
+        let has_reasoning =
+            parts.any(|part| part.kind == PartKind::Reasoning || part.signature.is_some());
+        let hidden = !self.held && !has_reasoning;
         let may_strip = if goes_on { self.may_strip_loop } else { self.may_strip };
         let stripped = self.strip == StripPolicy::All && may_strip;
         let blocks = blocks && !stripped && (!self.drops || self.puts_back);
@@ -231,22 +241,22 @@ impl CarryOutlook {
     fn carried(
         &self,
         turn: &Turn,
-        back: ReplyCarry,
+        reply_carry: ReplyCarry,
         retention: ReasoningRetention,
         counted: bool,
     ) -> CarryOver {
-        let unsent = if back.unsent { reasoning_of(turn) } else { 0 };
+        let unsent = if reply_carry.unsent { reasoning_of(turn) } else { 0 };
         let unsent = UnsentReasoning { tokens: unsent, counted }.input();
-        let own = if back.returns { reasoning_of(turn) } else { 0 };
-        let stay = self.stay(back);
-        let reads = |sums: &TokenSums| sums.by_retention()[retention as usize].1;
-        let reasoning = reads(&next(stay, own, back.goes_on)).saturating_add(unsent);
+        let reply_reasoning = if reply_carry.returns { reasoning_of(turn) } else { 0 };
+        let stay = self.stay(reply_carry);
+        let next_reasoning = next(stay, reply_reasoning, reply_carry.goes_on);
+        let reasoning = next_reasoning.read(retention).saturating_add(unsent);
         let carried_over = CarryOver {
             ruled: self.rules.is_some(),
             reasoning,
-            returns: back.returns,
+            returns: reply_carry.returns,
             drops: self.drops,
-            hidden: back.hidden && reasoning_of(turn) > 0,
+            hidden: reply_carry.hidden && reasoning_of(turn) > 0,
             ..CarryOver::default()
         };
         let reply = sum(&turn.reply);
@@ -255,92 +265,104 @@ impl CarryOutlook {
             let tokens = tokens.saturating_add(reply);
             return CarryOver { tokens, by_rules: tokens, ..carried_over };
         };
-        let kept = context.input.saturating_add(reply).saturating_add(reasoning);
-        let kept = kept.saturating_sub(reads(&self.thoughts));
-        let tokens = cleared_next(turn, kept, self.clears_past);
+        // The input contains the reasoning that was sent; `reasoning` is what of it the next one has.
+        let tokens = context.input.saturating_add(reply).saturating_add(reasoning);
+        let tokens = tokens.saturating_sub(self.thoughts.read(retention));
+        let tokens = cleared_next(turn, tokens, self.clears_past);
         let stripped = self.thoughts.thoughts().saturating_sub(stay.thoughts());
-        let lost = if back.returns_by_rules { 0 } else { reasoning_of(turn) };
-        let whole = context.input.saturating_add(context.output);
-        let by_rules = whole.saturating_sub(lost).saturating_sub(stripped);
+        let lost = if reply_carry.returns_by_rules { 0 } else { reasoning_of(turn) };
+        let reported = context.input.saturating_add(context.output);
+        let by_rules = reported.saturating_sub(lost).saturating_sub(stripped);
         CarryOver { tokens, by_rules, ..carried_over }
     }
 
-    /// The share of the sent reasoning that policy leaves in the next request. What stands behind a signature
-    /// on a text or call stays with it.
-    fn stay(&self, back: ReplyCarry) -> TokenSums {
-        let stays = |place, all: u64, fixed: u64| {
-            let may = match back.goes_on && place == PromptSection::Reasoning {
-                true => self.may_strip_loop,
-                false => self.may_strip,
-            };
-            let newest = self.newest.filter(|part| part.place == place && !back.returns);
-            match self.strip {
-                StripPolicy::All if may => fixed,
-                StripPolicy::AllButLast if may => {
-                    fixed.saturating_add(newest.map_or(0, |part| u64::from(part.tokens)))
-                }
-                StripPolicy::None | StripPolicy::All | StripPolicy::AllButLast => all,
-            }
-        };
+    fn stay(&self, reply_carry: ReplyCarry) -> TokenSums {
         let TokenSums { reasoning, steered, old, .. } = self.thoughts;
-        TokenSums {
-            reasoning: stays(PromptSection::Reasoning, reasoning, self.fixed.reasoning),
-            steered: stays(PromptSection::SteeredReasoning, steered, self.fixed.steered),
-            old: stays(PromptSection::OldReasoning, old, self.fixed.old),
+        let may_strip = self.may_strip;
+        // The open turn goes on with the results of the reply's calls.
+        let may_strip_open = if reply_carry.goes_on { self.may_strip_loop } else { may_strip };
+        // What stands behind a signature on a text or call stays with it.
+        let mut stay = TokenSums {
+            reasoning: self.stripped(reasoning, self.fixed.reasoning, may_strip_open),
+            steered: self.stripped(steered, self.fixed.steered, may_strip),
+            old: self.stripped(old, self.fixed.old, may_strip),
             ..TokenSums::default()
+        };
+        // If the reply's reasoning does not come back, the newest that was sent stays the newest.
+        if self.strip == StripPolicy::AllButLast
+            && !reply_carry.returns
+            && let Some(newest) = self.newest
+        {
+            let is_stripped = match newest.place {
+                PromptSection::Reasoning => may_strip_open,
+                _ => may_strip,
+            };
+            if is_stripped {
+                stay.add(&newest);
+            }
+        }
+        stay
+    }
+
+    fn stripped(&self, all: u64, fixed: u64, may_strip: bool) -> u64 {
+        match self.strip {
+            StripPolicy::All | StripPolicy::AllButLast if may_strip => fixed,
+            StripPolicy::None | StripPolicy::All | StripPolicy::AllButLast => all,
         }
     }
 }
 
-/// Reasoning by section in the next request: what stays of the sent reasoning, and the reply's own. If the
-/// user sends a text next, all of it belongs to finished turns.
 fn next(stay: TokenSums, own: u64, goes_on: bool) -> TokenSums {
+    // If the user sends a text next, all of it belongs to finished turns.
     match goes_on {
         true => TokenSums { reasoning: stay.reasoning.saturating_add(own), ..stay },
         false => TokenSums { old: stay.thoughts().saturating_add(own), ..TokenSums::default() },
     }
 }
 
-/// The weight of the sent reasoning by an agent's rules.
 fn reasoning_weight(rules: &ClassicRules, request: &PlanRequest<'_>, sent: &[SketchPart]) -> f64 {
     let sent: HashSet<PartKey> =
         sent.iter().filter(|part| is_reasoning(part.place)).map(|part| part.key).collect();
-    let key = |part: &Part| part.reasoning_key.map(PartKey);
-    let weigh = |is_gone: &dyn Fn(&Part) -> bool| {
-        let seen = |part: &Part| match part.kind == PartKind::Reasoning && is_gone(part) {
-            true => SentContent::Gone,
-            false => SentContent::Whole,
-        };
-        rules.weigh(request.body, &request.conversation.messages, &seen)
-    };
-    weigh(&|part| !key(part).is_some_and(|key| sent.contains(&key))) - weigh(&|_| true)
+    let messages = &request.conversation.messages;
+    // The difference of two counts: each message and each piece is rounded by itself.
+    let with_sent = rules.weigh(request.body, messages, &|part: &Part| match part.kind {
+        PartKind::Reasoning
+            if !part.reasoning_key.is_some_and(|key| sent.contains(&PartKey(key))) =>
+        {
+            SentContent::Gone
+        }
+        _ => SentContent::Whole,
+    });
+    let without = rules.weigh(request.body, messages, &|part: &Part| match part.kind {
+        PartKind::Reasoning => SentContent::Gone,
+        _ => SentContent::Whole,
+    });
+    with_sent - without
 }
 
-/// Whether a request has the reply to the anchor's request, in whatever words.
 fn has_reply(conversation: &Conversation, anchor: &Anchor<'_>) -> bool {
-    let last = first_new(conversation, anchor).checked_sub(1);
-    let last = last.and_then(|index| conversation.messages.get(index));
-    conversation.held.is_some() || last.is_some_and(|message| message.role == Role::Assistant)
+    let index = first_new(conversation, anchor).checked_sub(1);
+    let message = index.and_then(|index| conversation.messages.get(index));
+    conversation.held.is_some() || message.is_some_and(|message| message.role == Role::Assistant)
 }
 
-/// Whether a client drops reasoning: it sent a reply back without what was expected, or it dropped some before. A
-/// repeated request shows nothing.
 fn has_dropped(parts: &[SketchPart], anchor: Option<Anchor<'_>>, has_reply: bool) -> bool {
-    let Some((anchor, carry)) = anchor.and_then(|it| Some((it, it.turn.carry.as_ref()?))) else {
-        return false;
-    };
+    let Some(anchor) = anchor else { return false };
+    let Some(carry) = &anchor.turn.carry else { return false };
+    // A repeated request shows nothing.
     if !has_reply || !carry.returns || reasoning_of(anchor.turn) == 0 {
         return carry.drops;
     }
-    let thoughts = |parts: &[SketchPart]| parts.iter().filter(|it| is_reasoning(it.place)).count();
-    let before: HashSet<PartKey> = anchor.sketch.iter().map(|part| part.key).collect();
-    let is_new = |part: &&SketchPart| is_reasoning(part.place) && !before.contains(&part.key);
-    let came = parts.iter().any(|part| is_new(&part));
+    let earlier: HashSet<PartKey> = anchor.sketch.iter().map(|part| part.key).collect();
+    let has_new = parts.iter().any(|part| is_reasoning(part.place) && !earlier.contains(&part.key));
     // The client may send one signature several times.
-    !came && thoughts(parts) <= thoughts(anchor.sketch)
+    !has_new && reasoning_count(parts) <= reasoning_count(anchor.sketch)
 }
 
-/// Whether a section is reasoning.
+fn reasoning_count(parts: &[SketchPart]) -> usize {
+    parts.iter().filter(|part| is_reasoning(part.place)).count()
+}
+
 fn is_reasoning(place: PromptSection) -> bool {
     matches!(
         place,
@@ -353,24 +375,32 @@ impl Turn {
     /// output is the larger of the reported number and our count of what was received.
     pub(crate) fn context(&self) -> Option<LastCall> {
         let usage = &self.usage;
-        let cut = || {
-            let is_cut = usage.lower_bound && !usage.hosted_tools && usage.last_call.is_none();
-            let input = usage.input.filter(|_| is_cut)?;
-            let reply_tokens = self.reply.iter().map(|part| u64::from(part.tokens)).sum();
-            Some(LastCall { input, output: usage.output.unwrap_or(0).max(reply_tokens) })
-        };
-        let context = usage.context().or_else(cut)?;
+        // If the reply broke off after its input was reported, the larger of the reported output and our count
+        // of what was received.
+        let context = usage.context().or_else(|| self.cut_context())?;
         // Of several replies, the client continues with one.
         let others: u64 = self.others.iter().map(|form| form.output).sum();
         Some(LastCall { output: context.output.saturating_sub(others), ..context })
     }
 
+    fn cut_context(&self) -> Option<LastCall> {
+        let usage = &self.usage;
+        // With several calls behind one report, the input is that of all of them.
+        if !usage.lower_bound || usage.hosted_tools || usage.last_call.is_some() {
+            return None;
+        }
+        let reply_tokens = self.reply.iter().map(|part| u64::from(part.tokens)).sum();
+        Some(LastCall { input: usage.input?, output: usage.output.unwrap_or(0).max(reply_tokens) })
+    }
+
     /// What the next request will contain of it by an agent's rules, tokens.
     pub(super) fn carried_by_rules(&self) -> Option<u64> {
         let context = self.context()?;
-        let whole = context.input.saturating_add(context.output);
-        let lost = || whole.saturating_sub(lost_reasoning(self).min(context.output));
-        Some(self.carry.as_ref().map_or_else(lost, |carry| carry.by_rules))
+        if let Some(carry) = &self.carry {
+            return Some(carry.by_rules);
+        }
+        let reported = context.input.saturating_add(context.output);
+        Some(reported.saturating_sub(lost_reasoning(self).min(context.output)))
     }
 
     /// The number shown after it: what the next request will contain of it, tokens.
@@ -382,9 +412,8 @@ impl Turn {
     }
 }
 
-/// Reasoning of a reply that never comes back, for turns without a stored carry-over: OpenAI's Chat
-/// Completions does not return it.
 fn lost_reasoning(turn: &Turn) -> u64 {
+    // For turns without a stored carry-over: OpenAI's Chat Completions does not return reasoning.
     match (turn.dialect, turn.family) {
         (Dialect::OpenaiChat, Family::O200k) => reasoning_of(turn),
         _ => 0,

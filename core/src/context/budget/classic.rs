@@ -55,59 +55,61 @@ pub fn classic<'s>(
     added: f64,
     seen: impl Fn(&Part) -> SentContent<'s>,
 ) -> ClassicEstimate {
-    let anchor = anchor.filter(|_| rules.anchored);
-    let last = anchor.and_then(|anchor| Some((anchor.turn.carried_by_rules()?, anchor)));
-    let (before, new) = match last {
+    let basis = match anchor {
+        Some(anchor) if rules.anchored => {
+            anchor.turn.carried_by_rules().map(|carried| (carried, anchor))
+        }
+        _ => None,
+    };
+    let (carried, weight) = match basis {
         Some((carried, anchor)) => {
-            let fresh = &conversation.messages[first_new(conversation, &anchor)..];
-            (carried, rules.weigh(body, fresh, &seen))
+            let messages = &conversation.messages[first_new(conversation, &anchor)..];
+            (carried, rules.weigh(body, messages, &seen))
         }
         None => {
             let head = if rules.head { rules.head(conversation, body) } else { 0.0 };
             (0, head + rules.weigh(body, &conversation.messages, &seen))
         }
     };
-    let weight = new + added;
+    let weight = weight + added;
     // What the rules do not count gets no share.
-    let (system, tools) = match rules.head || last.is_some() {
+    let (system, tools) = match rules.head || basis.is_some() {
         true => (rules.system(conversation, body), rules.tools(conversation, body)),
         false => (0, 0),
     };
-    let turn = last.map(|(_, anchor)| anchor.turn);
+    let turn = basis.map(|(_, anchor)| anchor.turn);
     let growth = turn.map_or(0, |turn| head_growth(rules, turn, system.saturating_add(tools)));
-    let before = before.saturating_add_signed(growth);
+    let carried = carried.saturating_add_signed(growth);
     let added = rules.sum(weight);
-    let new = added.saturating_add_signed(growth.max(0));
     let context = turn.and_then(Turn::context).unwrap_or_default();
-    let gone = context.input.saturating_add(context.output);
-    let gone = gone.saturating_sub(before.saturating_add_signed(-growth.max(0)));
-    let method = match (&conversation.held, last) {
+    let reported = context.input.saturating_add(context.output);
+    let method = match (&conversation.held, basis) {
         (Some(_), _) => EstimateMethod::Held,
         (None, Some(_)) => EstimateMethod::Anchored,
         (None, None) => EstimateMethod::Estimated,
     };
     ClassicEstimate {
         rules: rules.name.as_str().into(),
-        tokens: before.saturating_add(added),
+        tokens: carried.saturating_add(added),
         method,
-        new,
-        gone,
+        new: added.saturating_add_signed(growth.max(0)),
+        // A longer system prompt is new, and takes nothing away; a shorter one does.
+        gone: reported.saturating_sub(carried.saturating_add_signed(-growth.max(0))),
         system,
         tools,
-        before,
+        before: carried,
         weight,
         removed: RemovedTokens::default(),
     }
 }
 
 impl ClassicEstimate {
-    /// Tokens of this much more weight.
     pub(super) fn more(&self, rules: &ClassicRules, weight: f64) -> u64 {
         rules.sum(self.weight + weight).saturating_sub(rules.sum(self.weight))
     }
 
-    /// Subtracts what was cleared since the earlier call, which its input still contains.
     pub(super) fn subtract(&mut self, tokens: u64) {
+        // The input of the earlier call still contains it.
         let tokens = tokens.min(self.before);
         self.before -= tokens;
         self.tokens -= tokens;
@@ -118,6 +120,7 @@ impl ClassicEstimate {
 /// How much longer system prompt and tools are than in the request of an earlier call, tokens by the rules; 0
 /// where the rules did not count them there.
 fn head_growth(rules: &ClassicRules, turn: &Turn, now: u64) -> i64 {
+    // What the rules did not count there is not known to have grown.
     let is_ruled = turn.carry.as_ref().is_some_and(|carry| carry.ruled);
     let counted = turn
         .estimate
@@ -136,16 +139,23 @@ fn head_growth(rules: &ClassicRules, turn: &Turn, now: u64) -> i64 {
 pub(super) fn first_new(conversation: &Conversation, anchor: &Anchor<'_>) -> usize {
     let ends = [anchor.turn.position.chain, anchor.turn.after];
     let messages = &conversation.messages;
-    let (mut chain, mut found) = (Chain::START, None);
+    let mut chain = Chain::START;
+    let mut end = None;
     for (index, message) in messages.iter().enumerate() {
         for key in message.parts.iter().filter_map(|part| part.key) {
             chain = chain.then(key);
-            found = if ends.contains(&chain) { Some(index + 1) } else { found };
+            // The last match counts: the end of the reply is after that of the request.
+            if ends.contains(&chain) {
+                end = Some(index + 1);
+            }
         }
     }
-    let is_models = |index: &usize| messages[*index].role == Role::Assistant;
-    let first = found.or_else(|| (0..messages.len()).rev().find(is_models)).unwrap_or(0);
-    first + (first..messages.len()).take_while(is_models).count()
+    // If the history was changed before the anchor's end, the model's last message must do.
+    let start = end
+        .or_else(|| messages.iter().rposition(|message| message.role == Role::Assistant))
+        .unwrap_or(0);
+    let reply = messages[start..].iter().take_while(|message| message.role == Role::Assistant);
+    start + reply.count()
 }
 
 #[cfg(test)]

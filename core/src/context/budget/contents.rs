@@ -86,7 +86,6 @@ impl MessageTokens {
         self
     }
 
-    /// Adds a tool that is not loaded.
     pub(super) fn defers(&mut self, name: Option<&str>) {
         let Some(name) = name else { return };
         if self.deferred.len() < MOST_DEFERRED {
@@ -121,40 +120,40 @@ impl MessageTokens {
         let tools = &mut self.tool_results;
         tools.sort_by(|a, b| (b.tokens, &a.tool).cmp(&(a.tokens, &b.tool)));
         if tools.len() > MOST_TOOLS {
-            let tokens = tools.drain(MOST_TOOLS - 1..).map(|it| it.tokens).sum();
+            let tokens = tools.drain(MOST_TOOLS - 1..).map(|tool| tool.tokens).sum();
             tools.push(ToolTokens { tool: OTHERS.into(), tokens });
         }
         self
     }
 
-    /// Whether it is empty.
     pub(crate) fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
 
     /// Tokens of all results.
     pub fn results(&self) -> u64 {
-        self.tool_results.iter().map(|it| it.tokens).sum()
+        self.tool_results.iter().map(|tool| tool.tokens).sum()
     }
 
     /// Scales the numbers so that they sum to `messages` tokens, `reasoning` of them reasoning.
     #[must_use]
     pub(super) fn fit(mut self, messages: u64, reasoning: u64) -> Self {
-        let (reasoning, mut left) = (reasoning.min(messages), messages.saturating_sub(reasoning));
-        self.reasoning = reasoning;
+        self.reasoning = reasoning.min(messages);
+        let mut rest = messages.saturating_sub(reasoning);
         let Self { user, assistant, tool_calls, media, summaries, other, tool_results, .. } =
             &mut self;
-        let of_tools = tool_results.iter_mut().map(|it| &mut it.tokens);
-        let mut all: Vec<&mut u64> =
-            [user, assistant, tool_calls, media, summaries].into_iter().chain(of_tools).collect();
-        let mut weights = all.iter().map(|it| u128::from(**it)).sum::<u128>() + u128::from(*other);
-        for tokens in &mut all {
-            let weight = u128::from(**tokens);
-            let fair = (u128::from(left) * weight).checked_div(weights).unwrap_or(0) as u64;
+        let mut numbers = vec![user, assistant, tool_calls, media, summaries];
+        numbers.extend(tool_results.iter_mut().map(|tool| &mut tool.tokens));
+        let mut weights =
+            numbers.iter().map(|tokens| u128::from(**tokens)).sum::<u128>() + u128::from(*other);
+        for tokens in numbers {
+            let weight = u128::from(*tokens);
             // Each number gets its share of what is left, so that rounding never loses a token.
-            (weights, left, **tokens) = (weights - weight, left - fair, fair);
+            *tokens = (u128::from(rest) * weight).checked_div(weights).unwrap_or(0) as u64;
+            weights -= weight;
+            rest -= *tokens;
         }
-        *other = left;
+        *other = rest;
         self
     }
 
@@ -164,10 +163,6 @@ impl MessageTokens {
         f: &mut fmt::Formatter<'_>,
         of_users: &[(&str, u64)],
     ) -> fmt::Result {
-        let tell = |f: &mut fmt::Formatter<'_>, name: &str, tokens: u64| match tokens {
-            0 => Ok(()),
-            tokens => line(f, name, 22, tokens, Some("estimated")),
-        };
         tell(f, "  User:", self.user)?;
         for (name, tokens) in of_users {
             tell(f, &format!("  {name}"), *tokens)?;
@@ -185,10 +180,14 @@ impl MessageTokens {
     }
 }
 
+fn tell(f: &mut fmt::Formatter<'_>, name: &str, tokens: u64) -> fmt::Result {
+    if tokens == 0 { Ok(()) } else { line(f, name, 22, tokens, Some("estimated")) }
+}
+
 /// The names of the tools that are not loaded.
 impl fmt::Display for MessageTokens {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<&str> = self.deferred.iter().map(|it| &*it.tool).collect();
+        let names: Vec<&str> = self.deferred.iter().map(|tool| &*tool.tool).collect();
         write!(f, "{}", names.join(", "))?;
         match self.deferred_more {
             0 => Ok(()),
@@ -197,10 +196,14 @@ impl fmt::Display for MessageTokens {
     }
 }
 
-/// A tool's name with unsafe characters replaced: clients choose the names.
 fn plain(name: &str) -> Box<str> {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-.:/".contains(c);
-    name.chars().take(NAME).map(|c| if is_plain(c) { c } else { '_' }).collect::<String>().into()
+    // Clients choose the names.
+    let name: String = name
+        .chars()
+        .take(NAME)
+        .map(|c| if c.is_ascii_alphanumeric() || "_-.:/".contains(c) { c } else { '_' })
+        .collect();
+    name.into()
 }
 
 #[cfg(test)]
@@ -234,7 +237,8 @@ mod tests {
         }
         let contents = contents.with_few_tools();
         assert_eq!(contents.tool_results.len(), MOST_TOOLS);
-        assert_eq!((&*contents.tool_results[0].tool, contents.results()), ("tool_19", 210));
+        assert_eq!(&*contents.tool_results[0].tool, "tool_19");
+        assert_eq!(contents.results(), 210);
         assert_eq!(&*contents.tool_results[MOST_TOOLS - 1].tool, OTHERS);
     }
 
@@ -280,7 +284,8 @@ mod tests {
             ..MessageTokens::default()
         };
         assert_eq!(contents, expected);
-        assert!(!contents.is_nothing() && MessageTokens::default().is_nothing());
+        assert!(!contents.is_nothing());
+        assert!(MessageTokens::default().is_nothing());
     }
 
     /// A reply's parts are counted as the client will send them back: consecutive texts are one part.
@@ -289,7 +294,7 @@ mod tests {
         use serde_json::json;
 
         use crate::context::scene::{SessionFixture, messages};
-        let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+        let scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
         let call = json!({"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {}});
         let reply = scene.reply(&json!([{"type": "text", "text": "So."}, call]));
         let turn = scene.turn(&reply);
@@ -299,7 +304,8 @@ mod tests {
         let [text, call] = [0, 1].map(|at| u64::from(turn.reply[at].tokens));
         let expected =
             MessageTokens { user: 5, assistant: text, tool_calls: call, ..<_>::default() };
-        assert!(text > 0 && call > 0);
+        assert!(text > 0);
+        assert!(call > 0);
         assert_eq!(with, expected);
     }
 
@@ -311,12 +317,14 @@ mod tests {
         for n in 0..MOST_DEFERRED {
             contents.defers(Some(&format!("mcp__a.b-c:{n}/x")));
         }
-        assert_eq!((contents.deferred.len(), contents.deferred_more), (MOST_DEFERRED, 0));
+        assert_eq!(contents.deferred.len(), MOST_DEFERRED);
+        assert_eq!(contents.deferred_more, 0);
         assert!(!contents.to_string().contains(" more"), "{contents}");
         assert!(contents.to_string().starts_with("mcp__a.b-c:0/x, mcp__a.b-c:1/x, "));
         contents.defers(Some("one"));
         contents.defers(Some("two"));
-        assert_eq!((contents.deferred.len(), contents.deferred_more), (MOST_DEFERRED, 2));
+        assert_eq!(contents.deferred.len(), MOST_DEFERRED);
+        assert_eq!(contents.deferred_more, 2);
         assert!(contents.to_string().ends_with(":15/x and 2 more"), "{contents}");
         assert_eq!(plain(&"é(".repeat(80)).len(), NAME);
         assert_eq!(&*plain("a b\"é"), "a_b__");
@@ -337,7 +345,9 @@ mod tests {
         contents.add_result("z", 5);
         let few = contents.with_few_tools();
         let others = few.tool_results.last().unwrap();
-        assert_eq!((&*others.tool, others.tokens), (OTHERS, 12));
-        assert_eq!((few.tool_results.len(), few.results()), (MOST_TOOLS, 89));
+        assert_eq!(&*others.tool, OTHERS);
+        assert_eq!(others.tokens, 12);
+        assert_eq!(few.tool_results.len(), MOST_TOOLS);
+        assert_eq!(few.results(), 89);
     }
 }

@@ -28,18 +28,22 @@ pub fn estimate(
     anchor: Option<Anchor<'_>>,
     learned: &EstimatorState,
 ) -> MeasuredEstimate {
-    let (conversation, body) = (request.conversation, request.body);
+    let conversation = request.conversation;
+    let body = request.body;
     let tokenizer = request.tokenizer;
     let mut measured = measure(conversation, body, sent, request.model, anchor, tokenizer, learned);
     let policy = &request.policy.estimate;
     let Some(rules) = policy.rules() else { return measured };
     // Such rules know nothing of summaries: after one, they count from the start.
-    let anchor = anchor.filter(|_| measured.estimate.method != EstimateMethod::Compacted);
+    let anchor = match measured.estimate.method {
+        EstimateMethod::Compacted => None,
+        EstimateMethod::Anchored | EstimateMethod::Estimated | EstimateMethod::Held => anchor,
+    };
     let is_whole = anchor.is_none() || !rules.anchored;
     let added = added(rules, request, sent, known, is_whole);
     let cuts = CutResult::all(request, sent, known);
-    let seen = |part: &Part| seen(part, sent, &cuts);
-    let mut counted = classic(rules, conversation, body, anchor, added, seen);
+    let mut counted =
+        classic(rules, conversation, body, anchor, added, |part| seen(part, sent, &cuts));
     counted.count_removed(rules, request, (sent, known), anchor, &cuts);
     measured.classic = Some(counted);
     if policy.deciding().is_some() {
@@ -49,17 +53,22 @@ pub fn estimate(
 }
 
 impl MeasuredEstimate {
-    /// Replaces our number by the classic one: it is shown, stored and used for decisions.
     fn ruled_by_classic(&mut self) {
         let Some(classic) = &self.classic else { return };
         let estimate = &mut self.estimate;
-        (estimate.tokens, estimate.new, estimate.gone) =
-            (classic.tokens, classic.new, classic.gone);
-        (estimate.method, estimate.counting) = (classic.method, CountingMethod::Length);
+        estimate.tokens = classic.tokens;
+        estimate.new = classic.new;
+        estimate.gone = classic.gone;
+        estimate.method = classic.method;
+        estimate.counting = CountingMethod::Length;
         self.removed = Some(classic.removed);
-        let (system, tools) = (classic.system, classic.tools);
-        estimate.breakdown =
-            fit(Breakdown { system, tools, head: None, ..estimate.breakdown }, classic.tokens);
+        let breakdown = Breakdown {
+            system: classic.system,
+            tools: classic.tools,
+            head: None,
+            ..estimate.breakdown
+        };
+        estimate.breakdown = fit(breakdown, classic.tokens);
     }
 }
 
@@ -67,7 +76,8 @@ impl Estimate {
     /// The range that contains the real number in nine of ten cases; `None` for a number by an agent's rules.
     pub fn band(&self) -> Option<Band> {
         let CostPrediction { tokens, low, high, .. } = self.guess;
-        (tokens == self.tokens).then_some(Band { low, high })
+        // A number by an agent's rules is not the one that was predicted.
+        if tokens == self.tokens { Some(Band { low, high }) } else { None }
     }
 }
 
@@ -81,7 +91,8 @@ impl ClassicEstimate {
         anchor: Option<Anchor<'_>>,
         cuts: &[CutResult<'_>],
     ) {
-        let (conversation, body) = (request.conversation, request.body);
+        let conversation = request.conversation;
+        let body = request.body;
         if sent.summary().is_some() {
             let replaced = known.kept_from().min(conversation.messages.len());
             let replaced = rules.weigh(body, &conversation.messages[..replaced], &whole);
@@ -91,15 +102,19 @@ impl ClassicEstimate {
         if cuts.is_empty() {
             return;
         }
-        let is_new = |cut: &CutResult<'_>| cut.exchange == request.exchange;
         self.removed.cut = self.more(rules, saved(rules, request, sent, cuts, &|_| true));
-        self.removed.pruned = self.more(rules, saved(rules, request, sent, cuts, &is_new));
-        if let Some(anchor) = anchor.filter(|_| rules.anchored) {
-            let first = first_new(conversation, &anchor);
+        let pruned = saved(rules, request, sent, cuts, &|cut| cut.exchange == request.exchange);
+        self.removed.pruned = self.more(rules, pruned);
+        if rules.anchored
+            && let Some(anchor) = anchor
+        {
+            let new_from = first_new(conversation, &anchor);
             let sketched: HashSet<PartKey> = anchor.sketch.iter().map(|part| part.key).collect();
-            let is_late =
-                |cut: &CutResult<'_>| cut.at.message < first && !sketched.contains(&cut.key);
-            self.subtract(self.more(rules, saved(rules, request, sent, cuts, &is_late)));
+            // Only these are in the earlier call's input in full.
+            let late = saved(rules, request, sent, cuts, &|cut| {
+                cut.at.message < new_from && !sketched.contains(&cut.key)
+            });
+            self.subtract(self.more(rules, late));
         }
     }
 }
@@ -117,7 +132,6 @@ struct CutResult<'k> {
 }
 
 impl<'k> CutResult<'k> {
-    /// All of a request, in order.
     fn all(request: &PlanRequest<'_>, sent: &Overlay, known: &'k RecordedDecisions) -> Vec<Self> {
         let cuts = known.cuts_here().filter_map(|(at, _, cut)| {
             let part = request.part(at)?;
@@ -135,7 +149,6 @@ impl<'k> CutResult<'k> {
     }
 }
 
-/// What is sent of a part.
 fn seen<'c>(part: &Part, sent: &Overlay, cuts: &'c [CutResult<'_>]) -> SentContent<'c> {
     if sent.is_gone(part.span) {
         return SentContent::Gone;
@@ -162,25 +175,25 @@ fn saved(
 ) -> f64 {
     let mut saved = 0.0;
     for cuts_of_message in cuts.chunk_by(|a, b| a.at.message == b.at.message) {
-        let at = cuts_of_message[0].at.message;
-        let Some(message) = request.conversation.messages.get(at) else { continue };
+        let index = cuts_of_message[0].at.message;
+        let Some(message) = request.conversation.messages.get(index) else { continue };
         let message = std::slice::from_ref(message);
-        let uncut = |part: &Part| {
-            let holds = |cut: &&CutResult<'_>| {
-                cut.span.start <= part.span.start && part.span.end <= cut.span.end
-            };
-            match cuts_of_message.iter().find(holds) {
+        // The difference of two counts: each piece is rounded by itself.
+        let cut_weight = rules.weigh(request.body, message, &|part: &Part| seen(part, sent, cuts));
+        let weight = rules.weigh(request.body, message, &|part: &Part| {
+            let mut holders = cuts_of_message.iter();
+            let holder = holders
+                .find(|cut| cut.span.start <= part.span.start && part.span.end <= cut.span.end);
+            match holder {
                 Some(cut) if is_meant(cut) => SentContent::Whole,
                 _ => seen(part, sent, cuts),
             }
-        };
-        let now = rules.weigh(request.body, message, &|part: &Part| seen(part, sent, cuts));
-        saved += rules.weigh(request.body, message, &uncut) - now;
+        });
+        saved += weight - cut_weight;
     }
     saved
 }
 
-/// The weight of the summary that is sent.
 fn summary_of(request: &PlanRequest<'_>, known: &RecordedDecisions) -> f64 {
     let rules = &request.policy.estimate.rules;
     let dialect = request.conversation.dialect;
@@ -196,15 +209,21 @@ fn added(
     known: &RecordedDecisions,
     is_whole: bool,
 ) -> f64 {
+    // With an earlier call, only what is new since counts.
     let is_summarised = is_whole && sent.summary().is_some();
     let summary = if is_summarised { summary_of(request, known) } else { 0.0 };
-    let injected = known.injections().flat_map(|(at, injected)| {
-        let is_sent =
-            request.part(at).is_some_and(|part| !sent.injected_after(part.span).is_empty());
-        injected.into_iter().filter_map(|injected| injected.place()).filter(move |_| is_sent)
-    });
-    let new = injected.filter(|place| is_whole || place.exchange == *request.exchange);
-    summary + new.map(|place| rules.weigh_text(&place.text)).sum::<f64>()
+    let mut weight = 0.0;
+    for (at, messages) in known.injections() {
+        if request.part(at).is_none_or(|part| sent.injected_after(part.span).is_empty()) {
+            continue;
+        }
+        for place in messages.into_iter().filter_map(|message| message.place()) {
+            if is_whole || place.exchange == *request.exchange {
+                weight += rules.weigh_text(&place.text);
+            }
+        }
+    }
+    summary + weight
 }
 
 /// The weight of messages, the elements of a request's list as raw JSON.

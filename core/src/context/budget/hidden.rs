@@ -25,7 +25,7 @@ pub enum HiddenInput {
 
 impl HiddenInput {
     /// The reason for an exchange with this usage and estimate, if there is one.
-    pub fn of(usage: &Usage, estimate: &Estimate) -> Option<Self> {
+    pub fn from_usage(usage: &Usage, estimate: &Estimate) -> Option<Self> {
         // With an anchor, the held history is known.
         let grows = estimate.new < estimate.tokens;
         match () {
@@ -40,7 +40,6 @@ impl HiddenInput {
         }
     }
 
-    /// The reason as text.
     pub(super) fn description(self) -> &'static str {
         match self {
             Self::HostedTools => "tools ran at the provider",
@@ -62,13 +61,13 @@ mod tests {
 
     #[test]
     fn hidden_input_is_reported_with_its_cause() {
-        let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+        let scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
         let turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
         let estimate = Estimate { tokens: 100, new: 100, ..turn.estimate.unwrap() };
         let of = |change: fn(&mut Usage)| {
             let mut usage = Usage::default();
             change(&mut usage);
-            HiddenInput::of(&usage, &estimate)
+            HiddenInput::from_usage(&usage, &estimate)
         };
         use HiddenInput::{Continuation, HostedTools, OtherModel, ProviderEdit};
         assert_eq!(of(|_| {}), None);
@@ -78,20 +77,18 @@ mod tests {
         assert_eq!(of(|usage| usage.served_by = Some("m".into())), Some(OtherModel));
         assert_eq!(of(|usage| usage.compacted = true), Some(ProviderEdit));
         let encrypted = Estimate { encrypted_compaction: true, ..estimate.clone() };
-        assert_eq!(HiddenInput::of(&Usage::default(), &encrypted), Some(ProviderEdit));
+        assert_eq!(HiddenInput::from_usage(&Usage::default(), &encrypted), Some(ProviderEdit));
         let cut = Estimate { gone_history: 7, ..encrypted.clone() };
         let stored = serde_json::to_value(&cut).unwrap();
-        assert_eq!(
-            (&stored["encrypted_compaction"], &stored["gone_history"]),
-            (&true.into(), &7.into()),
-            "stored names"
-        );
+        assert_eq!(stored["encrypted_compaction"], true, "stored names");
+        assert_eq!(stored["gone_history"], 7, "stored names");
         assert_eq!(of(|usage| usage.last_call = Some(LastCall::default())), Some(HostedTools));
         let held = |new| {
             let estimate = Estimate { method: EstimateMethod::Held, new, ..estimate.clone() };
-            HiddenInput::of(&Usage::default(), &estimate)
+            HiddenInput::from_usage(&Usage::default(), &estimate)
         };
         // With a parent turn, the size of what the provider holds is known.
-        assert_eq!((held(100), held(99)), (Some(Continuation), None));
+        assert_eq!(held(100), Some(Continuation));
+        assert_eq!(held(99), None);
     }
 }

@@ -27,10 +27,10 @@ struct KnownCost {
 }
 
 impl KnownCosts {
-    pub(super) fn of(parts: &[SketchPart]) -> Self {
-        let mut known = HashMap::with_capacity_and_hasher(parts.len(), Default::default());
+    pub(super) fn from_parts(parts: &[SketchPart]) -> Self {
+        let mut costs = HashMap::with_capacity_and_hasher(parts.len(), Default::default());
         for &SketchPart { key, tokens, by_length, .. } in parts {
-            match known.entry(key) {
+            match costs.entry(key) {
                 Entry::Vacant(entry) => {
                     let more = VecDeque::new();
                     entry.insert(KnownCost { tokens, by_length, is_left: true, more });
@@ -38,15 +38,15 @@ impl KnownCosts {
                 Entry::Occupied(mut entry) => entry.get_mut().more.push_back(tokens),
             }
         }
-        Self(known)
+        Self(costs)
     }
 
-    /// The parts of a turn's reply, in whichever form it comes back.
     pub(super) fn of_reply(turn: &Turn) -> Self {
-        let mut known = Self::of(&turn.reply);
+        let mut costs = Self::from_parts(&turn.reply);
         for form in &turn.others {
-            for (key, cost) in Self::of(&form.parts).0 {
-                match known.0.entry(key) {
+            for (key, cost) in Self::from_parts(&form.parts).0 {
+                match costs.0.entry(key) {
+                    // Forms have the same parts; the one that repeats a part more often knows more of them.
                     Entry::Occupied(mut entry) if entry.get().more.len() < cost.more.len() => {
                         entry.get_mut().more = cost.more;
                     }
@@ -55,15 +55,13 @@ impl KnownCosts {
                 }
             }
         }
-        known
+        costs
     }
 
-    /// The tokens of a part with this key.
     pub(super) fn tokens(&self, key: PartKey) -> Option<u32> {
         self.0.get(&key).map(|known| known.tokens)
     }
 
-    /// Whether the tokens of such parts follow from the length of the text.
     pub(super) fn is_by_length(&self, key: PartKey) -> bool {
         self.0.get(&key).is_some_and(|known| known.by_length)
     }
@@ -74,16 +72,16 @@ impl KnownCosts {
         sketch: &[SketchPart],
         is_there: fn(PromptSection) -> bool,
     ) -> u64 {
-        let there = sketch.iter().filter(|part| is_there(part.place));
-        there.filter_map(|part| self.take(part.key)).map(u64::from).sum()
+        let parts = sketch.iter().filter(|part| is_there(part.place));
+        parts.filter_map(|part| self.take(part.key)).map(u64::from).sum()
     }
 
     /// The tokens of a part with this key if one is unmatched; matches it.
     pub(super) fn take(&mut self, key: PartKey) -> Option<u32> {
-        let known = self.0.get_mut(&key)?;
-        match std::mem::take(&mut known.is_left) {
-            true => Some(known.tokens),
-            false => known.more.pop_front(),
+        let cost = self.0.get_mut(&key)?;
+        match std::mem::take(&mut cost.is_left) {
+            true => Some(cost.tokens),
+            false => cost.more.pop_front(),
         }
     }
 }

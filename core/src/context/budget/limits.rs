@@ -43,10 +43,12 @@ const MANUAL_BUFFER: u64 = 500;
 impl WindowLimits {
     /// The limits for `request`. `decides`: whether new decisions are made for its thread. `client_compacted`: whether its
     /// client was seen to compact.
-    pub fn of(request: &PlanRequest<'_>, decides: bool, client_compacted: bool) -> Self {
-        let (policy, window) = (request.policy, request.model.window);
-        let (prune, compact) = (&policy.prune, &policy.compact);
-        let (fillable, is_known) = (request.fillable(), request.model.known);
+    pub fn new(request: &PlanRequest<'_>, decides: bool, client_compacted: bool) -> Self {
+        let prune = &request.policy.prune;
+        let compact = &request.policy.compact;
+        let window = request.model.window;
+        let fillable = request.fillable();
+        let is_known = request.model.known;
         let pruning = match &prune.gate {
             _ if !decides => None,
             gate if gate.contains(&PruneGate::Always) => Some(0),
@@ -56,8 +58,8 @@ impl WindowLimits {
             _ => None,
         };
         let compacts = decides && is_known && compact.engine != SummaryEngine::Off;
-        let (prepare_threshold, compacting) =
-            (compact.prepare_threshold(fillable), compact.threshold(fillable));
+        let preparing = compact.prepare_threshold(fillable);
+        let compacting = compact.threshold(fillable);
         let buffer = match compact.show_buffer {
             false => None,
             true if compacts => Some(window.saturating_sub(compacting)),
@@ -68,28 +70,22 @@ impl WindowLimits {
         Self {
             fillable,
             pruning,
-            preparing: (compacts && prepare_threshold < compacting).then_some(prepare_threshold),
-            compacting: compacts.then_some(compacting),
-            refusing: is_known.then_some(window),
+            preparing: Some(preparing).filter(|tokens| compacts && *tokens < compacting),
+            compacting: if compacts { Some(compacting) } else { None },
+            refusing: if is_known { Some(window) } else { None },
             buffer,
         }
     }
 
-    /// Each limit with its share of a window.
     pub(super) fn points(&self, window: u64) -> Thresholds {
-        let point = |tokens: Option<u64>| {
+        let limits = [self.pruning, self.preparing, self.compacting, self.refusing];
+        let [pruning, preparing, compacting, refusing] = limits.map(|tokens| {
             tokens.map(|tokens| WindowPoint { tokens, percent: percent(tokens, window) })
-        };
-        Thresholds {
-            pruning: point(self.pruning),
-            preparing: point(self.preparing),
-            compacting: point(self.compacting),
-            refusing: point(self.refusing),
-        }
+        });
+        Thresholds { pruning, preparing, compacting, refusing }
     }
 }
 
-/// Tokens in percent of a window; 0 if the window is 0.
 pub(super) fn percent(tokens: u64, window: u64) -> f64 {
     if window == 0 { 0.0 } else { tokens as f64 * 100.0 / window as f64 }
 }
@@ -146,7 +142,7 @@ mod tests {
 
     /// A window of 10,000 tokens with a reserve of 2,000.
     fn scene() -> SessionFixture {
-        let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+        let mut scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
         (scene.model.window, scene.reserve) = (10_000, 2_000);
         scene.policy.prune.gate = vec![PruneGate::Pressure];
         scene.policy.prune.pressure = 0.5;
@@ -159,25 +155,28 @@ mod tests {
     fn limits(change: fn(&mut SessionFixture), decides: bool) -> WindowLimits {
         let mut scene = scene();
         change(&mut scene);
-        WindowLimits::of(&scene.request(), decides, false)
+        WindowLimits::new(&scene.request(), decides, false)
     }
 
     #[test]
     fn window_limits_follow_the_policy() {
         let of = limits(|_| {}, true);
-        assert_eq!((of.fillable, of.pruning, of.refusing), (8_000, Some(4_000), Some(10_000)));
-        assert_eq!(
-            (of.preparing, of.compacting, of.buffer),
-            (Some(3_600), Some(7_200), Some(2_800))
-        );
+        assert_eq!(of.fillable, 8_000);
+        assert_eq!(of.pruning, Some(4_000));
+        assert_eq!(of.refusing, Some(10_000));
+        assert_eq!(of.preparing, Some(3_600));
+        assert_eq!(of.compacting, Some(7_200));
+        assert_eq!(of.buffer, Some(2_800));
         let at_once = limits(|scene| scene.policy.compact.prepare = 1.0, true);
-        assert_eq!((at_once.preparing, at_once.compacting), (None, Some(7_200)));
+        assert_eq!(at_once.preparing, None);
+        assert_eq!(at_once.compacting, Some(7_200));
         let pruning = |gate: fn(&mut SessionFixture)| limits(gate, true).pruning;
         assert_eq!(pruning(|scene| scene.policy.prune.gate = vec![PruneGate::Always]), Some(0));
         assert_eq!(pruning(|scene| scene.policy.prune.gate = vec![PruneGate::ColdCache]), None);
         assert_eq!(limits(|scene| scene.policy.compact.show_buffer = false, true).buffer, None);
         let large = limits(|scene| scene.reserve = 5_000, true);
-        assert_eq!((large.fillable, large.pruning), (7_500, Some(3_750)), "a share of the same");
+        assert_eq!(large.fillable, 7_500, "a share of the same");
+        assert_eq!(large.pruning, Some(3_750), "a share of the same");
     }
 
     /// If nothing may be decided or the window is unknown, no limit is shown. The buffer, room for a user's own
@@ -190,7 +189,8 @@ mod tests {
         let nothing = (None, None, None, Some(500));
         assert_eq!(of(limits(|_| {}, false)), nothing);
         let unknown = limits(|scene| scene.model.known = false, true);
-        assert_eq!((of(unknown), unknown.refusing), (nothing, None));
+        assert_eq!(of(unknown), nothing);
+        assert_eq!(unknown.refusing, None);
         let off = limits(|scene| scene.policy.compact.engine = SummaryEngine::Off, true);
         assert_eq!(of(off), (Some(4_000), None, None, Some(500)));
     }

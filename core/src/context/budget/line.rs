@@ -11,7 +11,8 @@ pub(super) fn line(
     tokens: u64,
     how: Option<&str>,
 ) -> fmt::Result {
-    let (tokens, width) = (grouped(tokens), width.saturating_sub(name.len() + 1));
+    let tokens = grouped(tokens);
+    let width = width.saturating_sub(name.len() + 1);
     write!(f, "  {name} {tokens:>width$} tokens")?;
     match how {
         Some(how) => writeln!(f, " ({how})"),

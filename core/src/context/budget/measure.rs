@@ -63,8 +63,10 @@ pub fn measure(
     let anchor = anchor.filter(|anchor| anchor.turn.context().is_some());
     // Token counts of another family's tokenizer cannot be used for single parts.
     let stored = anchor.filter(|anchor| anchor.turn.family == model.family);
-    let recount = stored.and_then(|it| recounted(conversation, body, model, tokenizer, it.sketch));
-    let same = stored.map(|it| Anchor { sketch: recount.as_deref().unwrap_or(it.sketch), ..it });
+    let recount =
+        stored.and_then(|anchor| recounted(conversation, body, model, tokenizer, anchor.sketch));
+    let same = stored
+        .map(|anchor| Anchor { sketch: recount.as_deref().unwrap_or(anchor.sketch), ..anchor });
     let mut scale = PartScale::new(conversation, body, sent, model, same, tokenizer);
     let parts = match (&conversation.held, same) {
         (Some(held), Some(anchor)) => scale.weigh_held(held, &anchor),
@@ -76,9 +78,10 @@ pub fn measure(
         scale.observation(model, anchor, same, history_left, clears_past, learned);
     let method = scale.method();
     let evidence = same.map(|anchor| evidence_of(anchor.turn)).unwrap_or_default();
-    let plain = learned.guess(&observation, evidence);
+    // Whether the history changed shows in a first prediction; the range of the second depends on it.
+    let draft = learned.guess(&observation, evidence);
     observation.is_changed = same.is_some_and(|anchor| {
-        scale.is_changed(&anchor, plain.tokens, observation.counted[plain.retention as usize])
+        scale.is_changed(&anchor, draft.tokens, observation.counted[draft.retention as usize])
     });
     let predicted = learned.guess(&observation, evidence);
     let guess = match (method, same) {
@@ -88,7 +91,8 @@ pub fn measure(
         }
         _ => predicted,
     };
-    let (tokens, retention) = (guess.tokens, guess.retention);
+    let tokens = guess.tokens;
+    let retention = guess.retention;
     let counted = observation.counted[retention as usize];
     let read = if retention == ReasoningRetention::Drops { 0 } else { scale.sums.around_read };
     let added = scale.sums.new.saturating_add(read);
@@ -106,9 +110,17 @@ pub fn measure(
         breakdown: fit(parts_of, tokens),
         guess,
     };
-    let seen = scale.is_instructive(&estimate, anchor, same).then(|| observation.into());
-    let (sketch, contents) = (difference(stored, &parts), scale.contents);
-    MeasuredEstimate { estimate, sketch, parts, contents, classic: None, removed: None, seen }
+    let is_instructive = scale.is_instructive(&estimate, anchor, same);
+    MeasuredEstimate {
+        estimate,
+        // The stored sketch, not the recount: the difference must apply to what the ledger has.
+        sketch: difference(stored, &parts),
+        parts,
+        contents: scale.contents,
+        classic: None,
+        removed: None,
+        seen: if is_instructive { Some(observation.into()) } else { None },
+    }
 }
 
 /// Assigns tokens to the parts of one request: known parts keep their earlier count, others are counted.
@@ -177,38 +189,37 @@ impl<'a> PartScale<'a> {
             last_result: None,
         };
         if let Some(anchor) = anchor {
-            scale.sent = KnownCosts::of(anchor.sketch);
+            scale.sent = KnownCosts::from_parts(anchor.sketch);
             scale.brought = KnownCosts::of_reply(anchor.turn);
-            let sent = conversation.parts().filter(|part| !now.is_gone(part.span));
-            let all = sent.filter_map(|part| scale.thoughts(part)).chain(now.all_back());
-            let mut known = KnownCosts::of(anchor.sketch);
-            let fresh = all.filter(|key| known.take(*key).is_none()).count() as u64;
+            let parts = conversation.parts().filter(|part| !now.is_gone(part.span));
+            let thoughts = parts.filter_map(|part| scale.thoughts(part)).chain(now.all_back());
+            let mut costs = KnownCosts::from_parts(anchor.sketch);
+            let pieces = thoughts.filter(|key| costs.take(*key).is_none()).count() as u64;
             // Reasoning that was only billed is in none of the pieces: they are of other replies.
             let is_hidden = anchor.turn.carry.as_ref().is_some_and(|carry| carry.hidden);
             if !is_hidden {
-                scale.reasoning_left = Some((reasoning_of(anchor.turn), fresh));
+                scale.reasoning_left = Some((reasoning_of(anchor.turn), pieces));
             }
-            if (fresh == 0 || is_hidden) && conversation.held.is_none() {
+            if (pieces == 0 || is_hidden) && conversation.held.is_none() {
                 scale.unsent = reasoning_of(anchor.turn);
             }
         }
         scale
     }
 
-    /// Every part in the order of its sketch: what changes with each request comes last.
     fn weigh(&mut self) -> Vec<SketchPart> {
         let mut parts = Vec::with_capacity(self.conversation.parts().count() + 16);
         self.head(&mut parts);
         self.new_content.headed = sum(&parts);
         self.history(&mut parts);
+        // What changes with each request comes last, so that the stored difference is small.
         self.tail(&mut parts);
         parts
     }
 
-    /// The same if the provider holds the history. Instructions and tools are sent with each request
-    /// (`docs/protocols.md` 3).
     fn weigh_held(&mut self, held: &HeldHistory, anchor: &Anchor<'_>) -> Vec<SketchPart> {
         let mut parts = Vec::with_capacity(anchor.sketch.len() + 16);
+        // Instructions and tools are sent with each request (`docs/protocols.md` 3).
         self.head(&mut parts);
         if is_after(held, anchor.turn) || !self.repeats(anchor.turn) {
             self.held(anchor, &mut parts);
@@ -217,14 +228,13 @@ impl<'a> PartScale<'a> {
             let sent_keys: HashSet<PartKey> = parts.iter().map(|part| part.key).collect();
             let items = anchor.sketch.iter().filter(|part| is_item(part.place));
             parts.extend(items.filter(|part| !sent_keys.contains(&part.key)));
-            self.sums = TokenSums { new: self.sums.new, ..TokenSums::of(&parts) };
+            self.sums = TokenSums { new: self.sums.new, ..TokenSums::from_parts(&parts) };
         }
         self.history(&mut parts);
         self.tail(&mut parts);
         parts
     }
 
-    /// What the estimate is based on, once the parts are weighed.
     fn method(&self) -> EstimateMethod {
         match &self.conversation.held {
             Some(_) => EstimateMethod::Held,
@@ -234,21 +244,17 @@ impl<'a> PartScale<'a> {
         }
     }
 
-    /// Whether part of the turn's reply is sent again.
     fn repeats(&self, turn: &Turn) -> bool {
-        let is_of_reply = |part: &Part| part.key.is_some_and(|key| turn.has_in_reply(key));
-        self.conversation.parts().any(is_of_reply)
+        let mut keys = self.conversation.parts().filter_map(|part| part.key);
+        keys.any(|key| turn.has_in_reply(key))
     }
 
     /// The anchor's history and reply, to which this request adds.
     fn held(&mut self, anchor: &Anchor<'_>, parts: &mut Vec<SketchPart>) {
-        let stays = |part: &&SketchPart| {
-            !matches!(part.place, PromptSection::System | PromptSection::Tools)
-        };
-        let held = anchor.sketch.iter().filter(stays);
-        parts.extend(held.chain(&anchor.turn.reply));
-        let before = anchor.turn.carry.as_ref().map(|carry| carry.contents.clone());
-        self.contents = before.unwrap_or_default();
+        let history = anchor.sketch.iter().filter(|part| !is_head(part.place));
+        parts.extend(history.chain(&anchor.turn.reply));
+        let contents = anchor.turn.carry.as_ref().map(|carry| carry.contents.clone());
+        self.contents = contents.unwrap_or_default();
         let reasoning = u32::try_from(reasoning_of(anchor.turn)).unwrap_or(u32::MAX);
         if reasoning > 0 {
             let key = PartKey::of_bytes(anchor.turn.exchange.as_str().as_bytes());
@@ -259,24 +265,30 @@ impl<'a> PartScale<'a> {
                 by_length: false,
             });
         }
+        // A user's message ends the turn that the reasoning belongs to.
         if self.conversation.messages.iter().any(is_users) {
-            let read = [PromptSection::Reasoning, PromptSection::SteeredReasoning];
-            let ended = parts.iter_mut().filter(|part| read.contains(&part.place));
-            ended.for_each(|part| part.place = PromptSection::OldReasoning);
+            for part in parts.iter_mut() {
+                if matches!(part.place, PromptSection::Reasoning | PromptSection::SteeredReasoning)
+                {
+                    part.place = PromptSection::OldReasoning;
+                }
+            }
         }
-        self.sums = TokenSums { new: self.sums.new, ..TokenSums::of(&*parts) };
-        (self.sent, self.brought) = <_>::default();
+        self.sums = TokenSums { new: self.sums.new, ..TokenSums::from_parts(&*parts) };
+        // All of it is counted now: a part of this request that is equal to one of them is another one.
+        self.sent = KnownCosts::default();
+        self.brought = KnownCosts::default();
     }
 
     fn head(&mut self, parts: &mut Vec<SketchPart>) {
         let conversation = self.conversation;
-        let first = FirstTools::of(conversation);
+        let first_tools = FirstTools::new(conversation);
         for (index, tool) in conversation.tools.iter().enumerate() {
             if tool.audience == Audience::Nobody {
                 self.contents.defers(tool.name.as_deref());
                 continue;
             }
-            let extra = first.extra(index, &self.counter);
+            let extra = first_tools.extra(index, &self.counter);
             let place =
                 if tool.in_history { PromptSection::ToolsItem } else { PromptSection::Tools };
             parts.push(self.weighed(tool, place, extra));
@@ -321,13 +333,15 @@ impl<'a> PartScale<'a> {
             parts.push(self.part(part, PromptSection::System));
         }
         if self.grows {
-            let around = self.counter.growing(self.new_content.results);
+            let structure = self.counter.growing(self.new_content.results);
             let read = self.counter.reading();
             // In non-streamed Gemini requests, results are read as JSON whatever the reasoning retention. In
             // streamed ones, they are only if reasoning is read.
-            match conversation.stream {
-                true => (self.sums.around, self.sums.around_read) = (around, read),
-                false => self.sums.around = around.saturating_add_unsigned(read),
+            if conversation.stream {
+                self.sums.around = structure;
+                self.sums.around_read = read;
+            } else {
+                self.sums.around = structure.saturating_add_unsigned(read);
             }
             self.sums.new = self.sums.new.saturating_add_signed(self.sums.around);
         } else {
@@ -360,7 +374,7 @@ impl<'a> PartScale<'a> {
         let cache = anchor.and_then(|anchor| cache_blocks(anchor.turn));
         Observation {
             counted,
-            belief: ReasoningRetention::of(model, streams, cache),
+            belief: ReasoningRetention::prior(model, streams, cache),
             new_content: self.new_content(anchor),
             counting: self.counter.counting(),
             streams,
@@ -388,40 +402,42 @@ impl<'a> PartScale<'a> {
     /// contained: an error of the estimate says nothing about the new parts then.
     fn is_changed(&self, anchor: &Anchor<'_>, tokens: u64, counted: u64) -> bool {
         let (_, gone) = moved(anchor, counted, tokens, self.sums.new);
+        // An error of the estimate says nothing about the new parts then.
         self.is_poor || gone > thoughts(anchor) + FEW
     }
 
-    /// Describes the new parts by number, kind and tokens.
     fn new_content(&self, anchor: Option<Anchor<'_>>) -> NewContent {
-        let mut fresh = self.new_content.clone();
-        fresh.tally = self.counter.tally();
-        fresh.tokens = self.sums.new;
-        fresh.text_tokens = self.counter.worded();
-        let alone = (fresh.results, fresh.texts, fresh.calls, fresh.media) == (1, 0, 0, 0);
-        let result = self.last_result.filter(|_| alone);
-        let tool = result.and_then(|result| self.counter.tool_of(result));
-        fresh.tool = tool.map(|name| xxh3_64(name.as_bytes()));
-        if anchor.is_none() {
-            fresh.head = Some(head_of(self.conversation, self.body));
+        let mut content = self.new_content.clone();
+        content.tally = self.counter.tally();
+        content.tokens = self.sums.new;
+        content.text_tokens = self.counter.worded();
+        // The error is a tool's own only if a single result of it is all that is new.
+        if (content.results, content.texts, content.calls, content.media) == (1, 0, 0, 0) {
+            let tool = self.last_result.and_then(|result| self.counter.tool_of(result));
+            content.tool = tool.map(|name| xxh3_64(name.as_bytes()));
         }
-        fresh
+        if anchor.is_none() {
+            content.head = Some(head_of(self.conversation, self.body));
+        }
+        content
     }
 
     fn part(&mut self, part: &'a Part, place: PromptSection) -> SketchPart {
         self.weighed(part, place, 0)
     }
 
-    /// A part with its tokens. If they are not known yet, it is counted, with `extra` tokens for its
-    /// structure.
     fn weighed(&mut self, part: &'a Part, place: PromptSection, extra: u32) -> SketchPart {
         let replaced = self.now.replaced(part.span);
-        let own = || part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.slice(self.body)));
-        let key = replaced.map_or_else(own, |(key, _)| key);
-        let known = self.sent.take(key).or_else(|| self.brought.take(key));
+        let key = match replaced {
+            Some((key, _)) => key,
+            None => part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.slice(self.body))),
+        };
+        // Taken even if it costs nothing, so that what is left over at the end is what was removed.
+        let earlier = self.sent.take(key).or_else(|| self.brought.take(key));
         if part.audience != Audience::Model {
             return SketchPart { key, tokens: 0, place, by_length: false };
         }
-        let (tokens, by_length) = match (known, replaced) {
+        let (tokens, by_length) = match (earlier, replaced) {
             (Some(tokens), _) => (tokens, self.sent.is_by_length(key)),
             (None, Some((_, tokens))) => (tokens, false),
             (None, None) => {
@@ -440,55 +456,53 @@ impl<'a> PartScale<'a> {
         sketched
     }
 
-    /// Adds a part to the contents of the messages.
     fn holds(&mut self, part: &Part, place: PromptSection, tokens: u32) {
         if place == PromptSection::History {
             self.contents.add(part, self.counter.tool_of(part), u64::from(tokens));
         }
     }
 
-    /// Records a part that is new.
     fn came(&mut self, part: &'a Part, tokens: u32) {
         self.is_poor |= self.grows && part.role == Role::Assistant;
-        let fresh = &mut self.new_content;
+        let content = &mut self.new_content;
         match part.kind {
             PartKind::ToolResult => {
-                fresh.results += 1;
+                content.results += 1;
                 self.last_result = Some(part);
             }
-            PartKind::Text => fresh.texts += 1,
-            PartKind::ToolCall => fresh.calls += 1,
+            PartKind::Text => content.texts += 1,
+            PartKind::ToolCall => content.calls += 1,
             PartKind::Image | PartKind::Document => {
-                fresh.media = fresh.media.saturating_add(tokens);
+                content.media = content.media.saturating_add(tokens);
             }
             PartKind::Tool | PartKind::Reasoning | PartKind::Opaque => {}
         }
     }
 
-    /// The summary that begins the history.
     fn summary(&mut self, key: PartKey, counted: u32) -> SketchPart {
-        let known = self.sent.take(key);
-        self.compacts = known.is_none();
-        let tokens = known.unwrap_or(counted);
-        self.sums.new += if known.is_none() { u64::from(tokens) } else { 0 };
+        let earlier = self.sent.take(key);
+        self.compacts = earlier.is_none();
+        let tokens = earlier.unwrap_or(counted);
+        if self.compacts {
+            self.sums.new += u64::from(tokens);
+        }
         self.contents.summaries += u64::from(tokens);
         let sketched = SketchPart { key, tokens, place: PromptSection::History, by_length: false };
         self.sums.add(&sketched);
         sketched
     }
 
-    /// Adds the reasoning that the plan put back at a place.
     fn put_back(&mut self, at: usize, place: PromptSection, parts: &mut Vec<SketchPart>) {
-        let now = self.now;
-        parts.extend(now.back(at).iter().map(|key| self.reasoning(None, *key, place)));
+        for key in self.now.back(at) {
+            parts.push(self.reasoning(None, *key, place));
+        }
     }
 
-    /// Adds the messages injected after a part.
     fn injected(&mut self, span: Span, parts: &mut Vec<SketchPart>) {
         for &(key, counted) in self.now.injected_after(span) {
-            let known = self.sent.take(key);
-            let tokens = known.unwrap_or(counted);
-            if known.is_none() {
+            let earlier = self.sent.take(key);
+            let tokens = earlier.unwrap_or(counted);
+            if earlier.is_none() {
                 self.sums.new += u64::from(tokens);
                 self.new_content.texts += 1;
             }
@@ -503,9 +517,9 @@ impl<'a> PartScale<'a> {
     /// A reasoning part, with the tokens that it costs if it is read.
     fn reasoning(&mut self, part: Option<&Part>, key: PartKey, place: PromptSection) -> SketchPart {
         // A client may send one signature several times: each one takes the tokens of its own place.
-        let known = self.sent.take(key).or_else(|| self.reasoning_piece());
+        let earlier = self.sent.take(key).or_else(|| self.reasoning_piece());
         let part = part.filter(|part| part.kind == PartKind::Reasoning);
-        let (tokens, by_length) = match (known, part) {
+        let (tokens, by_length) = match (earlier, part) {
             (Some(tokens), _) => (tokens, self.sent.is_by_length(key)),
             (None, Some(part)) => (self.counter.part(part), self.counter.is_by_length(part)),
             // How much reasoning a signature on another part stands for is unknown.
@@ -516,24 +530,24 @@ impl<'a> PartScale<'a> {
         sketched
     }
 
-    /// The next piece of the last reply's reasoning: its tokens are split evenly among the pieces.
     fn reasoning_piece(&mut self) -> Option<u32> {
         let (left, pieces) = self.reasoning_left.as_mut()?;
+        // Split evenly: how much of it is in which piece is not reported.
         let piece = left.checked_div(*pieces).unwrap_or(0);
-        (*left, *pieces) = (*left - piece, pieces.saturating_sub(1));
+        *left -= piece;
+        *pieces = pieces.saturating_sub(1);
         Some(u32::try_from(piece).unwrap_or(u32::MAX))
     }
 
-    /// The key of the reasoning that a part is, or (Gemini) that its signature stands for.
     fn thoughts(&self, part: &Part) -> Option<PartKey> {
         match part.kind {
             PartKind::Reasoning => part.reasoning_key.map(PartKey),
+            // Gemini: the signature on another part stands for the reasoning.
             _ => part.signature.map(|signature| PartKey::of_bytes(signature.slice(self.body))),
         }
     }
 }
 
-/// The hash of what comes before the messages, without the parts that change with each request.
 fn head_of(conversation: &Conversation, body: &[u8]) -> u128 {
     let parts = conversation.system.iter().filter(|part| part.key.is_some());
     let keys = parts
@@ -546,8 +560,8 @@ fn is_history(place: PromptSection) -> bool {
     place == PromptSection::History
 }
 
-/// Whether a section is system prompt or tools, which include a response schema.
 fn is_head(place: PromptSection) -> bool {
+    // Tools include a response schema.
     matches!(place, PromptSection::System | PromptSection::Tools)
 }
 
@@ -555,7 +569,6 @@ fn is_item(place: PromptSection) -> bool {
     matches!(place, PromptSection::SystemItem | PromptSection::ToolsItem)
 }
 
-/// Whether the held history ends with this turn's reply.
 fn is_after(held: &HeldHistory, turn: &Turn) -> bool {
     matches!(held, HeldHistory::After(id) if turn.response.as_ref() == Some(id))
 }
@@ -565,12 +578,13 @@ fn difference(anchor: Option<Anchor<'_>>, parts: &[SketchPart]) -> Sketch {
     let Some(anchor) = anchor else {
         return Sketch { base: None, kept: 0, added: parts.to_vec() };
     };
-    let kept = anchor.sketch.iter().zip(parts).take_while(|(a, b)| a == b).count();
-    let added = parts[kept..].to_vec();
-    Sketch { base: Some(anchor.turn.exchange.clone()), kept: kept as u32, added }
+    // What changes with each request comes last, so the equal beginning is nearly all of it.
+    let prefix = anchor.sketch.iter().zip(parts).take_while(|(a, b)| a == b).count();
+    let added = parts[prefix..].to_vec();
+    Sketch { base: Some(anchor.turn.exchange.clone()), kept: prefix as u32, added }
 }
 
 #[cfg(test)]
-mod rewritten;
+mod rewritten_tests;
 #[cfg(test)]
 mod tests;

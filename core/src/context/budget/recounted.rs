@@ -26,37 +26,38 @@ pub(super) fn recounted(
     if guessed.is_empty() {
         return None;
     }
+    // A counter of its own: none of this is new text.
     let mut counter = tokenizer.counter(conversation, body, model);
     let mut counted: HashMap<PartKey, u32> = HashMap::default();
-    let mut count = |part: &Part, extra: u32, counter: &mut TokenCounter<'_>| {
+    let first_tools = FirstTools::new(conversation);
+    let tools = conversation.tools.iter().enumerate();
+    let tools = tools.map(|(index, tool)| (tool, first_tools.extra(index, &counter)));
+    let tools: Vec<(&Part, u32)> = tools.collect();
+    let messages = conversation.messages.iter().flat_map(|message| &message.parts);
+    let parts = conversation.system.iter().chain(messages).map(|part| (part, 0));
+    for (part, extra) in tools.into_iter().chain(parts) {
         let key = key_of(part, body);
+        // A repeated part is counted once: the counter's work is bounded.
         if guessed.contains(&key) && !counted.contains_key(&key) {
             counted.insert(key, counter.part(part).saturating_add(extra));
         }
-    };
-    let first = FirstTools::of(conversation);
-    for (index, tool) in conversation.tools.iter().enumerate() {
-        let extra = first.extra(index, &counter);
-        count(tool, extra, &mut counter);
     }
-    let messages = conversation.messages.iter().flat_map(|message| &message.parts);
-    for part in conversation.system.iter().chain(messages) {
-        count(part, 0, &mut counter);
+    let mut recounted = sketch.to_vec();
+    for part in recounted.iter_mut().filter(|part| part.by_length) {
+        if let Some(&tokens) = counted.get(&part.key) {
+            part.tokens = tokens;
+            part.by_length = false;
+        }
     }
-    let recount = |part: &SketchPart| match counted.get(&part.key) {
-        Some(&tokens) if part.by_length => SketchPart { tokens, by_length: false, ..*part },
-        _ => *part,
-    };
-    Some(sketch.iter().map(recount).collect())
+    Some(recounted)
 }
 
-/// The key of a part in a sketch.
 fn key_of(part: &Part, body: &[u8]) -> PartKey {
-    let own = match part.kind {
+    let key = match part.kind {
         PartKind::Reasoning => part.reasoning_key.map(PartKey),
         _ => part.key,
     };
-    own.unwrap_or_else(|| PartKey::of_bytes(part.span.slice(body)))
+    key.unwrap_or_else(|| PartKey::of_bytes(part.span.slice(body)))
 }
 
 /// The tools that cost more than themselves, by index.
@@ -68,7 +69,7 @@ pub(super) struct FirstTools {
 }
 
 impl FirstTools {
-    pub(super) fn of(conversation: &Conversation) -> Self {
+    pub(super) fn new(conversation: &Conversation) -> Self {
         let tools = &conversation.tools;
         Self {
             offered: tools
@@ -78,7 +79,6 @@ impl FirstTools {
         }
     }
 
-    /// What the tool at `index` costs in addition to itself.
     pub(super) fn extra(&self, index: usize, counter: &TokenCounter<'_>) -> u32 {
         if Some(index) == self.loaded {
             counter.loading()

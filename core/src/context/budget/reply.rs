@@ -31,45 +31,52 @@ pub fn other_forms(reply: &Reply, chain: Chain, tokenizer: Tokenizer) -> Vec<Rep
     let visible: u64 = choices.iter().map(|parts| sum(parts)).sum();
     let hidden = output.saturating_sub(visible) / number;
     let reasoning = reply.usage.reasoning.unwrap_or(0).min(output) / number;
-    let form = |parts: &[ReplyPart], tokens: Vec<SketchPart>| ReplyForm {
+    let costs = KnownCosts::from_parts(&choices[0]);
+    let variants = reply.variants.iter().map(|parts| {
+        // A call under another id is at the same place, and costs the same.
+        let counted = counted(parts, &mut tokenizer.reply());
+        let has_same_places = parts.len() == reply.parts.len();
+        let tokens = counted.into_iter().enumerate().map(|(index, part)| {
+            let tokens = costs.tokens(part.key).or_else(|| match choices[0].get(index) {
+                Some(same_place) if has_same_places => Some(same_place.tokens),
+                _ => None,
+            });
+            SketchPart { tokens: tokens.unwrap_or(part.tokens), ..part }
+        });
+        reply_form(parts, chain, tokens.collect())
+    });
+    let others = reply.choices.iter().zip(choices.iter().skip(1)).map(|(parts, tokens)| {
+        let output = sum(tokens).saturating_add(hidden);
+        ReplyForm { output, reasoning, ..reply_form(parts, chain, tokens.clone()) }
+    });
+    others.chain(variants).collect()
+}
+
+/// A form of a reply to a request that ended at `chain`, as if it had cost nothing.
+fn reply_form(parts: &[ReplyPart], chain: Chain, tokens: Vec<SketchPart>) -> ReplyForm {
+    ReplyForm {
         after: chain_after(parts, chain),
         anchor_keys: anchor_keys_of(parts),
         parts: tokens,
         output: 0,
         reasoning: 0,
-    };
-    let known = KnownCosts::of(&choices[0]);
-    let variants = reply.variants.iter().map(|parts| {
-        // A call under another id is at the same place, and costs the same.
-        let counted = counted(parts, &mut tokenizer.reply());
-        let tokens = counted.into_iter().enumerate().map(|(index, part)| {
-            let same_place = choices[0].get(index).filter(|_| parts.len() == reply.parts.len());
-            let tokens = known.tokens(part.key).or(same_place.map(|part| part.tokens));
-            SketchPart { tokens: tokens.unwrap_or(part.tokens), ..part }
-        });
-        form(parts, tokens.collect())
-    });
-    let others = reply.choices.iter().zip(choices.iter().skip(1)).map(|(parts, tokens)| {
-        let output = sum(tokens).saturating_add(hidden);
-        ReplyForm { output, reasoning, ..form(parts, tokens.clone()) }
-    });
-    others.chain(variants).collect()
+    }
 }
 
-/// The parts of each of the replies, with what each part will cost.
 fn choices(reply: &Reply, tokenizer: Tokenizer) -> Vec<Vec<SketchPart>> {
-    let all = std::iter::once(&reply.parts).chain(&reply.choices);
-    let thoughts = all.clone().flatten().filter(|part| part.kind == PartKind::Reasoning).count();
+    let replies = std::iter::once(&reply.parts).chain(&reply.choices);
+    let thoughts =
+        replies.clone().flatten().filter(|part| part.kind == PartKind::Reasoning).count();
     let mut counter = tokenizer.reply();
     let mut choices: Vec<Vec<SketchPart>> =
-        all.clone().map(|parts| counted(parts, &mut counter)).collect();
+        replies.clone().map(|parts| counted(parts, &mut counter)).collect();
     let Some(context) = reply.usage.context() else { return choices };
     let texts: u64 = choices.iter().map(|parts| sum(parts)).sum();
-    let around = all.flatten().map(|part| match part.kind {
+    let margins = replies.flatten().map(|part| match part.kind {
         PartKind::ToolCall => AROUND_CALL,
         _ => AROUND,
     });
-    let around = around.fold(AROUND, u64::saturating_add);
+    let margin = margins.fold(AROUND, u64::saturating_add);
     let marks = match tokenizer.family {
         Family::O200k => 2 * thoughts as u64, // the tokens around each block
         _ => 0,
@@ -88,14 +95,13 @@ fn choices(reply: &Reply, tokenizer: Tokenizer) -> Vec<Vec<SketchPart>> {
         && is_written_by_model(reply);
     // So it is if the report is more than the text can be: the rest was reasoning that is neither sent nor reported.
     let is_long =
-        visible > most(texts, counter.counting()).saturating_add(around) && shows_all_output(reply);
+        visible > most(texts, counter.counting()).saturating_add(margin) && shows_all_output(reply);
     let counts = is_short || is_long;
     // The calls of a program are no output of the model, nor will it read them.
-    let is_programs = |part: &&ReplyPart| part.audience != Audience::Model;
-    let programs = reply.forms().flatten().filter(is_programs);
+    let programs = reply.forms().flatten().filter(|part| part.audience != Audience::Model);
     let programs: HashSet<PartKey> = programs.filter_map(|part| part.key).collect();
-    let own = choices.iter_mut().flatten().filter(|part| !programs.contains(&part.key));
-    share(own.collect(), if counts { texts } else { visible });
+    let parts = choices.iter_mut().flatten().filter(|part| !programs.contains(&part.key));
+    share(parts.collect(), if counts { texts } else { visible });
     choices
 }
 
@@ -112,7 +118,6 @@ fn most(texts: u64, counting: CountingMethod) -> u64 {
 const AROUND: u64 = 24;
 const AROUND_CALL: u64 = 80;
 
-/// The keyed parts of one form of a reply, with the tokens of their text.
 fn counted(parts: &[ReplyPart], counter: &mut TokenCounter<'_>) -> Vec<SketchPart> {
     let keyed = runs(parts).map(|(key, run)| {
         let texts = run.into_iter().filter(|part| part.audience == Audience::Model);
@@ -122,21 +127,19 @@ fn counted(parts: &[ReplyPart], counter: &mut TokenCounter<'_>) -> Vec<SketchPar
     keyed.collect()
 }
 
-/// Whether a form of a reply has several calls.
 fn has_parallel_calls(parts: &[ReplyPart]) -> bool {
     parts.iter().filter(|part| part.kind == PartKind::ToolCall).count() > 1
 }
 
-/// Whether the model itself wrote all of it.
 fn is_written_by_model(reply: &Reply) -> bool {
     let own_kinds = [PartKind::Text, PartKind::ToolCall, PartKind::Reasoning];
     reply.forms().flatten().all(|part| own_kinds.contains(&part.kind))
 }
 
-/// Whether all that it was billed for is text that we have. The content of hosted tools is no output.
 fn shows_all_output(reply: &Reply) -> bool {
     reply.forms().flatten().all(|part| match part.kind {
         PartKind::Text | PartKind::ToolCall | PartKind::ToolResult | PartKind::Reasoning => true,
+        // The content of hosted tools is no output.
         PartKind::Opaque => part.audience != Audience::Model || !part.text.is_empty(),
         PartKind::Tool | PartKind::Image | PartKind::Document => false,
     })
@@ -146,15 +149,16 @@ fn shows_all_output(reply: &Reply) -> bool {
 /// taken as too low.
 const SHORT: u64 = 64;
 
-/// Splits `total` among the parts, in proportion to their tokens.
 fn share(parts: Vec<&mut SketchPart>, total: u64) {
     let weights: u64 = parts.iter().map(|part| u64::from(part.tokens).max(1)).sum();
-    let (mut left, last) = (total, parts.len());
+    let count = parts.len();
+    let mut rest = total;
     for (index, part) in parts.into_iter().enumerate() {
         let weight = u128::from(part.tokens.max(1));
-        let fair = (weight * u128::from(total) / u128::from(weights.max(1))) as u64;
-        let given = if index + 1 == last { left } else { fair.min(left) };
-        part.tokens = u32::try_from(given).unwrap_or(u32::MAX);
-        left -= given;
+        let share = (weight * u128::from(total) / u128::from(weights.max(1))) as u64;
+        // The last one takes what rounding left.
+        let tokens = if index + 1 == count { rest } else { share.min(rest) };
+        part.tokens = u32::try_from(tokens).unwrap_or(u32::MAX);
+        rest -= tokens;
     }
 }

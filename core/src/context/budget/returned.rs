@@ -17,18 +17,24 @@ pub(super) fn reply_weight(
     if raw.is_empty() { 0.0 } else { messages_weight(rules, dialect, &raw) }
 }
 
-/// Whether a reply has anything but reasoning that its client can send back. Nobody sends reasoning alone.
 pub(super) fn has_content(reply: &Reply) -> bool {
+    // Nobody sends reasoning alone.
     reply.parts.iter().any(|part| part.kind != PartKind::Reasoning && part.key.is_some())
 }
 
-/// A reply as its client sends it back: the elements of the list of messages, raw JSON.
 fn reply_as_sent(dialect: Dialect, reply: &Reply, thoughts: bool) -> String {
-    let is_thought = |part: &&ReplyPart| part.kind == PartKind::Reasoning;
-    let reasoning = reply.parts.iter().filter(is_thought).filter(|_| thoughts);
-    let mut blocks: Vec<String> =
-        reasoning.filter_map(|part| Some(part.raw.as_deref()?.into())).collect();
-    let (mut text, mut calls) = (String::new(), Vec::new());
+    if !has_content(reply) {
+        return String::new();
+    }
+    let mut blocks: Vec<String> = Vec::new();
+    let mut text = String::new();
+    let mut calls = Vec::new();
+    // Reasoning comes first, in whatever order it was received.
+    for part in reply.parts.iter().filter(|part| part.kind == PartKind::Reasoning) {
+        if thoughts {
+            blocks.extend(part.raw.as_deref().map(Into::into));
+        }
+    }
     for (_, run) in runs(&reply.parts) {
         let Some(last) = run.last() else { continue };
         let words: String = run.iter().map(|part| part.text.as_str()).collect();
@@ -39,9 +45,6 @@ fn reply_as_sent(dialect: Dialect, reply: &Reply, thoughts: bool) -> String {
             (PartKind::ToolCall, _) => blocks.push(call_block(dialect, last)),
             _ => {}
         }
-    }
-    if !has_content(reply) {
-        return String::new();
     }
     let list = blocks.join(",");
     match dialect {
@@ -74,23 +77,22 @@ fn text_block(dialect: Dialect, text: &str) -> String {
 fn call_block(dialect: Dialect, call: &ReplyPart) -> String {
     let name = quoted(call.name.as_deref().unwrap_or_default());
     let id = quoted(call.id.as_deref().unwrap_or_default());
-    let (input, written) = (&call.text, quoted(&call.text));
-    let input = if input.is_empty() { "{}" } else { input };
+    let arguments = quoted(&call.text);
+    let input = if call.text.is_empty() { "{}" } else { &call.text };
     match dialect {
         Dialect::Anthropic => {
             format!(r#"{{"type":"tool_use","id":{id},"name":{name},"input":{input}}}"#)
         }
         Dialect::OpenaiChat => format!(
-            r#"{{"id":{id},"type":"function","function":{{"name":{name},"arguments":{written}}}}}"#
+            r#"{{"id":{id},"type":"function","function":{{"name":{name},"arguments":{arguments}}}}}"#
         ),
         Dialect::OpenaiResponses => format!(
-            r#"{{"type":"function_call","call_id":{id},"name":{name},"arguments":{written}}}"#
+            r#"{{"type":"function_call","call_id":{id},"name":{name},"arguments":{arguments}}}"#
         ),
         Dialect::Gemini => format!(r#"{{"functionCall":{{"name":{name},"args":{input}}}}}"#),
     }
 }
 
-/// A JSON string.
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }

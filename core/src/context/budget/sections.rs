@@ -36,43 +36,42 @@ fn is_zero(tokens: &u64) -> bool {
 const REMINDER: &[u8] = b"\"<system-reminder>";
 
 impl SectionTokens {
-    /// Adds a part with its tokens, if it belongs to a section.
     pub(super) fn add(&mut self, part: &Part, body: &[u8], tokens: u32) {
-        if let Some(section) = self.of(part, body) {
+        if let Some(section) = self.section_mut(part, body) {
             *section += u64::from(tokens);
         }
     }
 
-    fn of(&mut self, part: &Part, body: &[u8]) -> Option<&mut u64> {
+    fn section_mut(&mut self, part: &Part, body: &[u8]) -> Option<&mut u64> {
         match (part.kind, part.role) {
             (PartKind::Tool, _) => {
                 let is_mcp = part.name.as_deref()?.starts_with("mcp__");
-                is_mcp.then_some(&mut self.mcp_tools)
+                if is_mcp { Some(&mut self.mcp_tools) } else { None }
             }
             (PartKind::Text, Role::User) => {
                 let raw = part.texts.first()?.slice(body);
-                let says = |text: &str| memmem::find(raw, text.as_bytes()).is_some();
                 if !raw.starts_with(REMINDER) {
                     None
-                } else if says("# claudeMd") {
+                } else if contains(raw, "# claudeMd") {
                     Some(&mut self.memory)
-                } else if says("skills are available for use with the Skill tool") {
+                } else if contains(raw, "skills are available for use with the Skill tool") {
                     Some(&mut self.skills)
+                } else if contains(raw, "Available agent types") {
+                    Some(&mut self.agents)
                 } else {
-                    says("Available agent types").then_some(&mut self.agents)
+                    None
                 }
             }
             _ => None,
         }
     }
 
-    /// Caps the sections at the totals that they are shares of.
     pub(super) fn within(mut self, tools: u64, messages: u64) -> Self {
         self.mcp_tools = self.mcp_tools.min(tools);
-        let mut left = messages;
+        let mut rest = messages;
         for section in [&mut self.memory, &mut self.skills, &mut self.agents] {
-            *section = (*section).min(left);
-            left -= *section;
+            *section = (*section).min(rest);
+            rest -= *section;
         }
         self
     }
@@ -80,16 +79,21 @@ impl SectionTokens {
     /// The sections that are not empty, with the names shown to people: first those of tools, then of
     /// messages.
     pub(super) fn named(&self) -> [Vec<(&'static str, u64)>; 2] {
-        let there = |all: &[(&'static str, u64)]| {
-            all.iter().copied().filter(|(_, tokens)| *tokens > 0).collect()
-        };
-        [
-            there(&[("  MCP tools:", self.mcp_tools)]),
-            there(&[
+        let mut sections = [
+            vec![("  MCP tools:", self.mcp_tools)],
+            vec![
                 ("  Memory files:", self.memory),
                 ("  Skills:", self.skills),
                 ("  Agents:", self.agents),
-            ]),
-        ]
+            ],
+        ];
+        for section in &mut sections {
+            section.retain(|(_, tokens)| *tokens > 0);
+        }
+        sections
     }
+}
+
+fn contains(raw: &[u8], text: &str) -> bool {
+    memmem::find(raw, text.as_bytes()).is_some()
 }

@@ -29,11 +29,12 @@ pub(super) struct TokenSums {
 }
 
 impl TokenSums {
-    pub(super) fn of<'p>(parts: impl IntoIterator<Item = &'p SketchPart>) -> Self {
-        parts.into_iter().fold(Self::default(), |mut sums, part| {
+    pub(super) fn from_parts<'p>(parts: impl IntoIterator<Item = &'p SketchPart>) -> Self {
+        let mut sums = Self::default();
+        for part in parts {
             sums.add(part);
-            sums
-        })
+        }
+        sums
     }
 
     pub(super) fn add(&mut self, part: &SketchPart) {
@@ -50,9 +51,12 @@ impl TokenSums {
         *sum += u64::from(part.tokens);
     }
 
-    /// All reasoning, old or new.
     pub(super) fn thoughts(&self) -> u64 {
         self.reasoning + self.steered + self.old
+    }
+
+    pub(super) fn read(&self, retention: ReasoningRetention) -> u64 {
+        self.by_retention()[retention as usize].1
     }
 
     /// Tokens that are read, for each reasoning retention.
@@ -75,7 +79,7 @@ pub(super) const FEW: u64 = 64;
 
 /// Tokens of the reasoning that may disappear between two calls.
 pub(super) fn thoughts(anchor: &Anchor<'_>) -> u64 {
-    reasoning_of(anchor.turn).saturating_add(TokenSums::of(anchor.sketch).thoughts())
+    reasoning_of(anchor.turn).saturating_add(TokenSums::from_parts(anchor.sketch).thoughts())
 }
 
 /// The anchor's reported context, plus what was added and less what was removed since; parts that stayed
@@ -88,30 +92,29 @@ pub(super) fn grown(
     left: u64,
     clears_past: Option<u64>,
 ) -> u64 {
-    let before = TokenSums::of(anchor.sketch).by_retention()[retention as usize].1;
+    let counted = TokenSums::from_parts(anchor.sketch).read(retention);
     let reported = whole(anchor);
-    let wrong = miscounted(reported, before, left);
-    let whole = reported.saturating_add(all).saturating_sub(before).saturating_add_signed(-wrong);
-    cleared(anchor, whole, clears_past)
+    let wrong = miscounted(reported, counted, left);
+    let prompt = reported.saturating_add(all).saturating_sub(counted).saturating_add_signed(-wrong);
+    cleared(anchor, prompt, clears_past)
 }
 
-/// The prediction, limited from below, in a range widened by what is uncertain. Removed tokens were counted,
-/// not measured: a response schema counted too high would subtract too much. `head_left`: removed tokens of
-/// system prompt and tools, as they were counted.
 pub(super) fn floored(
     guess: CostPrediction,
     anchor: &Anchor<'_>,
     now: &TokenSums,
     head_left: u64,
 ) -> CostPrediction {
-    let at = guess.retention as usize;
-    let (all, before) =
-        (now.by_retention()[at].1, TokenSums::of(anchor.sketch).by_retention()[at].1);
+    let all = now.read(guess.retention);
+    let counted = TokenSums::from_parts(anchor.sketch).read(guess.retention);
     // The tokens sent now, if they were miscounted by the same ratio as the whole.
-    let reported = u128::from(whole(anchor).min(before));
-    let share = (u128::from(all) * reported / u128::from(before.max(1))) as u64;
+    let reported = u128::from(whole(anchor).min(counted));
+    let share = (u128::from(all) * reported / u128::from(counted.max(1))) as u64;
+    // Removed tokens were counted, not measured: a response schema counted too high would subtract too much.
     let unsure = head_left / 2;
-    let (low, high) = (guess.low.saturating_sub(unsure), guess.high.saturating_add(unsure));
+    let low = guess.low.saturating_sub(unsure);
+    let high = guess.high.saturating_add(unsure);
+    // Half of it is still within the errors of counting; less means that too much was subtracted.
     if guess.tokens >= share / 2 {
         return CostPrediction { low: low.max(share / 4).min(guess.tokens), high, ..guess };
     }
@@ -128,13 +131,14 @@ pub(super) fn floored(
 /// Removed tokens of the history in the provider's count: `left`, as they were counted, corrected by their
 /// share of the error of the whole count.
 pub(super) fn gone_history(anchor: &Anchor<'_>, retention: ReasoningRetention, left: u64) -> u64 {
-    let before = TokenSums::of(anchor.sketch).by_retention()[retention as usize].1;
-    left.saturating_add_signed(miscounted(whole(anchor), before, left))
+    let counted = TokenSums::from_parts(anchor.sketch).read(retention);
+    left.saturating_add_signed(miscounted(whole(anchor), counted, left))
 }
 
 /// How many tokens too few `left` was counted, if the whole count was `before` and the reported number
 /// `reported`.
 fn miscounted(reported: u64, before: u64, left: u64) -> i64 {
+    // The few tokens that a client moves with every call say nothing about what they cost.
     let share = if left < MUCH { 0.0 } else { left as f64 / before.max(1) as f64 };
     let wrong = (reported as f64 - before as f64).clamp(-0.5 * before as f64, before as f64);
     (share.min(1.0) * wrong) as i64
@@ -149,39 +153,38 @@ const MUCH: u64 = 1_000;
 /// `counted`: the tokens before the correction by what was learned; the correction counts as new tokens.
 pub(super) fn moved(anchor: &Anchor<'_>, counted: u64, tokens: u64, new: u64) -> (u64, u64) {
     let context = anchor.turn.context().unwrap_or_default();
-    let before = context.input.saturating_add(context.output);
-    let new = new.saturating_add(tokens).saturating_sub(counted);
-    let new = new.max(tokens.saturating_sub(before));
-    (new, before.saturating_add(new).saturating_sub(tokens))
+    let reported = context.input.saturating_add(context.output);
+    let added = new.saturating_add(tokens).saturating_sub(counted);
+    let added = added.max(tokens.saturating_sub(reported));
+    (added, reported.saturating_add(added).saturating_sub(tokens))
 }
 
-/// The sum of the parts, corrected by the error that the anchor's sum had with its tokenizer.
 pub(super) fn rescaled(anchor: &Anchor<'_>, all: u64, clears_past: Option<u64>) -> u64 {
-    let whole = match sum(anchor.sketch) {
+    let prompt = match sum(anchor.sketch) {
         0 => all,
-        before => (u128::from(all) * u128::from(whole(anchor)) / u128::from(before)) as u64,
+        counted => (u128::from(all) * u128::from(whole(anchor)) / u128::from(counted)) as u64,
     };
-    cleared(anchor, whole, clears_past)
+    cleared(anchor, prompt, clears_past)
 }
 
-/// The anchor's input, including what the provider cleared of it, as its sketch does.
 fn whole(anchor: &Anchor<'_>) -> u64 {
     let context = anchor.turn.context().unwrap_or_default();
+    // What the provider cleared is in the sketch, too.
     context.input.saturating_add(cleared_of(anchor.turn))
 }
 
-/// The prompt without what the provider clears. The client sends cleared results again, and the provider
-/// clears them again if it is asked to and the prompt is large enough. What it will clear for the first time
-/// cannot be predicted.
+/// The prompt without what the provider clears.
 fn cleared(anchor: &Anchor<'_>, whole: u64, clears_past: Option<u64>) -> u64 {
+    // The client sends cleared results again, and the provider clears them again if it is asked to and the
+    // prompt is large enough. What it will clear for the first time cannot be predicted.
     let clears = clears_past.is_some_and(|past| whole > past);
     if clears { whole.saturating_sub(cleared_of(anchor.turn)) } else { whole }
 }
 
-/// The same for a turn's own input plus what was added to it: what was cleared is sent again.
 pub(super) fn cleared_next(turn: &Turn, tokens: u64, clears_past: Option<u64>) -> u64 {
-    let whole = tokens.saturating_add(cleared_of(turn));
-    if clears_past.is_some_and(|past| whole > past) { tokens } else { whole }
+    // What was cleared is sent again.
+    let prompt = tokens.saturating_add(cleared_of(turn));
+    if clears_past.is_some_and(|past| prompt > past) { tokens } else { prompt }
 }
 
 fn cleared_of(turn: &Turn) -> u64 {
@@ -190,15 +193,8 @@ fn cleared_of(turn: &Turn) -> u64 {
 
 /// The breakdown of parts; reasoning only if it is read.
 pub(super) fn places(parts: &[SketchPart], retention: ReasoningRetention) -> Breakdown {
-    let sums = TokenSums::of(parts);
-    let at = |place| {
-        let there = parts.iter().filter(|part| part.place == place);
-        there.map(|part| u64::from(part.tokens)).sum()
-    };
-    Breakdown {
-        system: at(PromptSection::System) + at(PromptSection::SystemItem),
-        tools: at(PromptSection::Tools) + at(PromptSection::ToolsItem),
-        messages: at(PromptSection::History),
+    let sums = TokenSums::from_parts(parts);
+    let mut breakdown = Breakdown {
         reasoning: match retention {
             ReasoningRetention::Keeps => sums.thoughts(),
             ReasoningRetention::Loops => sums.reasoning + sums.steered,
@@ -206,16 +202,27 @@ pub(super) fn places(parts: &[SketchPart], retention: ReasoningRetention) -> Bre
             ReasoningRetention::Drops => 0,
         },
         ..Breakdown::default()
+    };
+    for part in parts {
+        let section = match part.place {
+            PromptSection::System | PromptSection::SystemItem => &mut breakdown.system,
+            PromptSection::Tools | PromptSection::ToolsItem => &mut breakdown.tools,
+            PromptSection::History => &mut breakdown.messages,
+            PromptSection::Reasoning
+            | PromptSection::SteeredReasoning
+            | PromptSection::OldReasoning => continue,
+        };
+        *section += u64::from(part.tokens);
     }
+    breakdown
 }
 
-/// Reasoning tokens of a turn's reply: its output less the tokens of its parts, but not fewer than reported.
 pub(super) fn reasoning_of(turn: &Turn) -> u64 {
     let Some(context) = turn.context() else { return 0 };
+    // What the parts do not explain, but not fewer than reported.
     context.output.saturating_sub(sum(&turn.reply)).max(reported_reasoning(turn))
 }
 
-/// The reported reasoning tokens of a turn's reply.
 pub(super) fn reported_reasoning(turn: &Turn) -> u64 {
     let output = turn.context().map_or(0, |context| context.output);
     let others: u64 = turn.others.iter().map(|form| form.reasoning).sum();
@@ -226,20 +233,20 @@ pub(super) fn reported_reasoning(turn: &Turn) -> u64 {
 /// scaled down to an earlier total is taken as it was estimated.
 pub(super) fn fit(parts: Breakdown, total: u64) -> Breakdown {
     let [system, tools] = parts.head.unwrap_or([parts.system, parts.tools]);
-    let whole = system.saturating_add(tools);
-    let capped = whole > total;
-    let head = capped.then_some([system, tools]);
-    let (system, tools) = if capped {
-        let share = u128::from(system) * u128::from(total) / u128::from(whole);
-        (share as u64, total - share as u64)
-    } else {
-        (system, tools)
-    };
-    let messages = total - system - tools;
-    let reasoning = parts.reasoning.min(messages);
-    let whole =
-        Breakdown { system, tools, messages, reasoning, capped, head, ..Breakdown::default() };
-    Breakdown { sections: parts.sections.within(tools, messages), ..whole }
+    let head_tokens = system.saturating_add(tools);
+    let mut breakdown = Breakdown { system, tools, ..Breakdown::default() };
+    if head_tokens > total {
+        let share = u128::from(system) * u128::from(total) / u128::from(head_tokens);
+        breakdown.system = share as u64;
+        breakdown.tools = total - breakdown.system;
+        breakdown.capped = true;
+        // Kept, so that a later and larger total does not start from what was scaled down.
+        breakdown.head = Some([system, tools]);
+    }
+    breakdown.messages = total - breakdown.system - breakdown.tools;
+    breakdown.reasoning = parts.reasoning.min(breakdown.messages);
+    breakdown.sections = parts.sections.within(breakdown.tools, breakdown.messages);
+    breakdown
 }
 
 #[cfg(test)]

@@ -125,29 +125,35 @@ pub struct EstimateBasis {
 impl ContextView {
     /// A context after its newest turn: what the next request will contain of it ([`Turn::carried`]).
     pub fn after(turn: &Turn) -> Self {
-        let estimated = turn.estimate.as_ref();
+        let estimate = turn.estimate.as_ref();
         let total = turn.carried().unwrap_or(0);
-        let own = turn.context();
+        let context = turn.context();
+        let has_usage = context.is_some();
         // Without its own usage, it is based on the call that its request was based on.
-        let call = own.or_else(|| turn.carry.as_ref()?.basis);
+        let call = context.or_else(|| turn.carry.as_ref()?.basis);
         let basis = call.map(|LastCall { input, output }| {
-            let before = input.saturating_add(output);
-            let (new, gone) = (total.saturating_sub(before), before.saturating_sub(total));
-            let cut = turn.usage.lower_bound && own.is_some();
-            EstimateBasis { input, output, cut, new, gone }
+            let reported = input.saturating_add(output);
+            EstimateBasis {
+                input,
+                output,
+                cut: turn.usage.lower_bound && has_usage,
+                new: total.saturating_sub(reported),
+                gone: reported.saturating_sub(total),
+            }
         });
-        let known = estimated.map(|estimate| estimate.breakdown).unwrap_or_default();
-        let reasoning = turn.carry.as_ref().map_or(known.reasoning, |carry| carry.reasoning);
-        let known = Breakdown { reasoning, ..known };
+        let mut breakdown = estimate.map(|estimate| estimate.breakdown).unwrap_or_default();
+        if let Some(carry) = &turn.carry {
+            breakdown.reasoning = carry.reasoning;
+        }
         Self {
-            method: estimated.filter(|_| own.is_none()).map(|estimate| estimate.method),
+            method: if has_usage { None } else { estimate.map(|estimate| estimate.method) },
             basis,
             last_error_percent: error_percent(turn),
             hidden_input: hidden_input(turn),
             counted: turn.counted,
             tool_use_prompt: turn.usage.tool_use_prompt,
-            rewriting: RewriteView::of(&turn.done),
-            ..Self::new(fit(known, total), turn.window, turn.reserve)
+            rewriting: RewriteView::from_summary(&turn.done),
+            ..Self::new(fit(breakdown, total), turn.window, turn.reserve)
         }
         .with(turn.carry.as_ref().and_then(|carry| carry.limits))
         .made_of(turn.carry.as_ref().map(|carry| &carry.contents))
@@ -175,7 +181,7 @@ impl ContextView {
     pub fn made_of(self, contents: Option<&MessageTokens>) -> Self {
         let Breakdown { messages, reasoning, .. } = self.breakdown;
         let contents = contents.filter(|contents| !contents.is_nothing()).cloned();
-        Self { contents: contents.map(|it| it.fit(messages, reasoning)), ..self }
+        Self { contents: contents.map(|contents| contents.fit(messages, reasoning)), ..self }
     }
 
     /// A context as a request in flight will make it, after the rewrites `done`; `anchor` is the turn that
@@ -187,18 +193,24 @@ impl ContextView {
         anchor: Option<&Turn>,
         done: &RewriteSummary,
     ) -> Self {
-        let anchored = anchor.filter(|_| estimate.method != EstimateMethod::Estimated);
-        let basis = anchored.and_then(|turn| {
-            let LastCall { input, output } = turn.context()?;
-            let (new, gone) = (estimate.new, estimate.gone);
-            Some(EstimateBasis { input, output, cut: turn.usage.lower_bound, new, gone })
-        });
+        let basis = match anchor {
+            Some(turn) if estimate.method != EstimateMethod::Estimated => {
+                turn.context().map(|LastCall { input, output }| EstimateBasis {
+                    input,
+                    output,
+                    cut: turn.usage.lower_bound,
+                    new: estimate.new,
+                    gone: estimate.gone,
+                })
+            }
+            _ => None,
+        };
         Self {
             method: Some(estimate.method),
             basis,
             last_error_percent: anchor.and_then(error_percent),
             hidden_input: anchor.and_then(hidden_input),
-            rewriting: RewriteView::of(done),
+            rewriting: RewriteView::from_summary(done),
             in_flight: true,
             ..Self::new(estimate.breakdown, window, reserve)
         }
@@ -236,7 +248,7 @@ fn is_zero(number: &u64) -> bool {
 }
 
 fn hidden_input(turn: &Turn) -> Option<HiddenInput> {
-    HiddenInput::of(&turn.usage, turn.estimate.as_ref()?)
+    HiddenInput::from_usage(&turn.usage, turn.estimate.as_ref()?)
 }
 
 fn error_percent(turn: &Turn) -> Option<f64> {
@@ -280,7 +292,8 @@ impl fmt::Display for ContextView {
         for (name, tokens) in of_tools {
             line(f, name, 22, tokens, Some("estimated"))?;
         }
-        if let Some(contents) = self.contents.as_ref().filter(|it| !it.deferred.is_empty()) {
+        let deferred = self.contents.as_ref().filter(|contents| !contents.deferred.is_empty());
+        if let Some(contents) = deferred {
             writeln!(f, "    Deferred:          0 tokens ({contents})")?;
         }
         line(f, "Messages:", 22, parts.messages, Some(messages))?;
@@ -296,12 +309,12 @@ impl fmt::Display for ContextView {
             line(f, "  Reasoning:", 22, parts.reasoning, Some("estimated"))?;
         }
         writeln!(f, "  {}", "─".repeat(29))?;
-        line(f, "Total:", 22, self.total, estimated.then_some("estimated"))?;
+        line(f, "Total:", 22, self.total, if estimated { Some("estimated") } else { None })?;
         if let Some(basis) = self.basis {
             writeln!(f, "Calculation basis:")?;
             line(f, "Last actual input:", 26, basis.input, None)?;
-            let cut = basis.cut.then_some("estimated, the reply was cut");
-            line(f, "Last output:", 26, basis.output, cut)?;
+            let note = if basis.cut { Some("estimated, the reply was cut") } else { None };
+            line(f, "Last output:", 26, basis.output, note)?;
             line(f, "New since then:", 26, basis.new, Some("estimated"))?;
             if basis.gone > 0 {
                 line(f, "Gone since then:", 26, basis.gone, Some("estimated"))?;
@@ -332,7 +345,6 @@ impl fmt::Display for ContextView {
 }
 
 impl ContextView {
-    /// Writes the points at which pruning and so on begin, and what is free.
     fn limits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(thresholds) = &self.thresholds {
             write!(f, "{thresholds}")?;
@@ -353,15 +365,14 @@ impl ContextView {
 }
 
 impl RewriteView {
-    fn of(done: &RewriteSummary) -> Self {
+    fn from_summary(done: &RewriteSummary) -> Self {
         let RewriteSummary { mode, held_out, overflow, made, new, .. } = *done;
         let removed = done.removed();
-        let (resent, revoked) = (done.resent.is_some(), done.revoked.is_some());
         Self {
             mode,
             held_out,
-            resent,
-            revoked,
+            resent: done.resent.is_some(),
+            revoked: done.revoked.is_some(),
             overflow,
             made,
             new,
@@ -381,8 +392,8 @@ impl fmt::Display for RewriteView {
             Mode::Shadow => "shadow",
             Mode::Active => "active",
         };
-        let held = if self.held_out { ", held out" } else { "" };
-        write!(f, "Rewriting ({mode}{held}): ")?;
+        let note = if self.held_out { ", held out" } else { "" };
+        write!(f, "Rewriting ({mode}{note}): ")?;
         if self.made.is_nothing() {
             return write!(f, "nothing");
         }

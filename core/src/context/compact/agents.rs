@@ -18,22 +18,29 @@ pub fn tokens_without_cache_writes(usage: &Usage) -> Option<u64> {
 /// calls and their results stay together. It is after the last message only if the model has finished.
 pub(super) fn cut_point(conversation: &Conversation, body: &[u8], keep: f64) -> usize {
     let messages = &conversation.messages;
-    let is_read =
-        |message: &&Message| message.parts.iter().any(|it| it.audience == Audience::Model);
-    let length = |message| Some(message).filter(is_read).map(|it| classic::length(it.span, body));
-    let lengths: Vec<u64> = messages.iter().map(|message| length(message).unwrap_or(0)).collect();
+    let lengths: Vec<u64> = messages
+        .iter()
+        .map(|message| match message.parts.iter().any(|part| part.audience == Audience::Model) {
+            true => classic::length(message.span, body),
+            // What the model does not read is not in the agent's own history.
+            false => 0,
+        })
+        .collect();
     let target = lengths.iter().sum::<u64>() as f64 * (1.0 - keep.clamp(0.0, 1.0));
-    let (mut before, mut last) = (0u64, 0);
+    let mut length = 0u64;
+    let mut latest = 0;
     for (index, message) in messages.iter().enumerate() {
         if is_users_own(message) {
-            if before as f64 >= target {
+            // Before a user's text, so that calls and their results stay together.
+            if length as f64 >= target {
                 return index;
             }
-            last = index;
+            latest = index;
         }
-        before += lengths[index];
+        length += lengths[index];
     }
-    if messages.last().is_some_and(is_finished) { messages.len() } else { last }
+    // Only a model that has finished leaves nothing that belongs to the next message.
+    if messages.last().is_some_and(is_finished) { messages.len() } else { latest }
 }
 
 /// Whether a compaction is accepted: it must shrink the context, but not to nothing.
@@ -41,12 +48,10 @@ pub fn is_worth_it(before: u64, after: u64) -> bool {
     0 < after && after < before
 }
 
-/// Whether a message is the user's own and not a tool result.
 fn is_users_own(message: &Message) -> bool {
     message.role == Role::User && !holds(message, PartKind::ToolResult)
 }
 
-/// Whether a message is the model's last in its turn: it has no calls.
 fn is_finished(message: &Message) -> bool {
     message.role == Role::Assistant && !holds(message, PartKind::ToolCall)
 }
@@ -59,7 +64,9 @@ mod tests {
     #[test]
     fn a_summary_that_does_not_shrink_the_history_is_rejected() {
         assert!(is_worth_it(1_000, 999));
-        assert!(!is_worth_it(1_000, 1_000) && !is_worth_it(1_000, 1_001) && !is_worth_it(10, 0));
+        assert!(!is_worth_it(1_000, 1_000));
+        assert!(!is_worth_it(1_000, 1_001));
+        assert!(!is_worth_it(10, 0));
     }
 
     const USER: &str = r#"{"role":"user","parts":[{"text":"A question of some words."}]}"#;
@@ -79,7 +86,9 @@ mod tests {
     #[test]
     fn gemini_cli_keeps_the_last_part_and_cuts_before_a_question() {
         let five = [USER, MODEL, USER, MODEL, USER];
-        assert_eq!((cut(0.5, &five), cut(0.1, &five), cut(0.3, &five)), (4, 4, 4));
+        assert_eq!(cut(0.5, &five), 4);
+        assert_eq!(cut(0.1, &five), 4);
+        assert_eq!(cut(0.3, &five), 4);
         assert_eq!(cut(0.7, &five), 2);
         // No question comes after the place: everything is cut, if the model has finished.
         assert_eq!(cut(0.2, &[USER, MODEL, USER, MODEL]), 4);
@@ -87,7 +96,11 @@ mod tests {
         assert_eq!(cut(0.01, &[USER, MODEL, USER, CALL]), 2);
         assert_eq!(cut(0.3, &[USER, MODEL, USER, CALL, RESULT]), 2);
         // Nothing can be summarised before the first question.
-        assert_eq!((cut(0.5, &[]), cut(0.5, &[USER]), cut(0.3, &[USER, CALL, RESULT])), (0, 0, 0));
-        assert_eq!((cut(-1.0, &five), cut(2.0, &five), cut(f64::NAN, &five)), (4, 0, 4));
+        assert_eq!(cut(0.5, &[]), 0);
+        assert_eq!(cut(0.5, &[USER]), 0);
+        assert_eq!(cut(0.3, &[USER, CALL, RESULT]), 0);
+        assert_eq!(cut(-1.0, &five), 4);
+        assert_eq!(cut(2.0, &five), 0);
+        assert_eq!(cut(f64::NAN, &five), 4);
     }
 }

@@ -5,9 +5,8 @@
 
 use foldhash::HashMap;
 
-use crate::dialect::{Conversation, Dialect, Message, Part, PartIndex, PartKind, Span};
+use crate::dialect::{Conversation, Dialect, Message, Part, PartIndex, PartKind};
 
-/// Calls of tools that were loaded before: the place of the reference, and the message with the call.
 fn loaded_calls(messages: &[Message]) -> Vec<(PartIndex, usize)> {
     let mut loaded: HashMap<&str, PartIndex> = HashMap::default();
     let mut calls = Vec::new();
@@ -15,8 +14,11 @@ fn loaded_calls(messages: &[Message]) -> Vec<(PartIndex, usize)> {
         for (at, part) in message.parts.iter().enumerate() {
             let names = part.loads.iter().map(|name| (&**name, PartIndex::new(index, at)));
             loaded.extend(names);
-            let name = part.name.as_deref().filter(|_| part.kind == PartKind::ToolCall);
-            calls.extend(name.and_then(|name| Some((*loaded.get(name)?, index))));
+            if part.kind == PartKind::ToolCall
+                && let Some(reference) = part.name.as_deref().and_then(|name| loaded.get(name))
+            {
+                calls.push((*reference, index));
+            }
         }
     }
     calls
@@ -31,10 +33,10 @@ pub(super) fn separates(messages: &[Message]) -> Vec<bool> {
     separates
 }
 
-/// The steps before a cut that load a tool, as messages, oldest first. A summary is often written before it is used, so a
-/// tool may be called meanwhile that nobody had called by then: all that was loaded stays loaded.
 pub(super) fn repeated(conversation: &Conversation, body: &[u8], cut: usize) -> Vec<String> {
     let mut loaded: HashMap<&str, PartIndex> = HashMap::default();
+    // A summary is often written before it is used, so a tool may be called meanwhile that nobody had called by
+    // then: all that was loaded stays loaded.
     for (index, message) in conversation.messages.iter().enumerate().take(cut) {
         for (at, part) in message.parts.iter().enumerate() {
             let names = part.loads.iter().filter(|name| is_offered(conversation, name));
@@ -56,8 +58,8 @@ pub(super) fn repeated(conversation: &Conversation, body: &[u8], cut: usize) -> 
     steps
 }
 
-/// Whether a tool can be loaded by its name. In Responses the item that loads it has its definition.
 fn is_offered(conversation: &Conversation, name: &str) -> bool {
+    // In Responses the item that loads a tool has its definition.
     conversation.dialect == Dialect::OpenaiResponses
         || conversation.tools.iter().any(|tool| tool.name.as_deref() == Some(name))
 }
@@ -66,22 +68,21 @@ fn is_offered(conversation: &Conversation, name: &str) -> bool {
 fn step(conversation: &Conversation, body: &[u8], at: PartIndex) -> Option<String> {
     let message = conversation.messages.get(at.message)?;
     let part = message.parts.get(at.part)?;
-    let raw = |span: Span| String::from_utf8_lossy(span.slice(body));
-    let holds = |it: &&Part| {
-        it.kind == PartKind::ToolResult
-            && it.span.start <= part.span.start
-            && part.span.end <= it.span.end
-    };
-    let result = message.parts.iter().find(holds).unwrap_or(part);
-    let before = conversation.messages[..=at.message].iter().flat_map(|message| &message.parts);
-    let before: Vec<&Part> = before.take_while(|it| it.span.start < result.span.start).collect();
-    let is_call = |it: &&&Part| match result.kind {
-        PartKind::ToolResult => it.kind == PartKind::ToolCall && it.id == result.id,
+    // A reference may be inside a result: the whole result is repeated.
+    let mut results = message.parts.iter().filter(|part| part.kind == PartKind::ToolResult);
+    let result = results
+        .find(|result| result.span.start <= part.span.start && part.span.end <= result.span.end)
+        .unwrap_or(part);
+    let parts = conversation.messages[..=at.message].iter().flat_map(|message| &message.parts);
+    let earlier: Vec<&Part> =
+        parts.take_while(|part| part.span.start < result.span.start).collect();
+    let call = earlier.iter().rev().find(|part| match result.kind {
+        PartKind::ToolResult => part.kind == PartKind::ToolCall && part.id == result.id,
         // A search of the provider's has no id.
-        _ => it.name.as_deref() == Some("tool_search_call"),
-    };
-    let call = raw(before.iter().rev().find(is_call)?.span);
-    let text = raw(result.span);
+        _ => part.name.as_deref() == Some("tool_search_call"),
+    })?;
+    let call = String::from_utf8_lossy(call.span.slice(body));
+    let text = String::from_utf8_lossy(result.span.slice(body));
     Some(match conversation.dialect {
         Dialect::Anthropic if result.server_step.is_some() => format!(
             r#"{{"role":"assistant","content":[{call},{text}]}},{{"role":"user","content":"{LOADED}"}}"#
@@ -200,6 +201,7 @@ mod tests {
         let body = json!({"tools": [{"function": {"name": "a"}}], "messages": [{"role": "user", "content": "Go."},
             {"role": "assistant", "tool_calls": [call]}, found, {"role": "user", "content": "On."}, later]});
         let steps = kept(Dialect::OpenaiChat, &body, 3);
-        assert_eq!((&steps[0]["tool_calls"], &steps[1]), (&json!([call]), &found));
+        assert_eq!(&steps[0]["tool_calls"], &json!([call]));
+        assert_eq!(&steps[1], &found);
     }
 }

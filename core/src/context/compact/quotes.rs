@@ -36,32 +36,30 @@ pub fn most_quoted(request: &PlanRequest<'_>) -> u64 {
 pub(super) fn quotes(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: usize) -> Quotes {
     let policy = &request.policy.compact;
     let quoted = quotable(request, known, cut);
-    let is_pinned = |quote: &Quote| {
-        policy.pinned.iter().any(|pin| !pin.is_empty() && quote.text.contains(pin.as_str()))
-    };
     let operators = quoted.iter().enumerate().rev();
     let operators = operators.filter(|(_, quote)| quote.speaker == Speaker::Operator);
     let operators: Vec<usize> = operators.take(OPERATORS).map(|(at, _)| at).collect();
-    let first = quoted.iter().position(|quote| quote.speaker == Speaker::User);
+    let opening = quoted.iter().position(|quote| quote.speaker == Speaker::User);
     let mut stays: Vec<bool> = quoted
         .iter()
         .enumerate()
         .map(|(at, quote)| {
-            let is_first = policy.keep_first && Some(at) == first;
-            is_pinned(quote) || is_first || operators.contains(&at)
+            // The whole text is searched for pins, before it is shortened.
+            let is_pinned = policy
+                .pinned
+                .iter()
+                .any(|pin| !pin.is_empty() && quote.text.contains(pin.as_str()));
+            let is_first = policy.keep_first && Some(at) == opening;
+            is_pinned || is_first || operators.contains(&at)
         })
         .collect();
     let shortened: Vec<Quote> = quoted.iter().map(shorten).collect();
-    let tokens = |quote: &Quote| {
-        let part = ReplyPart { text: quote.text.clone(), ..ReplyPart::new(PartKind::Text) };
-        u64::from(request.tokenizer.reply().reply_part(&part))
-    };
-    let most = most_quoted(request);
-    let kept = shortened.iter().zip(&stays).filter(|(_, stays)| **stays);
-    let mut sum: u64 = kept.map(|(quote, _)| tokens(quote)).sum();
+    let limit = most_quoted(request);
+    let certain = shortened.iter().zip(&stays).filter(|(_, stays)| **stays);
+    let mut sum: u64 = certain.map(|(quote, _)| quote_tokens(request, quote)).sum();
     for (quote, stays) in shortened.iter().zip(&mut stays).rev().filter(|(_, stays)| !**stays) {
-        sum = sum.saturating_add(tokens(quote));
-        if sum > most {
+        sum = sum.saturating_add(quote_tokens(request, quote));
+        if sum > limit {
             break;
         }
         *stays = true;
@@ -71,9 +69,14 @@ pub(super) fn quotes(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: 
     Quotes { quotes: quotes.map(|(quote, _)| quote).collect(), messages }
 }
 
-/// Everything the user and the operator said before a cut, in full.
+fn quote_tokens(request: &PlanRequest<'_>, quote: &Quote) -> u64 {
+    let part = ReplyPart { text: quote.text.clone(), ..ReplyPart::new(PartKind::Text) };
+    u64::from(request.tokenizer.reply().reply_part(&part))
+}
+
 fn quotable(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: usize) -> Vec<Quote> {
-    let (mut quoted, mut number) = (Vec::new(), 0);
+    let mut quoted = Vec::new();
+    let mut number = 0;
     let messages = request.conversation.messages.iter().enumerate();
     for (index, message) in messages.take(cut) {
         if let Some(OwnText { text, is_whole }) = own_text(message, request.body) {
@@ -89,7 +92,6 @@ fn quotable(request: &PlanRequest<'_>, known: &RecordedDecisions, cut: usize) ->
     quoted
 }
 
-/// Shortens a quote to the most that is quoted of one message.
 fn shorten(quote: &Quote) -> Quote {
     let end = quote.text.floor_char_boundary(BYTES);
     let is_whole = quote.is_whole && end == quote.text.len();
@@ -117,16 +119,19 @@ fn own_text(message: &Message, body: &[u8]) -> Option<OwnText> {
             PartKind::Text if part.role == Role::User && part.span.start >= results => {
                 for text in &part.texts {
                     let text = text_at(*text, body);
-                    let own = without_blocks(&text);
-                    is_whole &= own.len() == text.len();
-                    texts.push(own);
+                    let own_text = without_blocks(&text);
+                    is_whole &= own_text.len() == text.len();
+                    texts.push(own_text);
                 }
             }
             _ => {}
         }
     }
     texts.retain(|text| !text.trim().is_empty());
-    (!texts.is_empty()).then(|| OwnText { text: texts.join("\n"), is_whole })
+    match texts.is_empty() {
+        true => None,
+        false => Some(OwnText { text: texts.join("\n"), is_whole }),
+    }
 }
 
 /// Tags of blocks that clients insert into user messages, by the start of their names.
@@ -166,36 +171,34 @@ const NOTES: [&str; 7] = [
     "<returncode>",
 ];
 
-/// A text without the blocks that a client inserted. A block goes from a tag at the start of a line to the
-/// last matching closing tag, because it may contain such tags itself; without a closing tag, to the end.
 fn without_blocks(text: &str) -> String {
     if NOTES.iter().any(|note| text.trim_start().starts_with(note)) {
         return String::new();
     }
-    let mut own = text.to_owned();
+    let mut rest = text.to_owned();
     let mut from = 0;
-    while let Some((start, name)) = block(&own, from) {
+    while let Some((start, name)) = block(&rest, from) {
         let close = format!("</{name}>");
-        let end = own[start..].rfind(&close).map_or(own.len(), |at| start + at + close.len());
-        own.replace_range(start..end, "");
+        // The last closing tag: a block may contain such tags itself. Without one it goes to the end.
+        let end = rest[start..].rfind(&close).map_or(rest.len(), |at| start + at + close.len());
+        rest.replace_range(start..end, "");
         from = start;
     }
-    own
+    rest
 }
 
-/// The first inserted block at or after a place: its start and its name.
 fn block(text: &str, from: usize) -> Option<(usize, String)> {
     let mut tags = text[from..].match_indices('<').map(|(at, _)| from + at);
     tags.find_map(|at| {
-        let after = &text[at + 1..];
-        if !BLOCKS.iter().any(|name| after.starts_with(name)) {
+        let tag = &text[at + 1..];
+        if !BLOCKS.iter().any(|name| tag.starts_with(name)) {
             return None;
         }
         // Only the space before it is searched, not the whole line, which may be very long.
-        let before = text[..at].trim_end_matches(|c: char| c.is_whitespace() && c != '\n');
-        let begins_line = before.is_empty() || before.ends_with('\n');
-        let ends = after.find(['>', ' ', '\n', '/']).unwrap_or(after.len());
-        begins_line.then(|| (at, after[..ends].to_owned()))
+        let head = text[..at].trim_end_matches(|c: char| c.is_whitespace() && c != '\n');
+        let begins_line = head.is_empty() || head.ends_with('\n');
+        let name = &tag[..tag.find(['>', ' ', '\n', '/']).unwrap_or(tag.len())];
+        if begins_line { Some((at, name.to_owned())) } else { None }
     })
 }
 

@@ -3,8 +3,6 @@
 //! Shown to operators, so it must not contain any text of a summary (invariant 9). The caller, who knows
 //! prices, adds the money. Pure.
 
-use std::sync::Arc;
-
 use foldhash::HashSet;
 use serde::{Deserialize, Serialize};
 
@@ -52,8 +50,7 @@ pub struct Compactions {
 }
 
 impl CompactionReport {
-    /// The report on a fact, without its price.
-    fn of(compact: &CompactionRecord) -> Self {
+    fn from_record(compact: &CompactionRecord) -> Self {
         Self {
             engine: compact.by,
             upstream: compact.upstream.clone(),
@@ -93,39 +90,47 @@ impl Compactions {
             return Self::default();
         }
         let line = line(ledger, turn);
-        let sketch = ledger.sketch(turn).filter(|_| turn.done.is_sent()).unwrap_or_default();
-        let sent: HashSet<_> = sketch.iter().map(|part| part.key).collect();
-        let newest =
-            ledger.compacts(DecisionMode::Active).find(|compact| sent.contains(&compact.key()));
+        let sketch = match turn.done.is_sent() {
+            true => ledger.sketch(turn).unwrap_or_default(),
+            false => Vec::new(),
+        };
+        let sent_keys: HashSet<_> = sketch.iter().map(|part| part.key).collect();
+        let newest = ledger
+            .compacts(DecisionMode::Active)
+            .find(|compact| sent_keys.contains(&compact.key()));
         let Some(newest) = newest else {
             return Self { used: Vec::new(), ready: ready(ledger, &line, 0) };
         };
-        let folded = |one: &&Arc<CompactionRecord>| {
-            one.about != newest.about && one.at <= newest.at && line.contains(&one.exchange)
-        };
-        let mut used: Vec<_> = ledger.compacts(DecisionMode::Active).filter(folded).collect();
+        // Earlier ones were summarised again, and are part of the newest one's text.
+        let mut used: Vec<_> = ledger
+            .compacts(DecisionMode::Active)
+            .filter(|one| {
+                one.about != newest.about && one.at <= newest.at && line.contains(&one.exchange)
+            })
+            .collect();
         used.sort_by_key(|compact| compact.at);
         used.push(newest);
-        let used = used.into_iter().map(|compact| CompactionReport::of(compact)).collect();
+        let used = used.into_iter().map(|compact| CompactionReport::from_record(compact)).collect();
         Self { used, ready: ready(ledger, &line, newest.at) }
     }
 }
 
-/// The turn's exchange and its ancestors.
 fn line<'l>(ledger: &'l Ledger, turn: &'l Turn) -> HashSet<&'l ExchangeId> {
     ledger.line(Some(turn)).map(|turn| &turn.exchange).collect()
 }
 
-/// The newest unused summary written for one of these exchanges after `since`.
 fn ready(ledger: &Ledger, line: &HashSet<&ExchangeId>, since: Millis) -> Option<CompactionReport> {
-    let is_used = |one: &CompactionRecord| {
-        ledger
-            .compacts(DecisionMode::Active)
-            .any(|used| (used.about, used.epoch) == (one.about, one.epoch))
-    };
-    let fresh = ledger.summaries(DecisionMode::Active).filter(|one| one.at > since);
-    let ready = fresh.filter(|one| line.contains(&one.exchange) && !is_used(one));
-    ready.max_by_key(|one| one.at).map(|one| CompactionReport::of(one))
+    let newest = ledger
+        .summaries(DecisionMode::Active)
+        .filter(|one| one.at > since && line.contains(&one.exchange) && !is_used(ledger, one))
+        .max_by_key(|one| one.at)?;
+    Some(CompactionReport::from_record(newest))
+}
+
+fn is_used(ledger: &Ledger, summary: &CompactionRecord) -> bool {
+    ledger
+        .compacts(DecisionMode::Active)
+        .any(|used| (used.about, used.epoch) == (summary.about, summary.epoch))
 }
 
 #[cfg(test)]

@@ -170,7 +170,7 @@ impl ScheduleState {
 
 impl WrittenSummary {
     /// The summary for a request that needs one this urgently.
-    pub fn of(
+    pub fn from_request(
         request: &PlanRequest<'_>,
         known: &RecordedDecisions,
         need: CompactionNeed,
@@ -184,7 +184,6 @@ impl WrittenSummary {
 }
 
 impl ScheduleContext {
-    /// What to do with the request as it is planned.
     fn action(self, state: ScheduleState) -> ScheduleAction {
         match (self.need, self.summary) {
             _ if state.used >= MOST_SUMMARIES => ScheduleAction::Send,
@@ -201,9 +200,9 @@ impl ScheduleContext {
         }
     }
 
-    /// What to do if no summary is written.
     fn unwritten(self, state: ScheduleState) -> ScheduleAction {
         match self.writer {
+            // The store may have one that was written elsewhere.
             _ if !state.is_fresh && self.may_be_stored() => ScheduleAction::Refresh,
             SummaryWriter::Nobody if self.need == CompactionNeed::Must => ScheduleAction::WriteNow,
             SummaryWriter::Nobody => ScheduleAction::WriteLater,
@@ -225,17 +224,15 @@ impl ScheduleContext {
         }
     }
 
-    /// Whether a summary should be in use by now.
     fn is_due(self) -> bool {
         self.need >= CompactionNeed::Swap
     }
 
-    /// Whether the store may have a summary that is not known here. If one is due, the store is read even
-    /// while the thread cools down: all processes must use the same beginning of a thread.
     fn may_be_stored(self) -> bool {
         match self.writer {
             SummaryWriter::Nobody => true,
             SummaryWriter::Here => false,
+            // All processes must use the same beginning of a thread, even while it cools down.
             SummaryWriter::Elsewhere | SummaryWriter::CoolingDown => self.is_due(),
         }
     }
@@ -301,9 +298,8 @@ impl WriterState {
         }
     }
 
-    /// Whether no summary is begun because summaries failed: for a while, or after too many until the history
-    /// is small again.
     fn is_cooling_down(self, max_failures: u32, now: Millis) -> bool {
+        // For a while, or after too many failures until the history is small again.
         self.failures >= max_failures || now < self.cools_until
     }
 }

@@ -16,11 +16,12 @@ pub fn is_worth_writing(
     tokens: u64,
     due: CompactionNeed,
 ) -> bool {
-    let (policy, fillable) = (&request.policy.compact, request.fillable());
+    let policy = &request.policy.compact;
+    let fillable = request.fillable();
     let threshold = policy.threshold(fillable);
-    let most = if due == CompactionNeed::Must { fillable } else { threshold };
+    let limit = if due == CompactionNeed::Must { fillable } else { threshold };
     let added = added_since_summary(request, known, tokens);
-    preview(request, SummaryAuthor::Summary, choice, tokens).after <= most
+    preview(request, SummaryAuthor::Summary, choice, tokens).after <= limit
         && added.is_none_or(|added| added as f64 >= policy.lasting_share * threshold as f64)
 }
 
@@ -54,10 +55,10 @@ pub struct SummarySizes {
 pub fn is_accepted(request: &PlanRequest<'_>, sizes: SummarySizes, why: DecisionReason) -> bool {
     let SummarySizes { whole, was, tokens } = sizes;
     let fillable = request.fillable();
-    let most = match why {
+    let limit = match why {
         DecisionReason::Window => fillable,
         DecisionReason::Requested => u64::MAX,
         _ => request.policy.compact.threshold(fillable),
     };
-    is_worth_it(was, tokens) && whole.saturating_sub(was).saturating_add(tokens) <= most
+    is_worth_it(was, tokens) && whole.saturating_sub(was).saturating_add(tokens) <= limit
 }

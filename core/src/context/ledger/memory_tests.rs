@@ -32,7 +32,7 @@ fn check(more: usize, times: usize) {
 }
 
 fn turn() -> Turn {
-    let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+    let scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
     let turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
     Turn { sketch: Sketch::default(), response: None, ..turn }
 }
@@ -153,7 +153,7 @@ fn injections_stand_in_the_order_in_which_they_were_queued() {
 /// What decisions take is part of the total.
 #[test]
 fn the_size_of_decisions_is_also_counted_separately() {
-    let scene = SessionFixture::of("claude-opus-4-6", &messages("ucrau"));
+    let scene = SessionFixture::new("claude-opus-4-6", &messages("ucrau"));
     let cut = Cut {
         epoch: None,
         about: PartKey(1),

@@ -82,7 +82,7 @@ mod tests {
     /// A reply that broke off counts as in the context view, and what of that was not reported is told apart.
     #[test]
     fn totals_have_what_was_received_of_a_reply_that_broke_off() {
-        let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+        let scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
         let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
         turn.estimate.as_mut().unwrap().tokens = 950;
         turn.reply[0].tokens = 60;

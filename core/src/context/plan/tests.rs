@@ -58,7 +58,7 @@ fn session(
 ) -> SessionFixture {
     let all = messages(letters);
     let upto = |count: usize| all.as_array().unwrap()[..count].iter().cloned().collect::<Value>();
-    let mut scene = SessionFixture::of(name, &upto(1));
+    let mut scene = SessionFixture::new(name, &upto(1));
     for (number, letter) in letters.chars().enumerate().filter(|(_, it)| "acwt".contains(*it)) {
         if number > 1 {
             scene.send(&upto(number));
@@ -400,7 +400,7 @@ fn a_summary_is_found_by_what_stands_before_its_cut() {
 #[test]
 fn only_a_random_call_id_or_a_long_model_text_identifies_a_cut() {
     let own = |text: &str, cut| {
-        let scene = SessionFixture::of(
+        let scene = SessionFixture::new(
             FREE,
             &json!([{"role": "user", "content": "Hm. ".repeat(40)},
             {"role": "assistant", "content": text}, {"role": "user", "content": "Go on."},
@@ -426,7 +426,7 @@ fn reasoning_is_put_back_again_in_its_branch() {
     let all = messages("ucrcr");
     let upto = |count: usize| all.as_array().unwrap()[..count].iter().cloned().collect::<Value>();
     let with = |number: usize| json!([thinking(number), all[number]["content"][0]]);
-    let mut scene = SessionFixture::of(BOUND, &upto(1));
+    let mut scene = SessionFixture::new(BOUND, &upto(1));
     scene.answered(&with(1));
     scene.send(&upto(3));
     let decided = reasoning::propose(&scene.request(), &scene.known()).facts;
@@ -470,7 +470,7 @@ fn reasoning_that_policy_removes_is_removed_block_by_block() {
     for number in [1, 3] {
         all[number]["content"] = json!([thinking(number), {"type": "text", "text": "Aye."}]);
     }
-    let mut scene = SessionFixture::of(FREE, &all);
+    let mut scene = SessionFixture::new(FREE, &all);
     scene.policy.reasoning.strip_from_context = crate::context::policy::StripPolicy::AllButLast;
     let facts = reasoning::propose(&scene.request(), &scene.known()).facts;
     facts.into_iter().for_each(|fact| scene.ledger.add(fact));
@@ -586,7 +586,7 @@ fn a_request_with_a_held_history_is_sent_unchanged() {
 #[test]
 fn a_loop_is_open_while_calls_wait_for_the_model() {
     let of = |letters: &str| {
-        let scene = SessionFixture::of(FREE, &messages(letters));
+        let scene = SessionFixture::new(FREE, &messages(letters));
         let request = scene.request();
         (request.newest_user_message(), request.is_in_loop())
     };
@@ -598,14 +598,14 @@ fn a_loop_is_open_while_calls_wait_for_the_model() {
     let mut all = messages("ucr");
     let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}});
     all[2]["content"].as_array_mut().unwrap().push(picture);
-    let scene = SessionFixture::of(FREE, &all);
+    let scene = SessionFixture::new(FREE, &all);
     assert!(scene.request().is_in_loop(), "pictures come with results");
     all[2]["content"][0]["content"] = json!([{"type": "tool_reference", "tool_name": "ls"}]);
-    assert!(SessionFixture::of(FREE, &all).request().is_in_loop(), "so do references to tools");
+    assert!(SessionFixture::new(FREE, &all).request().is_in_loop(), "so do references to tools");
     let request = scene.request();
     assert_eq!([0, 1, 2, 3].map(|at| request.is_models(at)), [false, true, false, false]);
     assert_eq!(PlanRequest { reserve: 1_000, ..request }.fillable(), scene.model.window - 1_000);
-    let bound = |name| SessionFixture::of(name, &messages("u")).request().is_bound();
+    let bound = |name| SessionFixture::new(name, &messages("u")).request().is_bound();
     assert!(bound(BOUND));
     assert!(!bound(FREE));
 }
@@ -815,7 +815,7 @@ fn a_cut_is_dropped_if_it_would_invalidate_returned_reasoning() {
     let upto = |count: usize| all.as_array().unwrap()[..count].iter().cloned().collect::<Value>();
     // How many cuts remain once the client sends the reasoning of these messages.
     let left = |name, thinks: &[usize], change: fn(&mut SessionFixture)| {
-        let mut scene = SessionFixture::of(name, &upto(1));
+        let mut scene = SessionFixture::new(name, &upto(1));
         scene.answered(&json!([call(&all, 1)]));
         scene.send(&upto(3));
         scene.answered(&json!([thinking(3), call(&all, 3)]));
@@ -851,7 +851,7 @@ fn a_cut_is_dropped_if_it_would_invalidate_returned_reasoning() {
 #[test]
 fn the_boundary_of_a_summary_is_dropped_before_a_model_message() {
     let of = |letters: &str, by: SummaryAuthor| {
-        let mut scene = SessionFixture::of("claude-opus-4-6", &messages(letters));
+        let mut scene = SessionFixture::new("claude-opus-4-6", &messages(letters));
         let raw = rewrite::continued(Dialect::Anthropic, "They spoke.", &[], Some("Go on."));
         let written = CompactionRecord { raw: raw.into(), by, ..scene.summary(1) };
         scene.ledger.add(Fact::Summary(Box::new(written.clone())));

@@ -121,7 +121,6 @@ pub struct CompactOverride {
 }
 
 impl CompactOverride {
-    /// Whether it sets the threshold.
     fn has_threshold(&self) -> bool {
         self.threshold_tokens.is_some() || self.threshold.is_some()
     }
@@ -261,7 +260,6 @@ impl CompactPolicy {
         tokens.min(fillable)
     }
 
-    /// Tokens above which its summary is prepared.
     pub(crate) fn prepare_threshold(&self, fillable: u64) -> u64 {
         (self.prepare * self.threshold(fillable) as f64) as u64
     }
@@ -272,18 +270,17 @@ impl CompactPolicy {
         let text = self.boundary.replace("{type}", kind);
         let text = text.replace("{messages}", &messages.to_string());
         // A message without text would be refused.
-        (!text.trim().is_empty()).then_some(text)
+        if text.trim().is_empty() { None } else { Some(text) }
     }
 
-    /// The most tokens that a summary should leave, so that the next one is not due soon.
     pub(crate) fn most_after(&self, fillable: u64) -> u64 {
+        // So that the next summary is not due soon.
         match self.lasting_share > 0.0 {
             true => ((1.0 - self.lasting_share) * self.threshold(fillable) as f64) as u64,
             false => u64::MAX,
         }
     }
 
-    /// Most tokens that are kept as they are.
     pub(crate) fn tail(&self, fillable: u64) -> u64 {
         self.keep_tokens.min((self.keep_share * fillable as f64) as u64)
     }
@@ -296,11 +293,14 @@ mod tests {
     #[test]
     fn a_threshold_is_a_share_or_tokens_or_leaves_a_token_buffer() {
         let share = CompactPolicy { threshold: 0.5, prepare: 0.9, ..CompactPolicy::default() };
-        assert_eq!((share.threshold(180_000), share.prepare_threshold(180_000)), (90_000, 81_000));
+        assert_eq!(share.threshold(180_000), 90_000);
+        assert_eq!(share.prepare_threshold(180_000), 81_000);
         let tokens = CompactPolicy { threshold_tokens: Some(100_000), ..share.clone() };
-        assert_eq!((tokens.threshold(180_000), tokens.threshold(50_000)), (100_000, 50_000));
+        assert_eq!(tokens.threshold(180_000), 100_000);
+        assert_eq!(tokens.threshold(50_000), 50_000);
         let left = CompactPolicy { threshold_buffer_tokens: Some(13_000), ..share };
-        assert_eq!((left.threshold(180_000), left.threshold(5_000)), (167_000, 0));
+        assert_eq!(left.threshold(180_000), 167_000);
+        assert_eq!(left.threshold(5_000), 0);
     }
 
     #[test]

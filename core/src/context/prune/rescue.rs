@@ -15,7 +15,8 @@ use crate::dialect::overflow::Overflow;
 use crate::dialect::{PartIndex, PartKind, Purpose, Role};
 
 /// How many messages stay whole, and the fraction (1/n) of the room that the newest tokens keep.
-const NEWEST: (u32, u64) = (2, 4);
+const NEWEST_MESSAGES: u32 = 2;
+const NEWEST_SHARE: u64 = 4;
 
 /// How many tokens of a request fit, which has `ours` in our count and did not fit. `overflow`: the
 /// provider's message; its window is already in the model.
@@ -41,19 +42,23 @@ pub fn clear_for_room(
     }
     let eased = eased(request, goal);
     let request = &PlanRequest { policy: &eased, ..*request };
-    let found = PruneCandidates::of(request, known, cost);
-    let lowered = repair::lowered_output(request, known);
-    let most = lowered.map_or(u64::MAX, |_| cost.tokens.saturating_sub(goal));
-    let (mut facts, mut saved) = (Vec::new(), 0);
-    for result in found.old.iter().rev() {
-        if saved >= most {
+    let candidates = PruneCandidates::new(request, known, cost);
+    // A lowered output limit says exactly how much is too much; otherwise the counts may differ.
+    let excess = match repair::lowered_output(request, known) {
+        Some(_) => cost.tokens.saturating_sub(goal),
+        None => u64::MAX,
+    };
+    let mut facts = Vec::new();
+    let mut saved = 0;
+    for result in candidates.old.iter().rev() {
+        if saved >= excess {
             break;
         }
         saved += result.saves;
         facts.push(result.cut(request, DecisionReason::Overflow));
     }
     if !facts.is_empty() {
-        facts.extend(found.voided(request));
+        facts.extend(candidates.voided(request));
     }
     facts
 }
@@ -71,18 +76,24 @@ pub fn trim_for_room(
     }
     let eased = eased(request, goal);
     let request = &PlanRequest { policy: &eased, ..*request };
-    let found = PruneCandidates::of(request, known, cost);
-    let all: u64 = found.newborn.iter().map(|newborn| newborn.tokens).sum();
-    let room = goal.saturating_sub(cost.tokens.saturating_sub(all)).max(goal / SMALLEST);
-    let share = room / (found.newborn.len() as u64).max(1);
+    let newborn = PruneCandidates::new(request, known, cost).newborn;
+    let total: u64 = newborn.iter().map(|result| result.tokens).sum();
+    let room = goal.saturating_sub(cost.tokens.saturating_sub(total)).max(goal / SMALLEST);
+    let share = room / (newborn.len() as u64).max(1);
     let mut counter = counter(request);
-    let least = share.max(LEAST_TRIMMED);
-    let too_large = found.newborn.iter().filter(|newborn| newborn.tokens > least);
-    let cuts = too_large.filter_map(|newborn| {
-        let result = CutCandidate::trimmed(*newborn, request.body, share, &mut counter)?;
-        (result.saves > 0).then(|| result.cut(request, DecisionReason::TooLarge))
-    });
-    cuts.collect()
+    let mut facts = Vec::new();
+    for target in newborn {
+        if target.tokens <= share.max(LEAST_TRIMMED) {
+            continue;
+        }
+        match CutCandidate::trimmed(target, request.body, share, &mut counter) {
+            Some(result) if result.saves > 0 => {
+                facts.push(result.cut(request, DecisionReason::TooLarge));
+            }
+            _ => {}
+        }
+    }
+    facts
 }
 
 /// The largest text of the client's own compaction, shortened in its middle. Clients that put a whole history into one
@@ -97,16 +108,20 @@ pub fn shorten_for_room(
     if !may_make_room(request) || conversation.purpose != Purpose::Compaction {
         return Vec::new();
     }
-    let weights = PartWeights::of(request, cost);
+    let excess = cost.tokens.saturating_sub(goal);
+    if excess == 0 {
+        return Vec::new();
+    }
+    let weights = PartWeights::new(request, cost);
     let texts = conversation.messages.iter().enumerate().flat_map(|(index, message)| {
         let parts = message.parts.iter().enumerate();
         parts.map(move |(at, part)| (PartIndex::new(index, at), part))
     });
     let texts = texts.filter(|(_, part)| part.kind == PartKind::Text && part.role == Role::User);
     let largest = texts.max_by_key(|(_, part)| weights.own(part));
-    let excess = cost.tokens.saturating_sub(goal);
-    let shortened = largest.filter(|_| excess > 0).and_then(|(at, part)| {
-        let (about, tokens) = (known.about(at)?, weights.own(part));
+    let shortened = largest.and_then(|(at, part)| {
+        let about = known.about(at)?;
+        let tokens = weights.own(part);
         let stay = tokens.checked_sub(excess).filter(|stay| *stay >= LEAST_TRIMMED)?;
         let target = CutTarget { at, about, part, tokens };
         CutCandidate::trimmed(target, request.body, stay, &mut counter(request))
@@ -114,7 +129,6 @@ pub fn shorten_for_room(
     shortened.map(|text| text.cut(request, DecisionReason::TooLarge)).into_iter().collect()
 }
 
-/// Whether room may be made: the request brings its history, as a turn or for the client's own compaction.
 fn may_make_room(request: &PlanRequest<'_>) -> bool {
     let conversation = request.conversation;
     let is_compaction = conversation.purpose == Purpose::Compaction && conversation.held.is_none();
@@ -126,17 +140,17 @@ fn may_make_room(request: &PlanRequest<'_>) -> bool {
 /// itself.
 pub fn unbind_room(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact> {
     let Some(first) = known.first_own_change() else { return Vec::new() };
-    let mut out = voided_from(request, first);
-    out.retain(|fact| known.may_decide(fact) && !known.has_decided(fact));
-    out
+    let mut facts = voided_from(request, first);
+    facts.retain(|fact| known.may_decide(fact) && !known.has_decided(fact));
+    facts
 }
 
-/// The policy, protecting only what is newest.
 fn eased(request: &PlanRequest<'_>, goal: u64) -> Policy {
     let policy = &request.policy.prune;
+    // What policy keeps by name stays; what it protects as new is protected less.
     let prune = PrunePolicy {
-        protect_messages: policy.protect_messages.min(NEWEST.0),
-        protect_tokens: policy.protect_tokens.min(goal / NEWEST.1),
+        protect_messages: policy.protect_messages.min(NEWEST_MESSAGES),
+        protect_tokens: policy.protect_tokens.min(goal / NEWEST_SHARE),
         protect_share: 1.0,
         protect_turns: 0,
         keep_media: false,
@@ -153,9 +167,13 @@ fn goal(request: &PlanRequest<'_>, ours: u64, overflow: Overflow, lowered: Optio
     let needed = request.conversation.max_output.unwrap_or(0).max(request.reserve);
     let output = lowered.unwrap_or(needed);
     let usable = window.saturating_sub(output.min(window / 2));
-    let counted = |input: u64| u128::from(usable) * u128::from(ours) / u128::from(input.max(1));
-    let usable =
-        overflow.input.map_or(usable, |input| u64::try_from(counted(input)).unwrap_or(usable));
+    let usable = match overflow.input {
+        Some(input) => {
+            let counted = u128::from(usable) * u128::from(ours) / u128::from(input.max(1));
+            u64::try_from(counted).unwrap_or(usable)
+        }
+        None => usable,
+    };
     // At most three quarters of the request are taken as what fits: counts differ, and the next requests have to fit,
     // too. If the output was lowered, prompt and output fit by the provider's own numbers.
     if overflow.input.is_some() && lowered.is_some() { usable } else { usable.min(ours - ours / 4) }
@@ -171,7 +189,7 @@ mod tests {
     #[test]
     fn the_goal_for_making_room_uses_the_count_of_the_provider() {
         let of = |reserve, ours, input, lowered| {
-            let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+            let mut scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
             (scene.model.window, scene.reserve) = (100_000, reserve);
             goal(&scene.request(), ours, Overflow { input, ..Overflow::default() }, lowered)
         };

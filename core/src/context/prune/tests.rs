@@ -31,7 +31,7 @@ fn scene(letters: &str, prune: PrunePolicy) -> SessionFixture {
 }
 
 fn of(name: &'static str, messages: &Value, prune: PrunePolicy) -> SessionFixture {
-    let mut scene = SessionFixture::of(name, messages);
+    let mut scene = SessionFixture::new(name, messages);
     scene.policy.prune = prune;
     scene
 }
@@ -50,7 +50,7 @@ fn found_in(scene: &SessionFixture, known: &RecordedDecisions) -> Found {
     let parts = scene.parts(|_| EACH);
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
     let request = scene.request();
-    let found = PruneCandidates::of(&request, known, cost);
+    let found = PruneCandidates::new(&request, known, cost);
     Found {
         old: found.old.iter().map(|result| result.at.message).collect(),
         new: found.newborn.iter().map(|newborn| newborn.at.message).collect(),
@@ -73,7 +73,8 @@ fn a_result_is_old_once_the_model_has_answered_it() {
     ] {
         let scene = scene(letters, eased());
         let found = found_in(&scene, &scene.known());
-        assert_eq!((found.old, found.new), (old, new), "{letters}");
+        assert_eq!(found.old, old, "{letters}");
+        assert_eq!(found.new, new, "{letters}");
     }
 }
 
@@ -131,7 +132,8 @@ fn the_newest_messages_and_turns_stay() {
 #[test]
 fn errors_and_tools_that_policy_keeps_stay() {
     let kept = |keep_errors| old(&scene("ucecra", PrunePolicy { keep_errors, ..eased() }));
-    assert_eq!((kept(true), kept(false)), (vec![4], vec![4, 2]));
+    assert_eq!(kept(true), vec![4]);
+    assert_eq!(kept(false), vec![4, 2]);
     // A result does not name its tool: its call does.
     let only = PrunePolicy { tools: vec!["Write".into()], ..eased() };
     assert_eq!(old(&scene("ucrwrcra", only)), [4]);
@@ -151,7 +153,8 @@ fn nothing_is_cut_before_a_summary_by_the_provider() {
         }
     };
     let summary = with(json!({"type": "compaction", "content": "They looked."}));
-    assert_eq!((summary(true), summary(false)), (vec![5], vec![5, 2]));
+    assert_eq!(summary(true), vec![5]);
+    assert_eq!(summary(false), vec![5, 2]);
     let unknown = with(json!({"type": "container_upload", "file_id": "f"}));
     assert_eq!(unknown(true), [5, 2], "another block that nobody knows");
     let call = json!({"type": "tool_use", "id": "toolu_9", "name": "compaction", "input": {}});
@@ -196,17 +199,20 @@ fn a_result_is_cut_once_and_one_that_was_trimmed_can_be_cleared() {
     let scene = scene("ucrcrcr", eased());
     let found = |message, why| found_in(&scene, &with_cut(&scene, message, why));
     let cleared = found(4, DecisionReason::Pressure);
-    assert_eq!((cleared.old, cleared.new), (vec![2], vec![6]));
+    assert_eq!(cleared.old, vec![2]);
+    assert_eq!(cleared.new, vec![6]);
     let trimmed = found(4, DecisionReason::TooLarge);
-    assert_eq!((trimmed.old, trimmed.new), (vec![4, 2], vec![6]));
+    assert_eq!(trimmed.old, vec![4, 2]);
+    assert_eq!(trimmed.new, vec![6]);
     // A trimmed result costs what is left of it: from the oldest to the end are 4 parts of 100 tokens and one of 90.
     assert_eq!(trimmed.after_first, 4 * u64::from(EACH) + 90);
     let new = found(6, DecisionReason::TooLarge);
-    assert_eq!((new.old, new.new), (vec![4, 2], vec![]), "the model has not read it yet");
+    assert_eq!(new.old, vec![4, 2], "the model has not read it yet");
+    assert!(new.new.is_empty(), "the model has not read it yet");
     let known = with_cut(&scene, 4, DecisionReason::TooLarge);
     let (parts, request) = (scene.parts(|_| EACH), scene.request());
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-    let abouts = PruneCandidates::of(&request, &known, cost).old;
+    let abouts = PruneCandidates::new(&request, &known, cost).old;
     let abouts: Vec<u128> = abouts.iter().map(|result| result.about).collect();
     assert_eq!(abouts, [plan::clearing_key(scene.about(4)), scene.about(2)]);
 }
@@ -218,7 +224,8 @@ fn nothing_is_cut_before_an_earlier_cut_if_policy_stops_there() {
         let scene = stops(stop_at_cut);
         found_in(&scene, &with_cut(&scene, 4, DecisionReason::Pressure)).old
     };
-    assert_eq!((ours(true), ours(false)), (vec![6], vec![6, 2]));
+    assert_eq!(ours(true), vec![6]);
+    assert_eq!(ours(false), vec![6, 2]);
     // The client cut it itself: the text is our placeholder, or another text.
     let clients = |text: &str| {
         let mut all = messages("ucrcrcra");
@@ -239,7 +246,7 @@ fn a_placeholder_no_smaller_than_its_result_is_not_used() {
     let saves = |tokens: u32| {
         let parts = scene.parts(|_| tokens);
         let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-        let found = PruneCandidates::of(&request, &known, cost);
+        let found = PruneCandidates::new(&request, &known, cost);
         found.old.first().map(|result| (result.after, result.saves))
     };
     let (after, saved) = saves(EACH).unwrap();
@@ -261,11 +268,13 @@ fn pictures_in_a_result_are_counted_if_they_are_cut_with_it() {
         let parts = scene.parts(|_| EACH);
         let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
         let (request, known) = (scene.request(), scene.known());
-        PruneCandidates::of(&request, &known, cost).old[0].tokens / u64::from(EACH)
+        PruneCandidates::new(&request, &known, cost).old[0].tokens / u64::from(EACH)
     };
-    assert_eq!((tokens(&all, true), tokens(&all, false)), (1, 3));
+    assert_eq!(tokens(&all, true), 1);
+    assert_eq!(tokens(&all, false), 3);
     all[2]["content"].as_array_mut().unwrap().push(picture);
-    assert_eq!((tokens(&all, true), tokens(&all, false)), (1, 3), "one beside it");
+    assert_eq!(tokens(&all, true), 1, "one beside it");
+    assert_eq!(tokens(&all, false), 3, "one beside it");
 }
 
 /// The tokens from the oldest cut to the end, and whether there is reasoning after it: that is what a cut breaks.
@@ -312,7 +321,7 @@ fn turns(stays: u64, price: Price, usage: impl Fn(&mut crate::dialect::Usage)) -
         let request = scene.request();
         let parts = scene.parts(|_| EACH);
         let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-        let mut found = PruneCandidates::of(&request, &known, cost);
+        let mut found = PruneCandidates::new(&request, &known, cost);
         (found.old[0].saves, found.after_first) = (1000, 1000 + stays);
         found.pays_back(&request, &known)
     })
@@ -365,7 +374,7 @@ fn gate(
     let parts = scene.parts(|_| EACH);
     let cost = RequestCost { tokens, parts: &parts, rules: None };
     let request = scene.request();
-    PruneCandidates::of(&request, known, cost).gate(&request, known, cost)
+    PruneCandidates::new(&request, known, cost).gate(&request, known, cost)
 }
 
 #[test]
@@ -389,7 +398,7 @@ fn a_batch_waits_until_it_saves_enough() {
     let scene = scene_of(0);
     let (request, parts) = (scene.request(), scene.parts(|_| EACH));
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-    let saving = PruneCandidates::of(&request, &scene.known(), cost).saving();
+    let saving = PruneCandidates::new(&request, &scene.known(), cost).saving();
     assert!(saving > u64::from(EACH), "two of them: {saving}");
     let of = |min| gate(&scene_of(min), &scene.known(), 0);
     assert_eq!(of(saving), Ok(Some(DecisionReason::Always)));
@@ -469,7 +478,7 @@ fn pressure_cuts_where_that_makes_room_and_pays() {
     let known = scene.grown_from(|_| {});
     let (request, parts) = (scene.request(), scene.parts(|_| EACH));
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-    let saving = PruneCandidates::of(&request, &known, cost).saving();
+    let saving = PruneCandidates::new(&request, &known, cost).saving();
     // Of 400 tokens in the history, 200 precede the newest result. Of what is left of 800 above the others, a quarter
     // must be free.
     let most = (400..800).rev().find(|tokens| {
@@ -544,7 +553,8 @@ fn reasoning_that_a_cut_invalidates_is_removed_with_it() {
             other => panic!("{other:?}"),
         })
     };
-    assert_eq!((facts(BOUND), facts(FREE)), ((2, 1), (2, 0)));
+    assert_eq!(facts(BOUND), (2, 1));
+    assert_eq!(facts(FREE), (2, 0));
 }
 
 /// A batch that is not cut is reported once, at its oldest result.
@@ -556,7 +566,8 @@ fn a_waiting_batch_is_reported_once_at_its_oldest_result() {
     let Proposal { facts, declined } = propose(&scene.request(), &scene.known(), cost);
     assert!(facts.is_empty());
     let [one] = &declined[..] else { panic!("{declined:?}") };
-    assert_eq!((one.at, one.why), (PartIndex::new(2, 0), DecisionReason::NoGate));
+    assert_eq!(one.at, PartIndex::new(2, 0));
+    assert_eq!(one.why, DecisionReason::NoGate);
     assert!(one.tokens_before > u64::from(EACH), "of both: {}", one.tokens_before);
 }
 
@@ -597,7 +608,8 @@ fn a_new_result_past_policys_limit_is_trimmed() {
     let scene = limited(Some(500));
     assert_eq!(trimmed(&scene, 500, 700), None);
     let cut = trimmed(&scene, 501, 700).unwrap();
-    assert_eq!((cut.was, cut.keep_media), (501, true));
+    assert_eq!(cut.was, 501);
+    assert!(cut.keep_media);
     let small = limited(Some(100));
     assert_eq!(trimmed(&small, 199, 700), None, "nothing would be saved");
     assert!(trimmed(&small, 200, 700).is_some());
@@ -678,12 +690,13 @@ fn pictures_stay_if_policy_keeps_them_or_the_result_is_trimmed() {
         let scene = scene("ucra", PrunePolicy { keep_media, ..eased() });
         let (request, known, parts) = (scene.request(), scene.known(), scene.parts(|_| EACH));
         let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-        match PruneCandidates::of(&request, &known, cost).old[0].cut(&request, why) {
+        match PruneCandidates::new(&request, &known, cost).old[0].cut(&request, why) {
             Fact::Cut(cut) => cut.keep_media,
             other => panic!("{other:?}"),
         }
     };
-    assert!(!keeps(false, DecisionReason::Always) && keeps(true, DecisionReason::Always));
+    assert!(!keeps(false, DecisionReason::Always));
+    assert!(keeps(true, DecisionReason::Always));
     assert!(keeps(false, DecisionReason::TooLarge));
 }
 
@@ -694,7 +707,7 @@ fn a_placeholder_is_not_subtracted_if_only_results_are_counted() {
         let scene = scene("ucra", PrunePolicy { protect_counts, ..eased() });
         let parts = scene.parts(|_| EACH);
         let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
-        PruneCandidates::of(&scene.request(), &scene.known(), cost).saving()
+        PruneCandidates::new(&scene.request(), &scene.known(), cost).saving()
     };
     assert_eq!(saves(ProtectUnit::Results), u64::from(EACH));
     assert!(saves(ProtectUnit::All) < u64::from(EACH));
@@ -806,13 +819,15 @@ fn the_text_of_a_clients_own_compaction_is_shortened() {
     };
     let facts = shortened(&scene, 10_000);
     let [Fact::Cut(cut)] = &facts[..] else { panic!("{facts:?}") };
-    assert!(cut.is_trim() && (9_000..11_000).contains(&cut.tokens), "{cut:?}");
+    assert!(cut.is_trim(), "{cut:?}");
+    assert!((9_000..11_000).contains(&cut.tokens), "{cut:?}");
     let mut known = scene.known();
     known.add(facts.iter().cloned());
     let plan = crate::context::plan::replay(&scene.request(), &known);
     let [edit] = &plan.edits[..] else { panic!("{:?}", plan.edits) };
     let text = String::from_utf8_lossy(&edit.with).into_owned();
-    assert!(text.starts_with("\"First. ") && text.ends_with("Last.\""), "{text}");
+    assert!(text.starts_with("\"First. "), "{text}");
+    assert!(text.ends_with("Last.\""), "{text}");
     assert!(text.contains("bytes of this message left out"), "{text}");
     assert_eq!(shortened(&scene, 16_100), [], "it fits");
     assert_eq!(shortened(&scene, 100), [], "nothing would be left");
@@ -902,7 +917,8 @@ fn a_picture_in_a_user_message_is_cut_separately() {
     let users = |at: usize| -> Vec<usize> {
         (0..message(at).parts.len()).filter(|part| is_users_picture(message(at), *part)).collect()
     };
-    assert_eq!((users(0), users(3)), (vec![1], vec![]));
+    assert_eq!(users(0), vec![1]);
+    assert!(users(3).is_empty());
     let models = Message { role: Role::Assistant, ..message(0).clone() };
     assert!(!is_users_picture(&models, 1));
 }

@@ -54,7 +54,7 @@ fn session(name: &'static str, letters: &str, sends: impl Fn(usize) -> bool) -> 
         };
         all.as_array().unwrap()[..upto].iter().enumerate().map(message).collect()
     };
-    let mut scene = SessionFixture::of(name, &history(1));
+    let mut scene = SessionFixture::new(name, &history(1));
     for (number, one) in all.as_array().unwrap().iter().enumerate() {
         if one["role"] == "assistant" {
             if number > 1 {
@@ -113,7 +113,7 @@ fn dropped_reasoning_of_the_newest_reply_is_put_back_at_once() {
 fn reasoning_is_not_put_back_into_an_edited_reply() {
     let call = messages("uc")[1]["content"][0].clone();
     let text = |text: &str| json!({"type": "text", "text": text});
-    let mut scene = SessionFixture::of(FREE, &messages("u"));
+    let mut scene = SessionFixture::new(FREE, &messages("u"));
     scene.answered(&json!([thinking(1), text("Let me read."), call]));
     let mut after = |content: Value| {
         let mut all = messages("ucr");
@@ -262,7 +262,7 @@ fn policy_strips_only_reasoning_that_the_provider_does_not_need() {
 fn reasoning_stripped_or_put_back_in_the_next_request_is_predicted() {
     use NextRequest::{InLoop, NewTurn};
     let may_go = |name, reasoning_rule, next| {
-        let mut scene = SessionFixture::of(name, &messages("u"));
+        let mut scene = SessionFixture::new(name, &messages("u"));
         scene.reasoning_rule = reasoning_rule;
         may_go_next(&scene.request(), next)
     };
@@ -273,7 +273,7 @@ fn reasoning_stripped_or_put_back_in_the_next_request_is_predicted() {
     assert!(!may_go(FREE, ReasoningRule::Demanded, NewTurn));
     assert!(!may_go(BOUND, ReasoningRule::Wanted, NewTurn));
     let back = |reinject, reasoning_rule, thinks, strip_from_context| {
-        let mut scene = SessionFixture::of(FREE, &messages("u"));
+        let mut scene = SessionFixture::new(FREE, &messages("u"));
         (scene.reasoning_rule, scene.conversation.thinks) = (reasoning_rule, thinks);
         let reasoning = &mut scene.policy.reasoning;
         (reasoning.reinject, reasoning.strip_from_context) = (reinject, strip_from_context);

@@ -23,7 +23,7 @@ pub(super) fn of_place(cause: RepairCause, place: &str) -> Refusal {
 }
 
 pub(super) fn scene(messages: &Value) -> SessionFixture {
-    SessionFixture::of(MODEL, messages)
+    SessionFixture::new(MODEL, messages)
 }
 
 /// The request as it is sent.

@@ -55,7 +55,8 @@ fn a_cut_in_a_warm_cache_costs_first_and_saves_later() {
         Mode::Active,
     );
     let first = saved(&done, &usage(72_000, 20_000, 52_000), Some(&before));
-    assert_eq!((first.removed, first.reprocessed), (30_000, 50_000));
+    assert_eq!(first.removed, 30_000);
+    assert_eq!(first.reprocessed, 50_000);
     let money = first.money.unwrap();
     near(money.saved, 0.03);
     near(money.broken, 50_000.0 * (12.5 - 1.0) / 1e6);
@@ -67,7 +68,8 @@ fn a_cut_in_a_warm_cache_costs_first_and_saves_later() {
         Mode::Active,
     );
     let later = saved(&done, &usage(74_000, 72_000, 2_000), Some(&usage(72_000, 20_000, 52_000)));
-    assert_eq!((later.removed, later.reprocessed), (30_000, 0));
+    assert_eq!(later.removed, 30_000);
+    assert_eq!(later.reprocessed, 0);
     near(later.money.unwrap().net(), 0.03);
 }
 
@@ -150,7 +152,8 @@ fn a_cut_at_birth_breaks_no_cache() {
         Mode::Active,
     );
     let born = saved(&done, &usage(52_000, 50_000, 2_000), Some(&before));
-    assert_eq!((born.removed, born.reprocessed), (30_000, 0));
+    assert_eq!(born.removed, 30_000);
+    assert_eq!(born.reprocessed, 0);
     near(born.money.unwrap().saved, 30_000.0 * 12.5 / 1e6);
 }
 
@@ -162,11 +165,15 @@ fn changes_that_were_not_sent_save_nothing() {
         Mode::Shadow,
     );
     let shadow = saved(&done, &usage(102_000, 100_000, 2_000), Some(&before));
-    assert_eq!((shadow.removed, shadow.in_shadow, shadow.reprocessed), (0, 30_000, 0));
+    assert_eq!(shadow.removed, 0);
+    assert_eq!(shadow.in_shadow, 30_000);
+    assert_eq!(shadow.reprocessed, 0);
     near(shadow.money.unwrap().net(), 0.0);
     let done = RewriteSummary { mode: Mode::Active, resent: Some(RefusalCause::Structure), ..done };
     let resent = saved(&done, &usage(102_000, 100_000, 2_000), Some(&before));
-    assert_eq!((resent.removed, resent.in_shadow, resent.reprocessed), (0, 0, 0));
+    assert_eq!(resent.removed, 0);
+    assert_eq!(resent.in_shadow, 0);
+    assert_eq!(resent.reprocessed, 0);
 }
 
 /// If caching is automatic and writes are not reported, the whole earlier prompt was in the cache.
@@ -223,8 +230,11 @@ fn unknown_prices_and_impossible_usage_do_not_break_the_savings() {
     savings.add(&ExchangeSavings { removed: 30, sent: 70, ..ExchangeSavings::default() });
     let money = Some(Money { spent: 3.0, saved: 1.0, broken: 2.0 });
     savings.add(&ExchangeSavings { sent: u64::MAX, money, ..ExchangeSavings::default() });
-    assert_eq!((savings.turns, savings.pruned_turns, savings.priced_turns), (2, 1, 1));
-    assert_eq!((savings.sent, savings.net), (u64::MAX, -1.0));
+    assert_eq!(savings.turns, 2);
+    assert_eq!(savings.pruned_turns, 1);
+    assert_eq!(savings.priced_turns, 1);
+    assert_eq!(savings.sent, u64::MAX);
+    assert_eq!(savings.net, -1.0);
 }
 
 /// The provider's count of the original request is compared with what we claim was removed.
@@ -243,7 +253,8 @@ fn a_provider_count_checks_the_claimed_savings() {
     savings.add(&of(&done, &sent, Some(counted)));
     savings.add(&of(&done, &sent, None));
     let checked = ClaimCheck { turns: 1, claimed: 30_000, came: 101_500, sent: 72_000 };
-    assert_eq!((savings.checked, savings.checked.saved()), (checked, 29_500));
+    assert_eq!(savings.checked, checked);
+    assert_eq!(savings.checked.saved(), 29_500);
     // Exchanges that were not rewritten, not reported, or counted as they were sent check nothing.
     assert_eq!(of(&RewriteSummary::default(), &sent, Some(counted)).came, None);
     assert_eq!(of(&done, &Usage::default(), Some(counted)).came, None);
@@ -266,8 +277,10 @@ fn a_provider_count_checks_the_savings_of_a_summary_too() {
     let mut savings = Savings::default();
     savings.add(&SavingsInput { counted, ..exchanged(&done, &sent, None) }.saved());
     let checked = ClaimCheck { turns: 1, claimed: 110_000, came: 150_000, sent: 40_000 };
-    assert_eq!((savings.checked, savings.checked.saved()), (checked, 110_000));
-    assert_eq!((savings.removed, savings.summaries.tokens_compacted), (30_000, 80_000));
+    assert_eq!(savings.checked, checked);
+    assert_eq!(savings.checked.saved(), 110_000);
+    assert_eq!(savings.removed, 30_000);
+    assert_eq!(savings.summaries.tokens_compacted, 80_000);
 }
 
 /// What a summary replaced is saved on each turn that would have fit without it. A new summary breaks the cache.
@@ -281,7 +294,9 @@ fn a_summary_is_credited_for_what_it_took_the_place_of() {
     let first = RewriteSummary::from_steps(std::slice::from_ref(&swap), Mode::Active);
     let before = usage(100_000, 90_000, 10_000);
     let new = saved(&first, &usage(21_000, 5_000, 16_000), Some(&before));
-    assert_eq!((new.compacted, new.removed, new.reprocessed), (80_000, 0, 15_000));
+    assert_eq!(new.compacted, 80_000);
+    assert_eq!(new.removed, 0);
+    assert_eq!(new.reprocessed, 15_000);
     near(new.money.unwrap().net(), 0.08 - 15_000.0 * 11.5 / 1e6);
     let later = RewriteSummary::from_steps(
         &[PlanStep { decision: Decision::Replayed, ..swap }],
@@ -294,7 +309,11 @@ fn a_summary_is_credited_for_what_it_took_the_place_of() {
     near(large.money.unwrap().net(), 0.0);
     let mut savings = Savings::default();
     savings.add(&later_saved(&later));
-    savings.wrote(SummaryCosts::of(&usage(100_000, 90_000, 0), Some(PRICE), Dialect::Anthropic));
+    savings.wrote(SummaryCosts::from_usage(
+        &usage(100_000, 90_000, 0),
+        Some(PRICE),
+        Dialect::Anthropic,
+    ));
     assert_eq!(savings.summaries.tokens_compacted, 80_000);
     near(savings.net, 0.08 - 0.24);
 }
@@ -347,7 +366,7 @@ fn a_claim_is_corrected_by_the_next_count() {
     let grown = turn(first.clone(), estimate(76_000, 2_000, 26_000), usage(78_000, 0, 0));
     let first_turn = measured(grown.clone(), None);
     near(ratio(&first_turn), 0.8);
-    assert_eq!(SavingsInput::of(&first_turn, None, |_| Some(PRICE)).saved().removed, 24_000);
+    assert_eq!(SavingsInput::from_turn(&first_turn, None, |_| Some(PRICE)).saved().removed, 24_000);
     // The error of an earlier turn says nothing about this one.
     let plain = turn(RewriteSummary::default(), estimate(99_000, 1_000, 0), usage(100_000, 0, 0));
     near(ratio(&measured(grown, Some(&plain))), 0.8);
@@ -438,9 +457,12 @@ fn a_batch_larger_than_the_listed_steps_is_claimed_whole() {
         let mut cut: Turn = serde_json::from_str(&stored).unwrap();
         cut.measure_removed(None);
         assert_eq!(cut.done.measured, None, "{many}: so it was stored");
-        let late =
-            SavingsInput { before: Some(&before), ..SavingsInput::of(&cut, None, |_| Some(PRICE)) };
-        assert_eq!((late.saved().removed, late.saved().reprocessed), (gone, 15_000));
+        let late = SavingsInput {
+            before: Some(&before),
+            ..SavingsInput::from_turn(&cut, None, |_| Some(PRICE))
+        };
+        assert_eq!(late.saved().removed, gone);
+        assert_eq!(late.saved().reprocessed, 15_000);
         // What was cut when it was new would have been written to the cache, all of it.
         let born = saved(&of(DecisionReason::TooLarge), &cut.usage, None);
         near(born.money.unwrap().saved, gone as f64 * 12.5 / 1e6);
@@ -455,7 +477,8 @@ fn a_turn_without_sums_is_claimed_by_its_steps() {
     let mut stored = serde_json::to_value(&done).unwrap();
     assert!(stored.as_object_mut().unwrap().remove("new_tokens").is_some());
     let old: RewriteSummary = serde_json::from_value(stored).unwrap();
-    assert_eq!((old.tokens_of_new(), old.tokens_of_new().late), (done.tokens_of_new(), 40_000));
+    assert_eq!(old.tokens_of_new(), done.tokens_of_new());
+    assert_eq!(old.tokens_of_new().late, 40_000);
 }
 
 /// A summary's cost is what it read and wrote, and is subtracted from the savings. One whose price or usage is not
@@ -465,19 +488,24 @@ fn summaries_are_subtracted_from_what_was_saved() {
     let mut savings = Savings::default();
     let money = Some(Money { spent: 3.0, saved: 1.0, broken: 0.25 });
     savings.add(&ExchangeSavings { removed: 30, sent: 70, money, ..ExchangeSavings::default() });
-    savings.wrote(SummaryCosts::of(&usage(100_000, 90_000, 0), Some(PRICE), Dialect::Anthropic));
+    savings.wrote(SummaryCosts::from_usage(
+        &usage(100_000, 90_000, 0),
+        Some(PRICE),
+        Dialect::Anthropic,
+    ));
     let cost = (90_000.0 + 10_000.0 * 10.0 + 1_000.0 * 50.0) / 1e6;
     near(savings.summaries.dollars, cost);
     near(savings.net, 1.0 - 0.25 - cost);
-    savings.wrote(SummaryCosts::of(&usage(5, 0, 0), None, Dialect::Anthropic));
-    savings.wrote(SummaryCosts::of(&Usage::default(), Some(PRICE), Dialect::Anthropic));
+    savings.wrote(SummaryCosts::from_usage(&usage(5, 0, 0), None, Dialect::Anthropic));
+    savings.wrote(SummaryCosts::from_usage(&Usage::default(), Some(PRICE), Dialect::Anthropic));
     let summaries = savings.summaries;
-    assert_eq!(
-        (summaries.written, summaries.priced, summaries.input, summaries.output),
-        (3, 1, 100_005, 2_000)
-    );
+    assert_eq!(summaries.written, 3);
+    assert_eq!(summaries.priced, 1);
+    assert_eq!(summaries.input, 100_005);
+    assert_eq!(summaries.output, 2_000);
     near(savings.net, 0.75 - cost);
-    assert_eq!((savings.turns, savings.removed), (1, 30), "no exchange of their own");
+    assert_eq!(savings.turns, 1, "no exchange of their own");
+    assert_eq!(savings.removed, 30, "no exchange of their own");
 }
 
 /// A part of the cache writes is for a long life and costs more, by each provider's multiple of the input price.
@@ -574,7 +602,7 @@ fn sums_are_joined_number_by_number() {
     assert_eq!(sum, expected);
     let mut spent = usage(1_000_000, 0, 0);
     spent.output = Some(100_000);
-    sum.wrote(SummaryCosts::of(&spent, Some(PRICE), Dialect::Anthropic));
+    sum.wrote(SummaryCosts::from_usage(&spent, Some(PRICE), Dialect::Anthropic));
     let written = SummaryCosts {
         written: 1,
         priced: 1,

@@ -49,7 +49,7 @@ fn reply(letters: &str) -> Reply {
 
 /// Whether reasoning comes back in what is sent, whether it does by an agent's rules, and whether none of it is sent.
 fn back(outlook: &CarryOutlook, letters: &str) -> (bool, bool, bool) {
-    let back = outlook.comes_back(&reply(letters));
+    let back = outlook.reply_carry(&reply(letters));
     assert_eq!(back.goes_on, letters.to_ascii_lowercase().contains('c'), "{letters}");
     (back.returns, back.returns_by_rules, back.unsent)
 }
@@ -72,9 +72,11 @@ fn a_reply_without_reasoning_carries_none_over() {
 #[test]
 fn dropped_reasoning_is_carried_over_only_if_it_is_put_back() {
     let drops = CarryOutlook { drops: true, ..outlook() };
-    assert_eq!((back(&drops, "tw"), back(&drops, "tc")), (NOTHING, NOTHING));
+    assert_eq!(back(&drops, "tw"), NOTHING);
+    assert_eq!(back(&drops, "tc"), NOTHING);
     let puts_back = CarryOutlook { puts_back: true, ..drops.clone() };
-    assert_eq!((back(&puts_back, "tw"), back(&puts_back, "tc")), (ALL, ALL));
+    assert_eq!(back(&puts_back, "tw"), ALL);
+    assert_eq!(back(&puts_back, "tc"), ALL);
     // Chat Completions look-alikes put signatures on text and calls.
     let chat = CarryOutlook { dialect: Dialect::OpenaiChat, ..outlook() };
     assert_eq!(back(&chat, "W"), ALL);
@@ -88,18 +90,20 @@ fn dropped_reasoning_is_carried_over_only_if_it_is_put_back() {
 fn reasoning_that_policy_may_strip_is_not_carried_over() {
     let strips = |strip| CarryOutlook { strip, ..outlook() };
     let all = strips(StripPolicy::All);
-    assert_eq!((back(&all, "tw"), back(&all, "tc")), (NOTHING, ALL), "a loop keeps its own");
+    assert_eq!(back(&all, "tw"), NOTHING, "a loop keeps its own");
+    assert_eq!(back(&all, "tc"), ALL, "a loop keeps its own");
     let all = CarryOutlook { may_strip: false, may_strip_loop: true, ..all };
-    assert_eq!((back(&all, "tw"), back(&all, "tc")), (ALL, NOTHING));
+    assert_eq!(back(&all, "tw"), ALL);
+    assert_eq!(back(&all, "tc"), NOTHING);
     assert_eq!(back(&strips(StripPolicy::AllButLast), "tw"), ALL, "it is the last");
 }
 
 #[test]
 fn half_a_call_is_not_answered() {
     let mut half = reply("c");
-    assert!(outlook().comes_back(&half).goes_on);
+    assert!(outlook().reply_carry(&half).goes_on);
     half.parts[0].key = None;
-    assert!(!outlook().comes_back(&half).goes_on);
+    assert!(!outlook().reply_carry(&half).goes_on);
 }
 
 /// Gemini reads the signature, not the thoughts. An agent's rules do not know signatures.
@@ -123,7 +127,7 @@ fn gemini_reasoning_is_carried_over_with_its_signature() {
 
 /// A turn of 1,000 input tokens whose reply has 60 tokens of text and 40 of reasoning.
 fn turn() -> Turn {
-    let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+    let scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
     let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
     turn.usage =
         Usage { input: Some(1000), output: Some(100), reasoning: Some(40), ..Usage::default() };
@@ -151,7 +155,8 @@ fn the_carry_over_is_input_reply_and_the_reasoning_that_is_read() {
     use ReasoningRetention::{Drops, Keeps, Loops, Turns};
     let of = |back, retention| {
         let carry = outlook().carried(&turn(), back, retention, false);
-        assert_eq!((carry.returns, carry.drops), (back.returns, false));
+        assert_eq!(carry.returns, back.returns);
+        assert!(!carry.drops);
         (carry.tokens, carry.reasoning, carry.by_rules)
     };
     // The turn goes on. Its reasoning: 10 of the current loop, 20 from before the user's last words, 30 of old turns,
@@ -175,7 +180,8 @@ fn reasoning_not_sent_back_counts_if_the_provider_counts_it() {
         let carry = outlook().carried(&turn(), back, ReasoningRetention::Keeps, counted);
         (carry.tokens, carry.reasoning)
     };
-    assert_eq!((of(LOSES, false), of(LOSES, true)), ((1060, 60), (1100, 100)));
+    assert_eq!(of(LOSES, false), (1060, 60));
+    assert_eq!(of(LOSES, true), (1100, 100));
     assert_eq!(of(KEEPS, true), (1100, 100), "it is sent back");
 }
 
@@ -250,7 +256,9 @@ fn cleared_tokens_come_back_unless_the_provider_clears_them_again() {
         let outlook = CarryOutlook { clears_past, ..outlook() };
         outlook.carried(&turn, KEEPS, ReasoningRetention::Keeps, false).tokens
     };
-    assert_eq!((of(None), of(Some(1_600)), of(Some(1_599))), (1_600, 1_600, 1_100));
+    assert_eq!(of(None), 1_600);
+    assert_eq!(of(Some(1_600)), 1_600);
+    assert_eq!(of(Some(1_599)), 1_100);
 }
 
 /// Without reported usage, only the estimate and the tokens counted in the reply are known.
@@ -263,9 +271,11 @@ fn without_usage_the_estimate_is_carried_over() {
         let carry = outlook().carried(turn, KEEPS, ReasoningRetention::Keeps, false);
         (carry.tokens, carry.by_rules)
     };
-    assert_eq!((of(&turn), turn.carried()), ((60, 60), None));
+    assert_eq!(of(&turn), (60, 60));
+    assert_eq!(turn.carried(), None);
     turn.estimate = Some(Estimate { tokens: 700, ..estimate });
-    assert_eq!((of(&turn), turn.carried()), ((760, 760), Some(700)));
+    assert_eq!(of(&turn), (760, 760));
+    assert_eq!(turn.carried(), Some(700));
 }
 
 /// By an agent's rules, the reply counts as its client will send it back, with one rounding for all that is new. The call
@@ -300,7 +310,8 @@ fn without_usage_the_reply_counts_by_the_rules() {
         let model = crate::dialect::models::Catalogue::default().model("gpt-5", "");
         let learned = EstimatorState::new(model.family);
         let carry = outlook.carry_over(&turn, &reply, &model, &learned);
-        assert_eq!((carry.basis, carry.ruled), (basis, true));
+        assert_eq!(carry.basis, basis);
+        assert!(carry.ruled);
         carry.by_rules
     };
     let dialects =
@@ -350,14 +361,17 @@ fn an_incomplete_reply_is_measured_by_what_arrived() {
 #[test]
 fn the_context_after_a_turn_is_its_stored_carry_over() {
     let mut turn = turn();
-    assert_eq!((turn.carried_by_rules(), turn.carried()), (Some(1100), Some(1100)));
+    assert_eq!(turn.carried_by_rules(), Some(1100));
+    assert_eq!(turn.carried(), Some(1100));
     (turn.dialect, turn.family) = (Dialect::OpenaiChat, Family::O200k);
-    assert_eq!((turn.carried_by_rules(), turn.carried()), (Some(1060), Some(1060)));
+    assert_eq!(turn.carried_by_rules(), Some(1060));
+    assert_eq!(turn.carried(), Some(1060));
     turn.family = Family::Claude;
     assert_eq!(turn.carried(), Some(1100));
     let carry = CarryOver { tokens: 900, by_rules: 800, ..CarryOver::default() };
     turn.carry = Some(carry.clone());
-    assert_eq!((turn.carried_by_rules(), turn.carried()), (Some(800), Some(900)));
+    assert_eq!(turn.carried_by_rules(), Some(800));
+    assert_eq!(turn.carried(), Some(900));
     turn.carry = Some(CarryOver { ruled: true, ..carry });
     assert_eq!(turn.carried(), Some(800));
 }
@@ -401,15 +415,16 @@ fn a_client_that_drops_reasoning_is_detected() {
 #[test]
 fn a_repeated_request_does_not_show_that_its_client_drops_reasoning() {
     let has = |letters: &str| {
-        let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+        let scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
         let reply = scene.reply(&json!([
             {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"}, {"type": "text", "text": "Aye."}]));
         let turn = scene.turn(&reply);
-        let next = SessionFixture::of("claude-opus-4-6", &messages(letters));
+        let next = SessionFixture::new("claude-opus-4-6", &messages(letters));
         has_reply(&next.conversation, &Anchor { turn: &turn, sketch: &[] })
     };
     assert!(has("uau"));
-    assert!(!has("u") && !has("uu"));
+    assert!(!has("u"));
+    assert!(!has("uu"));
 }
 
 /// A turn stores the tokens by each way of counting, what its messages are made of, and the limits of the window.
@@ -417,7 +432,7 @@ fn a_repeated_request_does_not_show_that_its_client_drops_reasoning() {
 fn a_turn_stores_its_carry_over_and_its_window_limits() {
     use crate::context::policy::ClassicRole;
     let carried = |change: fn(&mut SessionFixture)| {
-        let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+        let mut scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
         change(&mut scene);
         let request = scene.request();
         let limits = WindowLimits { fillable: 7, ..WindowLimits::default() };
@@ -451,7 +466,8 @@ fn a_turn_stores_its_carry_over_and_its_window_limits() {
     assert_eq!(ruled, CarryOver { ruled: true, ..expected });
     let displayed =
         |ruled| CarryOver { tokens: 5, by_rules: 6, ruled, ..CarryOver::default() }.displayed();
-    assert_eq!((displayed(false), displayed(true)), (5, 6));
+    assert_eq!(displayed(false), 5);
+    assert_eq!(displayed(true), 6);
 }
 
 /// Where no usage was reported, sent reasoning that policy removes next does not count: not in the open loop, where it
@@ -469,5 +485,6 @@ fn without_usage_reasoning_that_goes_does_not_count() {
         let learned = EstimatorState::new(model.family);
         outlook.carry_over(&turn, &reply(letters), &model, &learned).by_rules
     };
-    assert_eq!((shown("w"), shown("c")), (50, 90));
+    assert_eq!(shown("w"), 50);
+    assert_eq!(shown("c"), 90);
 }

@@ -27,7 +27,7 @@ fn decided(scene: &SessionFixture) -> MeasuredEstimate {
 /// A session in which the agent's rules decide. Each request but the last got a reply; its input and output are 1,000
 /// tokens.
 fn ruled(letters: &str) -> SessionFixture {
-    let mut scene = SessionFixture::of(FREE, &messages("u"));
+    let mut scene = SessionFixture::new(FREE, &messages("u"));
     scene.policy.estimate.decides = ClassicRole::Budget;
     let all = messages(letters);
     for count in (1..letters.len()).filter(|count| "uer".contains(&letters[count - 1..*count])) {
@@ -61,7 +61,8 @@ fn classic_rules_are_unused_or_shown_beside_the_estimate_or_decide() {
     assert_eq!(plain.estimate.band(), Some(Band { low, high }));
     scene.policy.estimate.classic = true;
     let beside = decided(&scene);
-    assert_eq!((&beside.estimate, &beside.classic), (&plain.estimate, &by_rules.classic));
+    assert_eq!(&beside.estimate, &plain.estimate);
+    assert_eq!(&beside.classic, &by_rules.classic);
     let (ours, theirs) = (plain.estimate, by_rules.estimate);
     let expected = Estimate {
         tokens: 1_002, // "Words 2."
@@ -76,7 +77,8 @@ fn classic_rules_are_unused_or_shown_beside_the_estimate_or_decide() {
     assert_eq!(theirs, expected);
     assert_eq!(theirs.band(), None);
     let classic = by_rules.classic.unwrap();
-    assert_eq!((&*classic.rules, classic.method), ("length-4", EstimateMethod::Anchored));
+    assert_eq!(&*classic.rules, "length-4");
+    assert_eq!(classic.method, EstimateMethod::Anchored);
 }
 
 /// If everything is counted, a cut result counts as its placeholder.

@@ -148,9 +148,11 @@ fn parts_counted_by_length_are_recounted_once_a_vocabulary_is_loaded() {
     let (measured, usual) = (next.measure(Some(&before)), next.measure(Some(&whole)));
     assert_eq!(measured.parts, usual.parts);
     assert_eq!(measured.estimate, usual.estimate, "what stays changes no estimate");
-    assert_eq!((measured.seen, measured.contents), (usual.seen, usual.contents));
+    assert_eq!(measured.seen, usual.seen);
+    assert_eq!(measured.contents, usual.contents);
     // The sketch is stored from the first changed token count on; later ones are stored as usual.
-    assert_eq!((measured.sketch.kept, measured.sketch.added), (0, measured.parts.clone()));
+    assert_eq!(measured.sketch.kept, 0);
+    assert_eq!(measured.sketch.added, measured.parts.clone());
     let turn = Turn { sketch: Sketch::default(), ..before.turn.clone() };
     let remeasured = next.measure(Some(&Before { turn, sketch: measured.parts.clone() }));
     assert_eq!(remeasured.sketch.kept as usize, measured.parts.len());
@@ -198,7 +200,9 @@ fn prompt_sections_are_recognised() {
     // Tools first, then the system prompt, then the blocks.
     assert_eq!(sections.mcp_tools, each[1]);
     assert_eq!([sections.memory, sections.skills, sections.agents], each[3..6]);
-    assert!(each[1] > 0 && each[1] < tools && each[3..6].iter().sum::<u64>() < messages);
+    assert!(each[1] > 0);
+    assert!(each[1] < tools);
+    assert!(each[3..6].iter().sum::<u64>() < messages);
     check_sum(&measured);
     // Without any of these, the sections are empty.
     let bare = Case::new("S", TOOL, &user("How deep is she?")).measure(None);
@@ -210,7 +214,8 @@ fn a_first_request_is_estimated_in_full() {
     let measured = Case::new("You are calm.", TOOL, &user("How deep is she?")).measure(None);
     assert_eq!(measured.estimate.method, EstimateMethod::Estimated);
     assert_eq!(measured.estimate.new, measured.estimate.tokens);
-    assert!(measured.estimate.breakdown.system > 0 && measured.estimate.breakdown.tools > 0);
+    assert!(measured.estimate.breakdown.system > 0);
+    assert!(measured.estimate.breakdown.tools > 0);
     check_sum(&measured);
 }
 
@@ -222,9 +227,11 @@ fn the_next_estimate_is_the_last_usage_plus_the_new_parts() {
     let estimate = &measured.estimate;
     assert_eq!(estimate.method, EstimateMethod::Anchored);
     assert_eq!(estimate.tokens, 50_020 + estimate.new - estimate.gone);
-    assert!((1..20).contains(&estimate.new) && estimate.gone == 0, "{estimate:?}");
+    assert!((1..20).contains(&estimate.new), "{estimate:?}");
+    assert!(estimate.gone == 0, "{estimate:?}");
     assert_eq!(measured.sketch.base, Some("before".into()));
-    assert_eq!((measured.sketch.kept, measured.sketch.added.len()), (3, 2));
+    assert_eq!(measured.sketch.kept, 3);
+    assert_eq!(measured.sketch.added.len(), 2);
     check_sum(&measured);
 }
 
@@ -249,7 +256,8 @@ fn cleared_tokens_stay_out_while_the_request_asks_for_clearing() {
     let same = "claude-sonnet-4-5";
     let cleared = with_editing(Some(100_000), same);
     assert_eq!(cleared.tokens, 50_020 + cleared.new - cleared.gone);
-    assert!((1..20).contains(&cleared.new) && cleared.gone == 0, "{cleared:?}");
+    assert!((1..20).contains(&cleared.new), "{cleared:?}");
+    assert!(cleared.gone == 0, "{cleared:?}");
     // If the request does not ask for clearing, or the prompt is too small for it (after a rewind), the whole prompt
     // counts.
     for whole in [with_editing(None, same), with_editing(Some(200_000), same)] {
@@ -270,7 +278,8 @@ fn a_history_that_shrank_lowers_the_estimate() {
     let before = Case::new("S", TOOL, &history).answered(TEXT, usage(3_000, 20));
     let shrunk = [user("(cleared)"), model(TEXT), user("go"), model(TEXT), user("on")].join(",");
     let estimate = Case::new("S", TOOL, &shrunk).measure(Some(&before)).estimate;
-    assert!(estimate.tokens < 1_500 && estimate.gone > 1_500, "{estimate:?}");
+    assert!(estimate.tokens < 1_500, "{estimate:?}");
+    assert!(estimate.gone > 1_500, "{estimate:?}");
 }
 
 /// An error teaches only if all earlier parts are still there: not if the history shrank, has parts that no exchange
@@ -329,7 +338,8 @@ fn the_message_tokens_of_a_breakdown_are_never_negative() {
     for input in [100, 200] {
         turn.usage = usage(input, 5);
         let view = ContextView::after(&turn).breakdown;
-        assert!(view.capped && view.messages == 0, "{view:?}");
+        assert!(view.capped, "{view:?}");
+        assert!(view.messages == 0, "{view:?}");
     }
 }
 
@@ -340,9 +350,11 @@ fn a_changed_system_prompt_or_tool_list_changes_the_estimate() {
     let same = Case::new("Short.", TOOL, &next).measure(Some(&before)).estimate.tokens;
     let system = "A much longer system prompt than there was. ".repeat(20);
     let longer = Case::new(&system, TOOL, &next).measure(Some(&before)).estimate;
-    assert!(longer.tokens > same + 150 && longer.method == EstimateMethod::Anchored, "{longer:?}");
+    assert!(longer.tokens > same + 150, "{longer:?}");
+    assert!(longer.method == EstimateMethod::Anchored, "{longer:?}");
     let without = Case::new("Short.", "", &next).measure(Some(&before)).estimate;
-    assert!(without.tokens < same && without.gone > 0, "{without:?}");
+    assert!(without.tokens < same, "{without:?}");
+    assert!(without.gone > 0, "{without:?}");
 }
 
 /// A response schema that was counted as 590 tokens left a prompt of 341: the next prompt was estimated at 0.
@@ -371,7 +383,8 @@ fn an_anchored_estimate_is_not_zero_after_a_schema_is_removed() {
     assert_eq!(estimate.method, EstimateMethod::Anchored);
     assert!(estimate.tokens > 0, "{estimate:?}");
     let Band { low, high } = estimate.band().unwrap();
-    assert!((low..=high).contains(&actual) && low > 0, "{actual} in {low}..={high}");
+    assert!((low..=high).contains(&actual), "{actual} in {low}..={high}");
+    assert!(low > 0, "{actual} in {low}..={high}");
     check_sum(&next.measure(Some(&before)));
 }
 
@@ -422,7 +435,8 @@ fn reasoning_that_is_not_sent_back_is_not_counted() {
     let [with, without] =
         [with, without].map(|next| Case::new("S", TOOL, &next).measure(Some(&before)).estimate);
     assert_eq!(with.tokens, without.tokens + 700);
-    assert_eq!((with.breakdown.reasoning, without.gone), (700, 700));
+    assert_eq!(with.breakdown.reasoning, 700);
+    assert_eq!(without.gone, 700);
 }
 
 #[test]
@@ -435,7 +449,8 @@ fn reasoning_of_earlier_turns_is_counted_where_the_model_reads_it() {
         Case::new("S", "", &next).of(name).measure(Some(&before)).estimate
     };
     let (keeps, drops) = (estimate("claude-opus-4-6"), estimate("claude-sonnet-4-5"));
-    assert_eq!((keeps.breakdown.reasoning, drops.breakdown.reasoning), (700, 0));
+    assert_eq!(keeps.breakdown.reasoning, 700);
+    assert_eq!(drops.breakdown.reasoning, 0);
 }
 
 #[test]
@@ -457,13 +472,13 @@ fn an_aborted_call_anchors_by_the_input_that_it_reported_at_the_start() {
     // What arrived of the reply counts as counted, not as the one reported token.
     let reply_tokens = sum(&before.turn.reply);
     assert!(reply_tokens > 3, "{reply_tokens}");
-    assert_eq!(
-        (estimate.method, estimate.tokens),
-        (EstimateMethod::Anchored, 1_000 + reply_tokens + estimate.new)
-    );
+    assert_eq!(estimate.method, EstimateMethod::Anchored);
+    assert_eq!(estimate.tokens, 1_000 + reply_tokens + estimate.new);
     let view = ContextView::after(&before.turn);
     let basis = view.basis.unwrap();
-    assert_eq!((basis.input, basis.output, basis.cut), (1_000, reply_tokens, true));
+    assert_eq!(basis.input, 1_000);
+    assert_eq!(basis.output, reply_tokens);
+    assert!(basis.cut);
     assert!(view.to_string().contains("tokens (estimated, the reply was cut)"), "{view}");
     before.turn.usage.input = None;
     assert_eq!(measured(&before).method, EstimateMethod::Estimated);
@@ -532,7 +547,8 @@ fn claude_writes_arguments_without_escapes() {
         let counted = |content| sum(&case.answered(content, Usage::default()).turn.reply);
         counted(&call) - counted(&text)
     };
-    assert!(more("claude-opus-4-5") < 12 && more("claude-opus-5") < 12);
+    assert!(more("claude-opus-4-5") < 12);
+    assert!(more("claude-opus-5") < 12);
     assert!(more("gpt-5") > 80);
 }
 
@@ -676,8 +692,10 @@ fn an_encrypted_compaction_teaches_the_estimator_nothing() {
         with(""),
         with(&format!(r#"{{"type":"compaction","encrypted_content":"{}"}},"#, "g".repeat(9_000))),
     );
-    assert!(plain.seen.is_some() && !plain.estimate.encrypted_compaction);
-    assert!(encrypted.seen.is_none() && encrypted.estimate.encrypted_compaction);
+    assert!(plain.seen.is_some());
+    assert!(!plain.estimate.encrypted_compaction);
+    assert!(encrypted.seen.is_none());
+    assert!(encrypted.estimate.encrypted_compaction);
     assert!(encrypted.estimate.tokens > plain.estimate.tokens + 1_000);
 }
 
@@ -692,10 +710,8 @@ fn history_that_the_provider_holds_is_measured_from_its_turn() {
     let result = r#"{"previous_response_id":"msg","instructions":"Be calm.","input":[
         {"type":"function_call_output","call_id":"c","output":"three"}]}"#;
     let [message, result] = [message, result].map(|body| responses(body, Some(&before)));
-    assert_eq!(
-        (message.estimate.method, result.estimate.method),
-        (EstimateMethod::Held, EstimateMethod::Held)
-    );
+    assert_eq!(message.estimate.method, EstimateMethod::Held);
+    assert_eq!(result.estimate.method, EstimateMethod::Held);
     // The user's message begins a turn: GPT-5 no longer reads its old reasoning.
     assert!((9_015..9_035).contains(&message.estimate.tokens), "{:?}", message.estimate);
     assert!((9_620..9_640).contains(&result.estimate.tokens), "{:?}", result.estimate);
@@ -725,9 +741,11 @@ fn items_at_the_start_of_a_held_history_count_as_held() {
         responses(&body, Some(&before)).estimate
     };
     let plain = next(r#""instructions":"Be calm.","#, "msg", go);
-    assert_eq!((plain.tokens, plain.gone), (9_020 + plain.new, 0));
+    assert_eq!(plain.tokens, 9_020 + plain.new);
+    assert_eq!(plain.gone, 0);
     let without = next("", "msg", go);
-    assert!(without.tokens < plain.tokens && without.breakdown.system > 0, "{without:?}");
+    assert!(without.tokens < plain.tokens, "{without:?}");
+    assert!(without.breakdown.system > 0, "{without:?}");
     assert_eq!(without.breakdown.tools, plain.breakdown.tools);
     // The turn in between was not measured. What is known to be held counts as held.
     assert_eq!(next(r#""instructions":"Be calm.","#, "between", go), plain);
@@ -747,7 +765,8 @@ fn a_repeated_user_text_counts_as_new() {
     let before = Case::new("S", "", &user("go on")).answered(TEXT, usage(1_000, 20));
     let next = [user("go on"), model(TEXT), user("go on")].join(",");
     let estimate = Case::new("S", "", &next).measure(Some(&before)).estimate;
-    assert!(estimate.new > 0 && estimate.gone == 0, "{estimate:?}");
+    assert!(estimate.new > 0, "{estimate:?}");
+    assert!(estimate.gone == 0, "{estimate:?}");
     assert_eq!(estimate.tokens, 1_020 + estimate.new);
 }
 
@@ -758,7 +777,8 @@ fn reasoning_that_is_not_read_is_not_counted_in_a_tool_loop_either() {
     let before = Case::new("S", "", &user("hi")).of("gemini-2.5-pro").answered(&reply, reported);
     let next = [user("hi"), model(&reply), RESULT.into()].join(",");
     let estimate = Case::new("S", "", &next).of("gemini-2.5-pro").measure(Some(&before)).estimate;
-    assert_eq!((estimate.gone, estimate.breakdown.reasoning), (700, 0));
+    assert_eq!(estimate.gone, 700);
+    assert_eq!(estimate.breakdown.reasoning, 0);
 }
 
 proptest! {
@@ -804,13 +824,15 @@ fn a_context_after_a_turn_leaves_out_reasoning_that_cannot_come_back() {
     let mut before = Case::new("S", "", &user("hi")).of("gpt-5").answered(TEXT, reported);
     before.turn.dialect = Dialect::OpenaiChat;
     let view = ContextView::after(&before.turn);
-    assert_eq!((view.total, view.basis.unwrap().gone), (1_020, 700));
+    assert_eq!(view.total, 1_020);
+    assert_eq!(view.basis.unwrap().gone, 700);
     before.turn.dialect = Dialect::OpenaiResponses;
     assert_eq!(ContextView::after(&before.turn).total, 1_720, "a client may send it back");
     before.turn.usage.input = None;
     let aborted = ContextView::after(&before.turn);
     let estimated = before.turn.estimate.as_ref().unwrap().tokens;
-    assert_eq!((aborted.total, aborted.basis), (estimated, None));
+    assert_eq!(aborted.total, estimated);
+    assert_eq!(aborted.basis, None);
 }
 
 /// A user's message with a picture of this size. The file has a header and no pixels.
@@ -836,18 +858,21 @@ fn uncountable_content_has_its_own_method_and_a_wider_band() {
     };
     let width = |estimate: &Estimate| estimate.guess.high - estimate.guess.low;
     let plain = grown(&user("And how deep?"));
-    assert_eq!((plain.counting, plain.method), (CountingMethod::Ratio, EstimateMethod::Anchored));
+    assert_eq!(plain.counting, CountingMethod::Ratio);
+    assert_eq!(plain.method, EstimateMethod::Anchored);
 
     let base64 = grown(&user(&"mFq3Zk9+/Xw7".repeat(5 << 20 >> 3)));
     assert_eq!(base64.counting, CountingMethod::Length);
     assert!(width(&base64) * 4 > base64.new, "{base64:?}");
 
     let honest = grown(&pictured(1280, 800));
-    assert_eq!((honest.counting, honest.new), (CountingMethod::Ratio, 1334 + 2));
+    assert_eq!(honest.counting, CountingMethod::Ratio);
+    assert_eq!(honest.new, 1334 + 2);
     for (claimed_width, claimed_height) in [(u32::MAX, u32::MAX), (400_000, 3), (0, 900)] {
         let lies = grown(&pictured(claimed_width, claimed_height));
         assert_eq!(lies.counting, CountingMethod::Length);
-        assert!(lies.new < 4_800 && width(&lies) > 2 * width(&honest), "{lies:?}");
+        assert!(lies.new < 4_800, "{lies:?}");
+        assert!(width(&lies) > 2 * width(&honest), "{lies:?}");
     }
 }
 
@@ -868,7 +893,8 @@ fn a_breakdown_adds_up_to_what_was_counted() {
     assert_eq!(of(200), (150, 50, 0, 0, true));
     assert_eq!(of(0), (0, 0, 0, 0, true));
     let huge = Breakdown { system: u64::MAX, tools: u64::MAX, ..Breakdown::default() };
-    assert_eq!((fit(huge, 10).messages, fit(huge, 10).capped), (0, true));
+    assert_eq!(fit(huge, 10).messages, 0);
+    assert!(fit(huge, 10).capped);
 }
 
 /// New content is counted by kind. A single result has the name of its tool.
@@ -889,14 +915,18 @@ fn new_content_is_described_by_kind_and_tool() {
     let tool = |of: &MeasuredEstimate| of.seen.as_ref().unwrap().new_content.tool;
     assert_eq!(tool(&alone), Some(xxh3_64(b"Read")));
     let others = seen(&[RESULT, &user("one"), &user("two"), &pictured(280, 56)]);
-    assert_eq!((counts(&others), tool(&others)), ((1, 2, 0, 20, None), None));
+    assert_eq!(counts(&others), (1, 2, 0, 20, None));
+    assert_eq!(tool(&others), None);
     let twice = seen(&[RESULT, &RESULT.replace("three", "four")]);
-    assert_eq!((counts(&twice), tool(&twice)), ((2, 0, 0, 0, None), None));
+    assert_eq!(counts(&twice), (2, 0, 0, 0, None));
+    assert_eq!(tool(&twice), None);
     let new = twice.seen.unwrap().new_content;
-    assert_eq!((new.tokens, new.text_tokens > 0), (twice.estimate.new, true));
+    assert_eq!(new.tokens, twice.estimate.new);
+    assert!(new.text_tokens > 0);
     assert!(new.tally.tokens() > 0);
     let result = alone.contents.tool_results.iter().map(|it| &*it.tool).collect::<Vec<_>>();
-    assert_eq!((result, alone.contents.tool_calls > 0), (vec!["Read"], true));
+    assert_eq!(result, vec!["Read"]);
+    assert!(alone.contents.tool_calls > 0);
     // Without an anchor, the head is identified by system prompt and tools, and by nothing else.
     let head = |system: &str, tools: &str, text: &str| {
         Case::new(system, tools, &user(text)).measure(None).seen.unwrap().new_content.head.unwrap()
@@ -914,7 +944,9 @@ fn deferred_tools_are_recognised() {
     let without = Case::new("S", TOOL, &user("hi")).measure(None);
     assert_eq!(with.estimate.tokens, without.estimate.tokens);
     let named = with.contents.deferred.iter().map(|it| &*it.tool).collect::<Vec<_>>();
-    assert_eq!((named, without.contents.deferred.len()), (vec!["Late"], 0));
+    assert_eq!(named, vec!["Late"]);
+    assert_eq!(without.contents.deferred.len(), 0);
     let user_tokens = u64::from(with.parts.last().unwrap().tokens);
-    assert_eq!((with.contents.user, with.contents.assistant), (user_tokens, 0));
+    assert_eq!(with.contents.user, user_tokens);
+    assert_eq!(with.contents.assistant, 0);
 }

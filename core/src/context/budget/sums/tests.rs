@@ -12,7 +12,7 @@ fn part(tokens: u32, place: PromptSection) -> SketchPart {
 }
 
 fn turn(input: u64, output: u64) -> Turn {
-    let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+    let scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
     let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
     (turn.usage.input, turn.usage.output) = (Some(input), Some(output));
     turn
@@ -27,7 +27,7 @@ fn cleared_turn(input: u64, cleared: u64) -> Turn {
 
 #[test]
 fn reasoning_is_summed_by_section_and_counted_by_retention() {
-    let sums = TokenSums::of(&[
+    let sums = TokenSums::from_parts(&[
         part(1, PromptSection::System),
         part(2, PromptSection::Tools),
         part(4, PromptSection::SystemItem),
@@ -37,7 +37,8 @@ fn reasoning_is_summed_by_section_and_counted_by_retention() {
         part(1_000, PromptSection::SteeredReasoning),
         part(10_000, PromptSection::OldReasoning),
     ]);
-    assert_eq!((sums.content, sums.thoughts()), (31, 11_100));
+    assert_eq!(sums.content, 31);
+    assert_eq!(sums.thoughts(), 11_100);
     let read =
         TokenSums { around: -1, around_read: 5, ..sums }.by_retention().map(|(_, tokens)| tokens);
     let by = |retention: ReasoningRetention| read[retention as usize];
@@ -54,7 +55,10 @@ fn reasoning_is_summed_by_section_and_counted_by_retention() {
         part(100, PromptSection::Reasoning),
     ];
     let there = places(&sketch, ReasoningRetention::Turns);
-    assert_eq!((there.system, there.tools, there.messages, there.reasoning), (5, 10, 16, 100));
+    assert_eq!(there.system, 5);
+    assert_eq!(there.tools, 10);
+    assert_eq!(there.messages, 16);
+    assert_eq!(there.reasoning, 100);
     assert_eq!(places(&sketch, ReasoningRetention::Drops).reasoning, 0);
 }
 
@@ -98,9 +102,13 @@ fn cleared_tokens_are_left_out_if_the_provider_clears_again() {
     let (turn, sketch) = (cleared_turn(1_000, 500), [part(1_500, PromptSection::History)]);
     let anchor = Anchor { turn: &turn, sketch: &sketch };
     let of = |past| grown(&anchor, ReasoningRetention::Keeps, 1_600, 0, past);
-    assert_eq!((of(None), of(Some(1_600)), of(Some(1_599))), (1_600, 1_600, 1_100));
+    assert_eq!(of(None), 1_600);
+    assert_eq!(of(Some(1_600)), 1_600);
+    assert_eq!(of(Some(1_599)), 1_100);
     let next = |past| cleared_next(&turn, 1_100, past);
-    assert_eq!((next(None), next(Some(1_600)), next(Some(1_599))), (1_600, 1_600, 1_100));
+    assert_eq!(next(None), 1_600);
+    assert_eq!(next(Some(1_600)), 1_600);
+    assert_eq!(next(Some(1_599)), 1_100);
 }
 
 /// New is what came; gone is what makes the sum right.
@@ -146,9 +154,11 @@ fn a_predicted_total_never_falls_to_zero() {
 fn reply_reasoning_is_the_output_that_other_parts_do_not_explain() {
     let mut turn = turn(1_000, 100);
     turn.reply[0].tokens = 70;
-    assert_eq!((reasoning_of(&turn), reported_reasoning(&turn)), (30, 0));
+    assert_eq!(reasoning_of(&turn), 30);
+    assert_eq!(reported_reasoning(&turn), 0);
     turn.usage.reasoning = Some(40);
-    assert_eq!((reasoning_of(&turn), reported_reasoning(&turn)), (40, 40));
+    assert_eq!(reasoning_of(&turn), 40);
+    assert_eq!(reported_reasoning(&turn), 40);
     turn.usage.reasoning = Some(140);
     assert_eq!(reasoning_of(&turn), 100, "no more than was generated");
     let sketch = [part(5, PromptSection::OldReasoning), part(6, PromptSection::History)];

@@ -62,7 +62,8 @@ fn sections_are_listed_below_the_item_that_contains_them() {
   ───";
     assert!(text.contains(lines), "{text}");
     let json = serde_json::to_value(breakdown).unwrap();
-    assert_eq!((&json["mcp_tools"], &json["agents"]), (&5_000.into(), &serde_json::Value::Null));
+    assert_eq!(json["mcp_tools"], 5_000);
+    assert!(json["agents"].is_null());
     assert_eq!(serde_json::from_value::<Breakdown>(json).unwrap(), breakdown);
 }
 
@@ -116,9 +117,11 @@ fn gone_tokens_and_capped_messages_are_shown() {
 #[test]
 fn a_window_that_is_overfull_or_unknown_has_no_room() {
     let full = ContextView::new(Breakdown { messages: 250_000, ..<_>::default() }, 200_000, 16_000);
-    assert_eq!((full.free, full.percent), (0, 125.0));
+    assert_eq!(full.free, 0);
+    assert_eq!(full.percent, 125.0);
     let unknown = ContextView::new(Breakdown::default(), 0, 16_000);
-    assert_eq!((unknown.free, unknown.percent), (0, 0.0));
+    assert_eq!(unknown.free, 0);
+    assert_eq!(unknown.percent, 0.0);
 }
 
 /// Rewrites stand above the free space. Without any there is no line.
@@ -310,7 +313,7 @@ fn sections_and_reasoning_are_shown_once() {
 fn rewritten() -> (Turn, RewriteView) {
     use crate::context::scene::{SessionFixture, messages};
     use crate::dialect::refusal::RefusalCause;
-    let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+    let scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
     let reply = scene.reply(&serde_json::json!([{"type": "text", "text": "Aye."}]));
     let mut turn = scene.turn(&reply);
     turn.done = RewriteSummary {
@@ -361,7 +364,8 @@ fn a_view_shows_the_numbers_of_its_turn_plan_and_estimate() {
         ..ContextView::new(after.breakdown, turn.window, turn.reserve)
     };
     assert_eq!(after, expected);
-    assert_eq!((after.total, after.breakdown.reasoning), (960, 30));
+    assert_eq!(after.total, 960);
+    assert_eq!(after.breakdown.reasoning, 30);
     // The estimate was a tenth too low. With hidden input, it cannot be compared.
     turn.estimate.as_mut().unwrap().tokens = 810;
     assert_eq!(ContextView::after(&turn).last_error_percent, Some(-10.0));
@@ -390,28 +394,28 @@ fn a_view_shows_the_numbers_of_its_turn_plan_and_estimate() {
     };
     assert_eq!(before(&estimate), expected);
     let anew = Estimate { method: EstimateMethod::Estimated, ..estimate };
-    assert_eq!(
-        (before(&anew).basis, before(&anew).method),
-        (None, Some(EstimateMethod::Estimated))
-    );
+    assert_eq!(before(&anew).basis, None);
+    assert_eq!(before(&anew).method, Some(EstimateMethod::Estimated));
     // Nothing was reported: everything is estimated.
     turn.usage.input = None;
     let silent = ContextView::after(&turn);
-    assert_eq!((silent.basis, silent.method), (None, Some(turn.estimate.unwrap().method)));
+    assert_eq!(silent.basis, None);
+    assert_eq!(silent.method, Some(turn.estimate.unwrap().method));
     assert_eq!(silent.last_error_percent, None);
     // Without new cuts, `tokens_pruned` is not written.
     let json = |tokens_pruned| {
         serde_json::to_value(RewriteView { tokens_pruned, ..rewriting }).unwrap()["tokens_pruned"]
             .as_u64()
     };
-    assert_eq!((json(0), json(7)), (None, Some(7)));
+    assert_eq!(json(0), None);
+    assert_eq!(json(7), Some(7));
 }
 
 /// Without reported input there is no error to show, nor if the reported input is 0.
 #[test]
 fn a_reported_input_of_zero_shows_no_estimate_error() {
     use crate::context::scene::{SessionFixture, messages};
-    let scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+    let scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
     let mut turn = scene.turn(&scene.reply(&serde_json::json!([{"type": "text", "text": "Aye."}])));
     turn.usage.input = Some(0);
     assert_eq!(ContextView::after(&turn).last_error_percent, None);
@@ -427,5 +431,6 @@ fn the_number_of_further_deferred_tools_is_not_written_if_zero() {
             ["deferred_more"]
             .as_u64()
     };
-    assert_eq!((written(0), written(3)), (None, Some(3)));
+    assert_eq!(written(0), None);
+    assert_eq!(written(3), Some(3));
 }

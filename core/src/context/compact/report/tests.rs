@@ -34,7 +34,7 @@ fn record(about: u128, at: Millis, exchange: &str) -> Box<CompactionRecord> {
 
 /// A session of three turns. The last one was sent with a summary that was first used at 10.
 fn session() -> SessionFixture {
-    let mut scene = SessionFixture::of(MODEL, &messages("u"));
+    let mut scene = SessionFixture::new(MODEL, &messages("u"));
     scene.answered(&json!([{"type": "text", "text": "Said 1."}]));
     scene.send(&messages("uau"));
     scene.answered(&json!([{"type": "text", "text": "Said 3."}]));

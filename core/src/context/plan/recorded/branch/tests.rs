@@ -248,7 +248,7 @@ fn a_decision_revoked_twice_is_given_up_in_its_branch() {
 /// A decision belongs to the model of its turn. A refused request leaves decisions and no turn: they are of no model.
 #[test]
 fn a_decision_belongs_to_the_model_of_its_turn() {
-    let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+    let mut scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
     scene.answered(&json!([{"type": "text", "text": "Aye."}]));
     let is = |request, model| {
         let one = reasoning_decision(request, ReasoningAction::PutBack, DecisionReason::Birth);
@@ -268,7 +268,7 @@ fn reasoning_of_an_edited_reply_is_new() {
     let call = json!({"type": "tool_use", "id": id, "name": "Read", "input": {"n": 3}});
     let reply = |text: &str| json!([thinking(1), {"type": "text", "text": text}, call]);
     let mut all = messages("utr");
-    let mut scene = SessionFixture::of("claude-opus-4-6", &all);
+    let mut scene = SessionFixture::new("claude-opus-4-6", &all);
     scene.answered(&reply("Aye."));
     let result = json!([{"type": "tool_result", "tool_use_id": id, "content": "So."}]);
     all.as_array_mut().unwrap().extend([
@@ -285,7 +285,7 @@ fn reasoning_of_an_edited_reply_is_new() {
 /// A branch is followed from turn to turn to its first one. If facts form a circle, it ends all the same.
 #[test]
 fn a_branch_is_followed_back_to_its_first_turn() {
-    let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+    let mut scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
     scene.answered(&json!([{"type": "text", "text": "Said 1."}]));
     scene.send(&messages("uau"));
     scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
@@ -317,7 +317,7 @@ fn a_branch_is_followed_back_to_its_first_turn() {
 /// request is known.
 #[test]
 fn an_edited_reply_hides_nothing_of_what_its_branch_sent() {
-    let mut scene = SessionFixture::of("claude-opus-4-6", &messages("uau"));
+    let mut scene = SessionFixture::new("claude-opus-4-6", &messages("uau"));
     scene.answered(&json!([{"type": "text", "text": "Said without a footer."}]));
     let mut is_known = |letters| {
         scene.send(&messages(letters));

@@ -150,7 +150,7 @@ fn a_reply_of_nothing_but_thought_is_found_by_its_place() {
     let mut all = messages("uau");
     all[1]["content"] = json!([thinking(1)]);
     let found = |all: &Value| {
-        let mut scene = SessionFixture::of("claude-opus-4-6", all);
+        let mut scene = SessionFixture::new("claude-opus-4-6", all);
         let one = ReasoningRecord { blocks: vec![block(0, 0, false)], ..record(&scene, 0, 0) };
         scene.ledger.add(Fact::Reasoning(Box::new(one)));
         let known = scene.known();
@@ -192,7 +192,7 @@ fn replies_with_the_same_text_are_distinguished() {
             let calls = one["content"].as_array().cloned().unwrap_or_default();
             one["content"] = std::iter::once(text.clone()).chain(calls).collect();
         }
-        let mut scene = SessionFixture::of("claude-opus-5-5", &all[..1].iter().cloned().collect());
+        let mut scene = SessionFixture::new("claude-opus-5-5", &all[..1].iter().cloned().collect());
         let replies: Vec<usize> = (1..all.len()).filter(|at| is_reply(&all[*at])).collect();
         for at in &replies {
             scene.now += 1;

@@ -27,7 +27,7 @@ fn measured(scene: &SessionFixture) -> MeasuredEstimate {
 
 /// A second request, after one reply.
 fn followed(name: &'static str) -> SessionFixture {
-    let mut scene = SessionFixture::of(name, &messages("u"));
+    let mut scene = SessionFixture::new(name, &messages("u"));
     scene.answered(&json!([{"type": "text", "text": "Said 1."}]));
     scene.send(&messages("uau"));
     scene
@@ -60,7 +60,8 @@ fn injected_messages_add_their_counted_tokens_to_the_estimate() {
     scene.send(&messages("uauau"));
     let later = measured(&scene);
     assert!(later.parts.iter().any(|part| part.key == key));
-    assert_eq!((texts(&later), later.estimate.method), (1, EstimateMethod::Anchored));
+    assert_eq!(texts(&later), 1);
+    assert_eq!(later.estimate.method, EstimateMethod::Anchored);
     assert!(later.estimate.new < before.estimate.new + tokens, "{:?}", later.estimate);
 }
 
@@ -93,29 +94,27 @@ fn a_summary_adds_its_counted_tokens_to_the_estimate() {
     let before = measured(&scene);
     scene.ledger.add(Fact::Compact(Box::new(one)));
     let after = measured(&scene);
-    assert_eq!(
-        (before.estimate.method, after.estimate.method),
-        (EstimateMethod::Anchored, EstimateMethod::Compacted)
-    );
-    assert_eq!((before.contents.summaries, after.contents.summaries), (0, 70));
+    assert_eq!(before.estimate.method, EstimateMethod::Anchored);
+    assert_eq!(after.estimate.method, EstimateMethod::Compacted);
+    assert_eq!(before.contents.summaries, 0);
+    assert_eq!(after.contents.summaries, 70);
     assert_eq!(after.estimate.new, before.estimate.new + 70);
-    assert!(
-        after.estimate.gone > 0 && after.seen.is_none(),
-        "an error of this estimate teaches nothing"
-    );
+    assert!(after.estimate.gone > 0, "an error of this estimate teaches nothing");
+    assert!(after.seen.is_none(), "an error of this estimate teaches nothing");
     assert_eq!(after.parts.iter().position(|part| part.key == key), Some(0));
     assert_eq!(after.parts[0].tokens, 70);
     // In the next request it is a part like any other.
     scene.answered(&json!([{"type": "text", "text": "Said 5."}]));
     scene.send(&messages("uauauau"));
     let later = measured(&scene);
-    assert_eq!((later.estimate.method, later.contents.summaries), (EstimateMethod::Anchored, 70));
+    assert_eq!(later.estimate.method, EstimateMethod::Anchored);
+    assert_eq!(later.contents.summaries, 70);
 }
 
 /// Reasoning that is put back costs what it cost in the reply, block by block, at its place.
 #[test]
 fn reasoning_put_back_costs_as_much_as_in_its_reply() {
-    let mut scene = SessionFixture::of("claude-opus-4-6", &messages("u"));
+    let mut scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
     let content = json!([thinking(1), thinking(2), messages("uc")[1]["content"][0]]);
     scene.answered(&content);
     scene.send(&messages("ucr"));
@@ -127,8 +126,10 @@ fn reasoning_put_back_costs_as_much_as_in_its_reply() {
     let thoughts: Vec<&SketchPart> =
         after.parts.iter().filter(|part| part.place == PromptSection::Reasoning).collect();
     let all: u64 = thoughts.iter().map(|part| u64::from(part.tokens)).sum();
-    assert_eq!((thoughts.len(), all), (2, reasoning_of(&turn)));
-    assert!(all > 0 && thoughts[0].tokens.abs_diff(thoughts[1].tokens) <= 1, "{thoughts:?}");
+    assert_eq!(thoughts.len(), 2);
+    assert_eq!(all, reasoning_of(&turn));
+    assert!(all > 0, "{thoughts:?}");
+    assert!(thoughts[0].tokens.abs_diff(thoughts[1].tokens) <= 1, "{thoughts:?}");
     assert_eq!(after.estimate.tokens - before.estimate.tokens, all);
     assert_eq!(after.estimate.breakdown.reasoning, all);
     // After the user's next message, it is reasoning of an earlier turn.
@@ -137,7 +138,7 @@ fn reasoning_put_back_costs_as_much_as_in_its_reply() {
         if sends {
             all[1]["content"] = json!([thinking(1), all[1]["content"][0]]);
         }
-        let measured = measured(&SessionFixture::of("claude-opus-4-6", &all));
+        let measured = measured(&SessionFixture::new("claude-opus-4-6", &all));
         let parts = measured.parts.iter().map(|part| part.place);
         parts.filter(|place| *place != PromptSection::History).collect()
     };
@@ -165,8 +166,10 @@ fn what_gemini_read_from_its_cache_are_whole_blocks_or_not() {
     for (read, blocks) in [(0, Whole), (4_096, Whole), (8_121, Whole), (16_235, Whole)] {
         assert_eq!(gemini(read), Some(blocks), "{read}");
     }
-    assert_eq!((gemini(4_839), gemini(24_287)), (Some(Split), Some(Split)));
-    assert_eq!((of(Family::Gemini, None), of(Family::Claude, Some(4_839))), (Some(Whole), None));
+    assert_eq!(gemini(4_839), Some(Split));
+    assert_eq!(gemini(24_287), Some(Split));
+    assert_eq!(of(Family::Gemini, None), Some(Whole));
+    assert_eq!(of(Family::Claude, Some(4_839)), None);
     assert_eq!(gemini(u64::MAX), Some(Whole));
     assert_eq!(after(Some("r0"), Family::Gemini, Some(8_121)), None, "it is not the first");
 }

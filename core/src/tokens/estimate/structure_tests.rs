@@ -103,7 +103,8 @@ fn gpt_parts_cost_their_measured_structure_tokens() {
     assert_eq!(around("gpt-4o", Dialect::OpenaiChat), in_chat);
     // An older vocabulary, and an unknown one, whose results have no names.
     let old = around("gpt-4", Dialect::OpenaiResponses);
-    assert_eq!((old.growing, old.result), ([3, 2, 2], (3, 0)));
+    assert_eq!(old.growing, [3, 2, 2]);
+    assert_eq!(old.result, (3, 0));
     let others = Around { named: 0, tools: (8, 0, 100), first: (100, 0), ..in_chat };
     assert_eq!(around("deepseek-chat", Dialect::OpenaiChat), others);
     let unknown = Around { result: (5, 0), growing: [-3; 3], ..others };
@@ -201,7 +202,8 @@ fn text_that_is_not_tokenised_costs_by_its_length() {
     }
     let mut counter = limited(Family::O200k, 20).reply();
     let counted = counter.text("0 1 2 3 4 5 6 7 8 9 "); // 20 bytes
-    assert_eq!((counted, counter.counting()), (counter.worded() as u32, CountingMethod::Exact));
+    assert_eq!(counted, counter.worded() as u32);
+    assert_eq!(counter.counting(), CountingMethod::Exact);
     let short = counter.text(&text);
     assert_eq!(short, (210.0 * f64::from(counted) / 20.0).round() as u32);
     assert_eq!(counter.counting(), CountingMethod::Length);
@@ -244,7 +246,8 @@ fn a_tool_name_that_may_not_be_read_is_counted_separately() {
     counter.part(read.parts().nth(3).unwrap());
     let mut reply = whole.reply();
     reply.text("Three metres and a half.");
-    assert_eq!((counter.worded(), counter.tally()), (reply.worded(), reply.tally()));
+    assert_eq!(counter.worded(), reply.worded());
+    assert_eq!(counter.tally(), reply.tally());
     let once = counter.reading();
     counter.part(read.parts().nth(3).unwrap());
     assert!(once > 0);
