@@ -597,6 +597,45 @@ fn unpinned(name: &str, text: &str) -> Vec<String> {
     found
 }
 
+/// What separates a tree from code bases that are read with ease, and how often each may stand in 10,000 lines: closures
+/// bound to a local, tuples that are taken apart where they are made, options walked like lists, constructors without a verb.
+const HABITS: &[(&str, fn(&str) -> bool, usize)] = &[
+    ("a closure bound to a local", is_local_closure, 10),
+    ("`let (a, b) = (x, y)`", |code| code.starts_with("let (") && code.contains(") = ("), 9),
+    ("`into_iter().for_each`", |code| code.contains(".into_iter().for_each("), 0),
+    ("`filter(|_| …)`", |code| code.contains(".filter(|_|"), 2),
+    ("a function named `of`", |code| code.contains("fn of("), 4),
+];
+
+fn is_local_closure(code: &str) -> bool {
+    let value = code.strip_prefix("let ").and_then(|binding| binding.split_once(" = "));
+    value.is_some_and(|(_, value)| {
+        value.trim_start_matches("async ").trim_start_matches("move ").starts_with('|')
+    })
+}
+
+#[test]
+fn the_code_reads_as_its_field_writes() {
+    let lines = std::cell::Cell::new(0);
+    let counts: Vec<_> = HABITS.iter().map(|_| std::cell::Cell::new(0)).collect();
+    check(|file, _| {
+        for (_, code) in file.product().filter(|(_, code)| !code.trim().is_empty()) {
+            lines.set(lines.get() + 1);
+            for ((_, is_habit, _), count) in HABITS.iter().zip(&counts) {
+                count.set(count.get() + usize::from(is_habit(code.trim_start())));
+            }
+        }
+    });
+    for ((habit, _, most), count) in HABITS.iter().zip(&counts) {
+        let (count, most) = (count.get(), most * lines.get() / 10_000);
+        assert!(
+            count <= most,
+            "{habit} stands {count} times in {} lines, at most {most}",
+            lines.get()
+        );
+    }
+}
+
 /// Documents whose claims name their tests, and the least number of tests in each. The others are for users, and name none.
 const TABLES_OF_TESTS: &[(&str, usize)] = &[
     ("docs/reviewing.md", 160),

@@ -143,6 +143,8 @@ impl Server {
         let proxy = Proxy::new(config.clone(), ledgers.clone(), telemetry.clone())
             .await
             .map_err(CliError)?;
+        // A client that was cut off repeats its request at once: it may continue one of them.
+        proxy::find_interrupted(&proxy).await;
         timer.done("the proxy is built");
         let admin_tls = config.admin_tls.as_ref().map(TlsTerminator::new).transpose();
         let admin_tls = admin_tls.map_err(CliError)?;

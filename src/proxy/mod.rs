@@ -22,6 +22,7 @@ mod server;
 pub use self::http::tunnel_timeouts::TunnelTimeouts;
 pub use self::server::{DrainOutcome, serve};
 pub use self::state::Proxy;
+pub(crate) use self::turn::drafts::find_interrupted;
 
 #[cfg(test)]
 mod tests;

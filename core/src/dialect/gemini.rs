@@ -20,7 +20,8 @@ use super::{
     Conversation, Dialect, HeldHistory, Media, Message, Note, Part, PartIndex, PartKey, PartKind,
     PictureDetail, Purpose, Role,
 };
-use crate::wire::json::{Document, Kind, Value, first, members};
+use crate::wire::json::{Document, Kind, Value, members};
+use crate::wire::member::first;
 
 /// Reads a request. The model is in the path, which [`super::read`] reads; bodies of Code Assist and
 /// countTokens name it as well.

@@ -18,7 +18,8 @@ use super::note::note_once;
 use super::{
     Conversation, Dialect, Media, Message, Note, Part, PartKind, PictureDetail, Purpose, Role, Span,
 };
-use crate::wire::json::{Document, Kind, Value, first, members};
+use crate::wire::json::{Document, Kind, Value, members};
+use crate::wire::member::first;
 
 /// Reads a request. The path adds nothing to the body, except on Azure, where [`super::read`] takes the model
 /// from it.

@@ -15,7 +15,8 @@ pub use usage::USAGE;
 use super::key::Keyer;
 use super::note::note_once;
 use super::{Conversation, Dialect, HeldHistory, Message, Note, Part, Purpose, Role, identity};
-use crate::wire::json::{Document, Kind, Value, first, members};
+use crate::wire::json::{Document, Kind, Value, members};
+use crate::wire::member::first;
 
 /// Reads a request's body, or a `response.create` frame, which has the same members; the path is read by
 /// `paths`.

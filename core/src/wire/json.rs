@@ -6,14 +6,12 @@
 
 mod most;
 mod nesting;
-mod optional;
 mod strings;
 
 use std::borrow::Cow;
 
 pub use most::most_values;
 pub(crate) use nesting::Nesting;
-pub(crate) use optional::{first, owned_text};
 use strings::{append_unescaped, closing_quote, meaning};
 pub(crate) use strings::{text_of, unescape};
 
@@ -290,7 +288,7 @@ impl<'d> Value<'d> {
 
     /// Like [`Value::get`], for a member with several spellings; a `null` counts as absent.
     pub(crate) fn get_any<const N: usize>(&self, names: &[&str; N]) -> Option<Value<'d>> {
-        first(self.members(*names))
+        self.members(*names).into_iter().flatten().find(|value| !value.is_null())
     }
 
     /// The text of the string member called `name`.

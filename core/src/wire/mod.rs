@@ -6,6 +6,7 @@
 pub(crate) mod cuts;
 pub mod encoding;
 pub mod json;
+pub(crate) mod member;
 pub mod memory;
 pub mod splice;
 pub mod sse;

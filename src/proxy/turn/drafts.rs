@@ -15,7 +15,7 @@ const LOOK: Duration = Duration::from_millis(50);
 const FIND: Duration = Duration::from_secs(5);
 /// How long to wait after the store failed.
 const REST: Duration = Duration::from_secs(1);
-/// How long the last write may take.
+/// How long the last write may take, and the first look.
 const LAST: Duration = Duration::from_secs(1);
 
 /// A stream gets a draft once it has lasted this long; shorter ones only have their turn.
@@ -39,16 +39,18 @@ async fn write(ledgers: &Ledgers) {
 }
 
 async fn find(proxy: &Proxy) {
-    loop {
-        // If the store fails now, for example because it is not open yet, it is asked again later.
-        if let Ok(count) = proxy.ledgers.adopt_drafts().await {
-            report_interrupted(proxy, count);
-            if !proxy.ledgers.is_shared() {
-                return;
-            }
-        }
+    while !find_interrupted(proxy).await || proxy.ledgers.is_shared() {
         tokio::time::sleep(FIND).await;
     }
+}
+
+/// Makes turns of the exchanges that were in flight when their process was killed; `false` if the store does not answer,
+/// for example because it is not open yet. Called before the first request, which may continue one of them.
+pub(crate) async fn find_interrupted(proxy: &Proxy) -> bool {
+    let adopting = tokio::time::timeout(LAST, proxy.ledgers.adopt_drafts()).await;
+    let Ok(Ok(count)) = adopting else { return false };
+    report_interrupted(proxy, count);
+    true
 }
 
 fn report_interrupted(proxy: &Proxy, count: usize) {

@@ -12,7 +12,8 @@ use crate::dialect::{
     Conversation, HeldHistory, LastCall, Message, Note, Part, PartKind, Reply, ReplyPart, Role,
     StopReason, Usage,
 };
-use crate::wire::json::{Kind, Value, first, members, owned_text};
+use crate::wire::json::{Kind, Value, members};
+use crate::wire::member::{first, owned_text};
 
 /// Whether a request's body is of this API: it has an input, and no contents.
 pub(super) fn is_request(root: Value<'_>) -> bool {

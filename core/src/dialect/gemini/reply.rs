@@ -18,7 +18,8 @@ use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
 use crate::dialect::reply::{KeptSize, MOST_VALUES};
 use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
-use crate::wire::json::{Kind, Value, first, members, owned_text};
+use crate::wire::json::{Kind, Value, members};
+use crate::wire::member::{first, owned_text};
 
 /// The state of a stream that is being read.
 #[derive(Default)]

@@ -9,7 +9,8 @@ use serde_json::{Map, Value as Json, json};
 use super::signature;
 use crate::dialect::reply::MOST_PARTS;
 use crate::dialect::{PartKind, ReplyPart};
-use crate::wire::json::{Kind, Value, first};
+use crate::wire::json::{Kind, Value};
+use crate::wire::member::first;
 
 /// Members with plain text, the most certain first.
 const PLAIN: [&str; 3] = ["reasoning_content", "reasoning", "reasoning_text"];

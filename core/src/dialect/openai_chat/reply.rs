@@ -12,7 +12,8 @@ use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
 use crate::dialect::reply::{KeptSize, MOST_PARTS, add_other_id};
 use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
-use crate::wire::json::{Document, Kind, Nesting, Value, first, members};
+use crate::wire::json::{Document, Kind, Nesting, Value, members};
+use crate::wire::member::first;
 use crate::wire::steps;
 
 /// The state of a stream that is being read.

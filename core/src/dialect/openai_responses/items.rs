@@ -8,7 +8,8 @@ use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::{
     Audience, Chain, Media, Part, PartKey, PartKind, PictureDetail, Role, ServerStep,
 };
-use crate::wire::json::{Kind, Value, first};
+use crate::wire::json::{Kind, Value};
+use crate::wire::member::first;
 
 /// An item that was read.
 pub(super) struct ResponseItem {

@@ -15,7 +15,8 @@ use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
 use crate::dialect::reply::{KeptSize, MOST_VALUES};
 use crate::dialect::{Note, Part, PartKind, Reply, ReplyPart, ServerStep, Span, StopReason, Usage};
-use crate::wire::json::{Value, first, members, owned_text, text_of};
+use crate::wire::json::{Value, members, text_of};
+use crate::wire::member::{first, owned_text};
 use crate::wire::steps;
 
 /// The state of a stream that is being read.

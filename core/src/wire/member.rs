@@ -1,6 +1,8 @@
 //! What is read of a member that may be absent.
+//!
+//! Knows no member by name.
 
-use super::Value;
+use super::json::Value;
 
 /// The first of several alternative members that is present and not `null`.
 pub(crate) fn first<const N: usize>(members: [Option<Value<'_>>; N]) -> Option<Value<'_>> {
