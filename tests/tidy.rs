@@ -599,13 +599,16 @@ fn unpinned(name: &str, text: &str) -> Vec<String> {
 
 /// What separates a tree from code bases that are read with ease, and how often each may stand in 10,000 lines: closures
 /// bound to a local, tuples that are taken apart where they are made, options walked like lists, constructors without a verb.
-const HABITS: &[(&str, fn(&str) -> bool, usize)] = &[
+const HABITS: &[Habit] = &[
     ("a closure bound to a local", is_local_closure, 10),
     ("`let (a, b) = (x, y)`", |code| code.starts_with("let (") && code.contains(") = ("), 9),
     ("`into_iter().for_each`", |code| code.contains(".into_iter().for_each("), 0),
     ("`filter(|_| …)`", |code| code.contains(".filter(|_|"), 2),
     ("a function named `of`", |code| code.contains("fn of("), 4),
 ];
+
+/// What it is called, whether a line of code shows it, and the most in 10,000 lines.
+type Habit = (&'static str, fn(&str) -> bool, usize);
 
 fn is_local_closure(code: &str) -> bool {
     let value = code.strip_prefix("let ").and_then(|binding| binding.split_once(" = "));
