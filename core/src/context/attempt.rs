@@ -237,9 +237,9 @@ impl AttemptContext<'_> {
             Verdict::OverflowInReply => RetryStep::make_room(RequestForm::Planned, None),
             Verdict::DoesNotFit(cause) => RetryStep::make_room(RequestForm::Planned, cause),
             Verdict::Refused(cause) => self.without_changes(cause, BlameTarget::Change),
+            // Reasoning may depend on our change: the original shows whether it does.
             Verdict::Repairable(RefusalKind {
                 is_of_reasoning: true, cause: Some(cause), ..
-            // Reasoning may depend on our change: the original shows whether it does.
             }) if self.changes_beyond_repairs => {
                 self.without_changes(cause, BlameTarget::Reasoning)
             }
@@ -257,7 +257,6 @@ impl AttemptContext<'_> {
         verdict: Verdict,
     ) -> RetryStep {
         let form = RequestForm::Repaired(round);
-
         let may_make_room = matches!(otherwise, RepairFallback::AfterPlanned(_));
         match verdict {
             Verdict::Accepted => RetryStep::repaired(form, true),

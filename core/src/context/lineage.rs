@@ -218,10 +218,10 @@ struct OtherAgents<'p>(Option<&'p str>);
 
 impl<'p> OtherAgents<'p> {
     fn new(ledger: &Ledger, position: &'p Position) -> Self {
-        let name = position.client_thread.as_deref();
+        let Some(name) = position.client_thread.as_deref() else { return Self(None) };
         // The first request of an agent may continue another's turn: it is a fork.
-        let has_turns = ledger.turns().any(|turn| turn.position.client_thread.as_deref() == name);
-        Self(if has_turns { name } else { None })
+        let mut threads = ledger.turns().map(|turn| turn.position.client_thread.as_deref());
+        Self(if threads.any(|thread| thread == Some(name)) { Some(name) } else { None })
     }
 
     fn contains(&self, turn: &Turn) -> bool {

@@ -231,7 +231,7 @@ impl ClassicPolicy {
 pub struct PrunePolicy {
     /// When old results may be cut: `pressure` (the window fills), `cold_cache` (the provider's cache has
     /// expired or is empty, so that a cut costs nothing), `pays_back` (the saving pays for the broken cache
-    /// within `horizon_turns`), `always`. Empty: never.
+    /// within seven turns), `always`. Empty: never.
     pub gate: Vec<PruneGate>,
     /// There is pressure past this share of the fillable window (the window less the output reserve, or
     /// less a quarter if the reserve is half of it or more).
@@ -241,7 +241,7 @@ pub struct PrunePolicy {
     pub pressure_buffer_tokens: Option<u64>,
     /// Under pressure a cut must make room for several turns: of the room above what no cut takes away (system
     /// prompt, tools, the newest messages) at most this share may stay filled. It must also pay for the broken
-    /// cache within `horizon_turns`, until a summary would be used. Otherwise Plimsoll waits. It stops waiting
+    /// cache within seven turns, until a summary would be used. Otherwise Plimsoll waits. It stops waiting
     /// when the request does not fit the fillable window. 1: it never waits.
     pub low_water: f64,
     /// How many of the newest tokens of the history are never cut.

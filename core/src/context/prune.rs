@@ -515,7 +515,7 @@ fn voided_from(request: &PlanRequest<'_>, first: usize) -> Vec<Fact> {
     keys.map(|about| reasoning::take_out(request, about, DecisionReason::Bound)).collect()
 }
 
-/// The parts of the messages after `from`, the newest first.
+/// The parts of the messages from `from` on, the newest first.
 fn newest_first(
     messages: &[Message],
     from: usize,
@@ -569,9 +569,9 @@ fn counter<'a>(request: &PlanRequest<'a>) -> TokenCounter<'a> {
 }
 
 fn has_only_text(part: &Part, body: &[u8], text: &str) -> bool {
-    // JSON escapes make a text at most six times as long.
     // The client has cut it with the same placeholder.
     let [result_text] = &part.texts[..] else { return false };
+    // JSON escapes make a text at most six times as long.
     result_text.len() <= 6 * text.len() + 2 && text_at(*result_text, body) == text
 }
 

@@ -400,11 +400,9 @@ impl ReasoningProposal<'_> {
         for returned in &decisions.replies {
             let prefix = self.sent.before(returned.index);
             for at in returned.places(request.conversation) {
-                let about = request.part(at).and_then(Part::removal_key);
-                let is_void = decisions.maker_at(at, returned).prefix != prefix;
-                if let Some(about) = about
-                    && is_void
+                if let Some(about) = request.part(at).and_then(Part::removal_key)
                     && decisions.reasoning_decision(about).is_none()
+                    && decisions.maker_at(at, returned).prefix != prefix
                 {
                     self.decide(about, ReasoningAction::Remove, DecisionReason::Bound);
                 }

@@ -236,7 +236,7 @@ impl Turn {
 fn share_of_cuts(left: f64, guess: &CostPrediction) -> f64 {
     let of_cuts = (MISCOUNTED * left).powi(2);
     let of_new = (guess.high.saturating_sub(guess.low) as f64 / 2.0).powi(2);
-    // By the squares of what either may be off by: the more uncertain the new parts are, the less an error says
+    // The error is shared out by the squares of what either may be off by: the more uncertain the new parts are, the less an error says
     // about the cuts. What earlier new parts were off by is not subtracted: in recorded sessions that made
     // claims twice as wrong (`docs/rewriting.md` "What it saved").
     if of_cuts > 0.0 { of_cuts / (of_cuts + of_new) } else { 0.0 }
@@ -290,7 +290,6 @@ pub fn cost(usage: &Usage, price: Price, dialect: Dialect) -> Option<f64> {
 /// at Anthropic, 2.5 at OpenAI (`docs/protocols.md` 7.1, 7.2).
 pub(super) fn write_price(usage: &Usage, price: Price, dialect: Dialect) -> f64 {
     let short = if price.cache_write > 0.0 { price.cache_write } else { price.input };
-    // A long lifetime costs a multiple of the input price (`docs/protocols.md` 7.1, 7.2).
     let long = match dialect {
         Dialect::Anthropic => 2.0 * price.input,
         Dialect::OpenaiChat | Dialect::OpenaiResponses => 2.5 * price.input,

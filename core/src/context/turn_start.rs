@@ -18,7 +18,7 @@ pub(super) fn holds(message: &Message, kind: PartKind) -> bool {
 
 /// The message that begins the user's last turn (`docs/estimates.md` 2).
 pub(super) fn turn_start(conversation: &Conversation) -> usize {
-    // Its documentation of signatures counts text beside results, too.
+    // Gemini's documentation of signatures counts text beside results, too.
     if conversation.dialect == Dialect::Gemini {
         return last_user_text(conversation);
     }

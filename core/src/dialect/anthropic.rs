@@ -336,11 +336,11 @@ fn purpose(request: &RequestMembers<'_>, limit: Option<u64>) -> Purpose {
     let first = messages.next();
     let second = messages.next();
     let last_message = messages.last().or(second);
-    // A single token is the least that can be asked for: clients do it to fill the cache.
     let compacts = request.compaction.is_some_and(|compaction| !compaction.is_null());
     if compacts || last_message.is_some_and(asks_for_a_summary) {
         Purpose::Compaction
     } else if limit.is_some_and(|limit| limit <= 1) {
+        // A single token is the least that can be asked for: clients do it to fill the cache.
         Purpose::WarmUp
     } else if request.format().is_some() && !has_tools && first.is_some() && second.is_none() {
         Purpose::Side // one question, one object: a title call (`docs/protocols.md` 10.11)

@@ -128,8 +128,6 @@ impl Conversation {
 
     /// All parts that use the window: system, tools, history.
     pub fn all_parts(&self) -> impl Iterator<Item = &Part> {
-        // Unknown input or output of one call makes the sum unknown; a cache that was not reported
-        // was not used.
         self.system.iter().chain(&self.tools).chain(self.parts())
     }
 

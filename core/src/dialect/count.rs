@@ -28,7 +28,6 @@ impl Count {
 
     /// The largest of several spellings of the same number: one that is 0 was not filled in.
     pub(super) fn of_any(spellings: &[Option<Value<'_>>]) -> Self {
-        // A spelling that is 0 was not filled in.
         let mut largest = Self::default();
         for spelling in spellings {
             largest.grow(Self::from_member(*spelling));

@@ -54,7 +54,6 @@ impl ErrorKind {
     pub fn in_reply(reply: &Reply) -> Option<Self> {
         match &reply.error {
             Some(error) => Some(Self::from_error(error)),
-            // A reply may say that it failed without an error (`docs/protocols.md` 4.3, 5.1).
             None if reply.stop == Some(StopReason::Failed) => Some(Self::Provider),
             None => None,
         }

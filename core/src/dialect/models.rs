@@ -266,8 +266,6 @@ impl Catalogue {
         let spelled = name.trim().to_lowercase();
         let mut model = find(&spelled);
         let claude = matches!(model.family, Family::Claude | Family::ClaudeNew);
-        // A beta once gave a window of 1M tokens; of a model that is not in the catalogue it still
-        // says that there is one (`docs/protocols.md` 9).
         let asks = spelled.ends_with("[1m]") || betas.contains("context-1m");
         if claude && asks && !model.known {
             model.window = model.window.max(1_000_000);
@@ -333,7 +331,7 @@ fn listed(name: &str) -> Option<Model> {
         let model = model.clone();
         return Some(match is_alias(suffix) {
             // Mistral changes the price with the month in the name.
-            true if has_month(suffix) => Model { price: None, ..model },
+            true if start.contains("stral") && has_month(suffix) => Model { price: None, ..model },
             true => model,
             false => Model { known: false, price: None, ..model },
         });
@@ -375,6 +373,16 @@ const SAME_MODEL: &[&str] = &[
     "non",
     "reasoning",
     "thinking",
+    "minimal",
+    "low",
+    "medium",
+    "high",
+    "xhigh",
+    "4bit",
+    "8bit",
+    "mxfp4",
+    "nvfp4",
+    "qat",
 ];
 
 fn words(suffix: &str) -> impl Iterator<Item = &str> {
@@ -385,8 +393,8 @@ fn words(suffix: &str) -> impl Iterator<Item = &str> {
 
 fn is_alias(suffix: &str) -> bool {
     words(suffix).all(|word| {
-        // Tags, dates, sizes (`70b`, `a17b`), quantization (`q4_k_m`), `SAME_MODEL`.
-        let digits = word.trim_start_matches(['a', 'e', 'q']).trim_end_matches('b');
+        // Tags, dates, sizes (`70b`, `a17b`, `16e`), quantization (`q4_k_m`), `SAME_MODEL`.
+        let digits = word.trim_start_matches(['a', 'q']).trim_end_matches(['b', 'e']);
         let is_number = digits.starts_with(|first: char| first.is_ascii_digit())
             && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
         is_number || SAME_MODEL.contains(&word)

@@ -242,11 +242,8 @@ impl Reader {
         part.id = known(id);
         part.name = known(name);
         let content = first([content]);
-
         part.loads = content.iter().flat_map(Value::items).filter_map(referenced).collect();
-        // Later calls depend on a result that loads tools.
-        // Images and files in a result become parts of their own, because they are counted and cut
-        // by themselves.
+        // A result that loads tools has no content to cut: later calls depend on it.
         if part.loads.is_empty()
             && let Some(content) = content
             && matches!(content.kind(), Kind::String | Kind::Array)

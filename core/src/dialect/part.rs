@@ -119,7 +119,6 @@ impl Part {
         let key = self.reasoning_key?;
         match self.repeats {
             0 => Some(key),
-            // Without a signature a model's reasoning can repeat to the letter.
             repeats => Some(Chain(key).then(PartKey(u128::from(repeats))).0),
         }
     }

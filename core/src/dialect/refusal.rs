@@ -103,7 +103,6 @@ impl RefusalCause {
     /// Whether reasoning that was put back for the first time may have caused it. Other causes depend on
     /// earlier changes.
     pub fn is_of_what_is_new(self) -> bool {
-        // Other causes depend on earlier changes.
         matches!(self, RefusalCause::Signature | RefusalCause::ReasoningRefused)
     }
 

@@ -52,7 +52,6 @@ fn items(value: Value<'_>, depth: usize) -> usize {
 /// contain names.
 pub(super) fn name(name: Box<str>) -> Box<str> {
     match name.len() > LONGEST_NAME {
-        // Stored keys contain names.
         true => format!("long-name-{:032x}", xxh3_128(name.as_bytes())).into(),
         false => name,
     }

@@ -276,12 +276,13 @@ impl TokenCounter<'_> {
     }
 
     fn content(&mut self, text: &str, kind: PartKind) -> u32 {
-        // Claude writes the arguments of a call without the escapes of JSON.
+        // Claude writes the arguments of a call without the escapes of JSON. Those of a custom tool are no JSON.
         let is_claude = matches!(self.tokenizer.family, Family::Claude | Family::ClaudeNew);
-        match kind == PartKind::ToolCall && is_claude && text.contains('\\') {
-            true => self.text(&unescape(text.as_bytes())),
-            false => self.text(text),
+        let is_json = kind == PartKind::ToolCall && text.trim_start().starts_with(['{', '[']);
+        if is_claude && is_json && text.contains('\\') {
+            return self.text(&unescape(text.as_bytes()));
         }
+        self.text(text)
     }
 
     fn uncounted(&mut self, text: &str) -> u32 {

@@ -72,7 +72,6 @@ impl ClassCounts {
         let sums = self.sums();
         let capitals = [TokenKind::Title, TokenKind::SpacedTitle, TokenKind::Capitals];
         [
-            // Some tokenizers make one token of each digit, and few know other scripts as well.
             self.tokens() as f64,
             sums.tokens(TokenKind::Blank),
             sums.tokens(TokenKind::Line),

@@ -4,7 +4,7 @@
 //! nothing, the errors of that tool's earlier results, and a regression over features of the new text. The
 //! one with the best recent record is used (`docs/estimates.md` 1.2); the one of a tool only from three of
 //! its results on. Bounded; what an error of counting cannot explain (a replaced history, a cut) teaches
-//! nothing.
+//! only how wide the range must be.
 
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter};

@@ -212,7 +212,7 @@ fn largest(width: u32, height: u32, side: u32, patches: u32) -> (u32, u32) {
 fn whole_patches(width: u32, height: u32, side: u32, patches: u32) -> (u32, u32) {
     let [width, height, side] = [width, height, side].map(f64::from);
     let scale = (side * side * f64::from(patches) / (width * height)).sqrt();
-    // OpenAI's formula: scaled down further, so that no patch is cut.
+    // Scaled down further, so that no patch is cut.
     let scale = scale * whole_share(width * scale / side).min(whole_share(height * scale / side));
     ((width * scale).max(1.0) as u32, (height * scale).max(1.0) as u32)
 }

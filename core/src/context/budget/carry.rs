@@ -375,8 +375,6 @@ impl Turn {
     /// output is the larger of the reported number and our count of what was received.
     pub(crate) fn context(&self) -> Option<LastCall> {
         let usage = &self.usage;
-        // If the reply broke off after its input was reported, the larger of the reported output and our count
-        // of what was received.
         let context = usage.context().or_else(|| self.cut_context())?;
         // Of several replies, the client continues with one.
         let others: u64 = self.others.iter().map(|form| form.output).sum();

@@ -25,7 +25,7 @@ use crate::dialect::models::Model;
 use crate::dialect::{
     Audience, Chain, Conversation, HeldHistory, Part, PartKey, PartKind, Role, Span,
 };
-use crate::tokens::learn::{EstimatorState, NewContent, Observation};
+use crate::tokens::learn::{CostPrediction, EstimatorState, NewContent, Observation};
 use crate::tokens::retention::ReasoningRetention;
 use crate::tokens::{TokenCounter, Tokenizer, unsent::UnsentReasoning};
 
@@ -81,7 +81,7 @@ pub fn measure(
     // Whether the history changed shows in a first prediction; the range of the second depends on it.
     let draft = learned.guess(&observation, evidence);
     observation.is_changed = same.is_some_and(|anchor| {
-        scale.is_changed(&anchor, draft.tokens, observation.counted[draft.retention as usize])
+        scale.is_changed(&anchor, &draft, observation.counted[draft.retention as usize])
     });
     let predicted = learned.guess(&observation, evidence);
     let guess = match (method, same) {
@@ -94,8 +94,7 @@ pub fn measure(
     let tokens = guess.tokens;
     let retention = guess.retention;
     let counted = observation.counted[retention as usize];
-    let read = if retention == ReasoningRetention::Drops { 0 } else { scale.sums.around_read };
-    let added = scale.sums.new.saturating_add(read);
+    let added = scale.added(retention);
     let (new, gone) = same.map_or((tokens, 0), |anchor| moved(&anchor, counted, tokens, added));
     let mut parts_of = Breakdown { sections: scale.sections, ..places(&parts, retention) };
     parts_of.reasoning += observation.unsent.input();
@@ -400,10 +399,17 @@ impl<'a> PartScale<'a> {
 
     /// Whether more than reasoning was removed, or the model's messages include some that no known reply
     /// contained: an error of the estimate says nothing about the new parts then.
-    fn is_changed(&self, anchor: &Anchor<'_>, tokens: u64, counted: u64) -> bool {
-        let (_, gone) = moved(anchor, counted, tokens, self.sums.new);
-        // An error of the estimate says nothing about the new parts then.
+    fn is_changed(&self, anchor: &Anchor<'_>, guess: &CostPrediction, counted: u64) -> bool {
+        let (_, gone) = moved(anchor, counted, guess.tokens, self.added(guess.retention));
         self.is_poor || gone > thoughts(anchor) + FEW
+    }
+
+    /// Tokens of the new parts, as a model with this retention reads them.
+    fn added(&self, retention: ReasoningRetention) -> u64 {
+        match retention {
+            ReasoningRetention::Drops => self.sums.new,
+            _ => self.sums.new.saturating_add(self.sums.around_read),
+        }
     }
 
     fn new_content(&self, anchor: Option<Anchor<'_>>) -> NewContent {

@@ -100,7 +100,6 @@ pub struct NewTokens {
 impl NewTokens {
     fn from_steps(steps: &[PlanStep]) -> Self {
         let mut sums = Self::default();
-
         for step in steps.iter().filter(|step| step.decision == Decision::New) {
             if step.why == DecisionReason::TooLarge {
                 sums.at_birth = sums.at_birth.saturating_add(step.removed());

@@ -20,7 +20,6 @@ const SHARE: usize = 4;
 
 pub(super) fn propose(refused: &RefusedRequest<'_>, place: Option<&PathTarget>) -> Vec<Fact> {
     let request = refused.request;
-
     let all: Vec<&Part> = request
         .conversation
         .parts()

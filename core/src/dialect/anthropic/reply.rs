@@ -89,13 +89,12 @@ impl ReplyStream {
     /// Called at the end of the stream or body.
     pub(crate) fn finish(&mut self, whole: bool, reply: &mut Reply) {
         reply.complete |= whole && self.stopped && reply.error.is_none();
-        // A stream that was cut after its stop reason lacks only its last event.
         self.usage.hosted |= self.ran_hosted_tool();
         for block in self.blocks.drain(..) {
+            // A stream that was cut after its stop reason lacks only its last event.
             let is_open = block.grown && !block.ended && !self.stopped;
             let mut part = finished(block, &mut self.keyer);
             if part.kind == PartKind::Reasoning && is_open {
-                // Its signature may be incomplete.
                 // The provider refuses a thought whose signature was cut.
                 part.raw = None;
             }

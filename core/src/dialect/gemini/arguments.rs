@@ -34,7 +34,7 @@ fn value_of(piece: Value<'_>) -> Option<Json> {
     if let Some(value) = NAMES.iter().find_map(|name| piece.get(name)) {
         return serde_json::from_slice(value.raw()).ok();
     }
-    // A null is written as a member of any value.
+    // Its presence says that the argument is null, whatever its own value is.
     let has_null = piece.get("nullValue").or_else(|| piece.get("null_value")).is_some();
     if has_null { Some(Json::Null) } else { None }
 }

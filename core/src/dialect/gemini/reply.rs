@@ -216,9 +216,9 @@ impl CandidateContent {
                 _ => {}
             }
         }
-        // Incomplete reasoning cannot be sent back.
         self.end_run(&run, last);
         for part in &mut self.parts {
+            // Incomplete reasoning cannot be sent back.
             if part.kind == PartKind::Reasoning && part.raw.is_none() && ended {
                 part.raw = Some(json!({ "text": part.text, "thought": true }).to_string().into());
             }

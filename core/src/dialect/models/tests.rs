@@ -367,7 +367,13 @@ fn an_unknown_suffix_is_a_guess_without_a_price() {
         assert!(model.price.is_none(), "{name}: {model:?}");
         assert!(model.window > 100_000, "{name} keeps its family's window");
     }
-    for name in ["gpt-6-sol-2026-08-01", "gpt-6-sol-latest", "llama-3.3-70b-instruct-fp8"] {
+    for name in [
+        "gpt-6-sol-2026-08-01",
+        "gpt-6-sol-latest",
+        "llama-3.3-70b-instruct-fp8",
+        "llama-4-scout-17b-16e-instruct",
+        "o3-mini-high",
+    ] {
         assert!(model(name).known, "{name}");
     }
 }

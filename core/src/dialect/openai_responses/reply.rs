@@ -201,7 +201,8 @@ impl ReplyStream {
         if !self.kept.add_parts(more) || !keeps {
             slot.shown.truncate(1);
             for part in &mut slot.shown {
-                part.text.clear();
+                // Dropped, not cleared: its allocation is what is too large.
+                part.text = String::new();
                 part.signature = None;
                 part.raw = None;
             }

@@ -63,7 +63,7 @@ impl UsageFields {
             .grow(Count::from_member(split.and_then(|split| split.get("ttl_12h_tokens"))));
     }
 
-    /// The normalised usage. Compatible APIs leave reasoning out of the output.
+    /// The normalised usage.
     pub(super) fn normalised(&self, notes: &mut Vec<Note>) -> Usage {
         let Self { input, output, total, reasoning, read, written, written_long } = *self;
         let [known_input, mut known_output] = [input, output].map(Count::value);

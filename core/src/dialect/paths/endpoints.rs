@@ -72,7 +72,6 @@ pub fn endpoint<'p>(method: &Method, target: &'p str) -> Option<Endpoint<'p>> {
 /// The path's segments without empty ones: doubled slashes come from base URLs that end with one.
 pub(in crate::dialect) fn segments(target: &str) -> Vec<&str> {
     let path = target.split_once('?').map_or(target, |(path, _)| path);
-    // Doubled slashes come from base URLs that end with one.
     path.split('/').filter(|segment| !segment.is_empty()).collect()
 }
 

@@ -2,6 +2,8 @@
 //!
 //! A tool that was connected when the model found it may be gone when the conversation goes on.
 
+use std::borrow::Cow;
+
 use foldhash::HashSet;
 
 use super::placeholders::NO_CONTENT;
@@ -20,17 +22,12 @@ pub(super) fn edits(root: Value<'_>) -> Vec<Edit> {
     for content in blocks.filter_map(|block| block.get("content")) {
         let references = content.get("tool_references");
         let list = references.unwrap_or(content);
-        let mut items: Vec<String> = Vec::new();
-        for item in list.items() {
-            let is_lost = item.get_text("type").as_deref() == Some("tool_reference")
-                && item.get_text("tool_name").is_none_or(|name| !defined.contains(&name));
-            if !is_lost {
-                items.push(String::from_utf8_lossy(item.raw()).into_owned());
-            }
-        }
-        if items.len() == list.items().count() {
+        if !list.items().any(|item| is_lost(item, &defined)) {
             continue;
         }
+        let found = list.items().filter(|item| !is_lost(*item, &defined));
+        let mut items: Vec<String> =
+            found.map(|item| String::from_utf8_lossy(item.raw()).into_owned()).collect();
         // A tool's result has to say something; a search may have found nothing.
         if items.is_empty() && references.is_none() {
             items.push(format!(r#"{{"type":"text","text":{}}}"#, literal(NO_CONTENT)));
@@ -38,4 +35,9 @@ pub(super) fn edits(root: Value<'_>) -> Vec<Edit> {
         edits.push(edit(list.span(), format!("[{}]", items.join(","))));
     }
     edits
+}
+
+fn is_lost(item: Value<'_>, defined: &HashSet<Cow<'_, str>>) -> bool {
+    item.get_text("type").as_deref() == Some("tool_reference")
+        && item.get_text("tool_name").is_none_or(|name| !defined.contains(&name))
 }

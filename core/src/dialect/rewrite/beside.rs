@@ -44,8 +44,7 @@ pub(in crate::dialect) fn runs(body: &[u8], mut spans: Vec<Span>) -> Vec<Span> {
 }
 
 /// The range to remove with a run of list items or object members (from key to end of value). `None` if it is
-/// not such a run. It includes the comma before, not the one after, so that runs that are removed separately
-/// from the end of a list do not overlap.
+/// not such a run.
 pub(in crate::dialect) fn room(body: &[u8], run: Span) -> Option<Removal> {
     let preceding = last_before(body, run.start)?;
     let following = first_from(body, run.end)?;

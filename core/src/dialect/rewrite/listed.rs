@@ -25,10 +25,10 @@ pub(super) struct ToolAnswer<'a> {
 pub(super) fn cut(answer: &ToolAnswer<'_>, body: &[u8], text: &str) -> Vec<Edit> {
     let raw = answer.content.slice(body);
     let keeps = !answer.kept.is_empty();
-    let has_reason_to_read =
-        keeps || CACHE_MARKERS.iter().any(|name| memmem::find(raw, name.as_bytes()).is_some());
-    // Most results have no marker, and are not parsed.
-    if raw.first() != Some(&b'[') || !has_reason_to_read {
+    // Most results are strings, or have no marker, and are not parsed.
+    if !raw.starts_with(b"[")
+        || !keeps && CACHE_MARKERS.iter().all(|name| memmem::find(raw, name.as_bytes()).is_none())
+    {
         return vec![edit(answer.content, literal(text))];
     }
     let document = Document::read(raw).unwrap_or_default();

@@ -39,7 +39,8 @@ pub(super) fn closing_quote(bytes: &[u8], mut at: usize) -> Option<(usize, bool)
     }
 }
 
-/// Resolves JSON escapes, in a string's content or in all strings of a value; an invalid escape stays as it is.
+/// Resolves JSON escapes, in a string's content or in all strings of a value; an invalid one loses its
+/// backslash, or becomes U+FFFD.
 pub(crate) fn unescape(raw: &[u8]) -> String {
     let mut text = Vec::with_capacity(raw.len());
     append_unescaped(raw, &mut text);

@@ -65,7 +65,6 @@ impl<'l> Branch<'l> {
             }
             _ => None,
         };
-
         let covered = keyed_parts.get(..placed.covers).unwrap_or(keyed_parts);
         let reply = match covered.last() {
             // Its client may have edited the parts of the reply before the one that it was found by.
@@ -176,7 +175,7 @@ impl<'l> Branch<'l> {
     ) -> bool {
         let is_birth = cut.is_trim();
         if self.sent.is_none() {
-            // So it was not sent, even if it is unknown what was.
+            // What follows the last reply was not sent, even if it is unknown what was.
             return !is_new || is_birth;
         }
         // A result that was not sent yet stays whole, or is trimmed as it was when another branch
@@ -228,8 +227,16 @@ impl<'l> Branch<'l> {
     }
 
     pub(super) fn is_of_model(&self, decision: &ReasoningDecision, model: Option<&str>) -> bool {
-        // A refused request leaves decisions, but no turn.
-        self.ledger.turn(&decision.exchange).is_some_and(|turn| Some(&*turn.model) == model)
+        match self.ledger.turn(&decision.exchange) {
+            Some(turn) => Some(&*turn.model) == model,
+            // A refused request leaves decisions, but no turn. In a long session the turn may be forgotten: then it is
+            // older than one that continues a forgotten turn, and what was sent goes on being sent.
+            None => self.ledger.turns().any(|turn| {
+                let parent = turn.position.parent.as_ref();
+                decision.at < turn.at
+                    && parent.is_some_and(|parent| self.ledger.turn(parent).is_none())
+            }),
+        }
     }
 
     /// Decisions of other branches to remove reasoning that do not apply here, because this branch has sent that

@@ -6,7 +6,8 @@ use super::*;
 use crate::context::policy::DecisionMode;
 use crate::context::scene::{SessionFixture, messages, thinking};
 use crate::context::{
-    Fact, InjectionPlace, InjectionState, ReasoningBlock, ReasoningDecision, Revocation,
+    Fact, InjectionPlace, InjectionState, Position, ReasoningBlock, ReasoningDecision, Revocation,
+    Turn,
 };
 use crate::dialect::{Chain, PartIndex};
 
@@ -258,6 +259,24 @@ fn a_decision_belongs_to_the_model_of_its_turn() {
     assert!(!is("r1", Some("other")));
     assert!(!is("r1", None));
     assert!(!is("refused", Some("other")));
+}
+
+/// A long session forgets its oldest turns, and keeps their decisions: what was sent goes on being sent.
+#[test]
+fn a_forgotten_turn_leaves_its_decisions() {
+    let mut scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
+    scene.answered(&json!([{"type": "text", "text": "Aye."}]));
+    let turn = scene.ledger.turn(&"r1".into()).unwrap();
+    let position = Position { parent: Some("forgotten".into()), ..turn.position.clone() };
+    let mut ledger = Ledger::default();
+    ledger.add(Fact::Turn(Box::new(Turn { at: 9, position, ..Turn::clone(turn) })));
+    let decision = |at| ReasoningDecision {
+        at,
+        ..reasoning_decision("forgotten", ReasoningAction::PutBack, DecisionReason::Birth)
+    };
+    let is = |at| branch(&ledger, None).is_of_model(&decision(at), Some("claude-opus-4-6"));
+    assert!(is(8));
+    assert!(!is(9), "as new as what is known: its request was refused");
 }
 
 /// The client edited the text of a reply before its call. The reasoning before that text is new, though the parent turn
