@@ -77,7 +77,7 @@ fn load_excusing(
         // A text that is not valid TOML has no reliable meaning, so its keys are not checked.
         return Err(errors.sorted());
     }
-    set_from_variables(&mut raw, &schema, sources, &mut warnings);
+    set_from_variables(&mut raw, sources, &mut warnings);
     for flag in &sources.flags {
         set_from_flag(&mut raw, &schema, flag, &mut errors);
     }
@@ -115,13 +115,10 @@ fn read(path: &Path, errors: &mut ConfigErrors) -> ConfigEntry {
 }
 
 /// `PLIMSOLL_…`: one variable for each plain key, and `PLIMSOLL_UPSTREAM_NAME` for base URLs.
-fn set_from_variables(
-    raw: &mut ConfigEntry,
-    schema: &serde_json::Value,
-    sources: &ConfigSources,
-    warnings: &mut Vec<String>,
-) {
-    let leaves = schema::leaves(schema);
+fn set_from_variables(raw: &mut ConfigEntry, sources: &ConfigSources, warnings: &mut Vec<String>) {
+    // With the keys of presets, so that the check says what is wrong with them.
+    let with_presets = schema::with_presets();
+    let leaves = schema::leaves(&with_presets);
     for (name, value) in &sources.variables {
         if !name.starts_with("PLIMSOLL_") || resolve::is_foreign(name) {
             continue;

@@ -143,13 +143,13 @@ impl Server {
         let proxy = Proxy::new(config.clone(), ledgers.clone(), telemetry.clone())
             .await
             .map_err(CliError)?;
-        // A client that was cut off repeats its request at once: it may continue one of them.
-        proxy::find_interrupted(&proxy).await;
         timer.done("the proxy is built");
         let admin_tls = config.admin_tls.as_ref().map(TlsTerminator::new).transpose();
         let admin_tls = admin_tls.map_err(CliError)?;
         let clients = bind(config.listen, "--listen", ports).await?;
         let admin = bind(config.admin, "--admin", ports).await?;
+        // A client that was cut off repeats its request at once, and waits in the queue: it may continue one of them.
+        proxy::find_interrupted(&proxy).await;
         // With port 0 the system chooses.
         let listen = clients.local_addr()?;
         let admin_at = admin.local_addr()?;

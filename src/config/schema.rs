@@ -15,13 +15,13 @@ use super::raw::RawConfig;
 
 /// The JSON Schema of what users can set, for editors.
 pub fn schema() -> Value {
-    let mut schema = schema_with_presets();
+    let mut schema = with_presets();
     remove_preset_keys(&mut schema);
     schema
 }
 
 /// The JSON Schema with the keys that only presets set, which are marked in the types of the policies.
-fn schema_with_presets() -> Value {
+pub(super) fn with_presets() -> Value {
     let mut settings = SchemaSettings::draft07();
     settings.inline_subschemas = true;
     settings.into_generator().into_root_schema_for::<RawConfig>().to_value()
@@ -140,11 +140,7 @@ fn check_leaf(
 
 fn unknown(key: &str, path: &str, known: &Map<String, Value>) -> (String, String) {
     // Keys that only presets set are not in the reference file.
-    if path
-        .split('.')
-        .try_fold(&schema_with_presets(), |at, key| properties(at)?.get(key))
-        .is_some()
-    {
+    if path.split('.').try_fold(&with_presets(), |at, key| properties(at)?.get(key)).is_some() {
         let what = "only presets set this; its value belongs to the agent that they follow";
         return (what.to_owned(), "Remove it, or choose another preset.".to_owned());
     }

@@ -50,7 +50,8 @@ impl Claims {
         until: Millis,
     ) -> Result<bool, StoreError> {
         if !self.store.is_shared() {
-            return Ok(true);
+            // Nobody else could hold it. What is claimed has to be stored, so a store that cannot is found out now.
+            return self.store.ready().await.map(|()| true);
         }
         let by = format!("{holder:016x}");
         let mut number = self.count(what).await?;

@@ -72,7 +72,7 @@ pub(super) fn lock(folder: &Path) -> Result<File, StoreError> {
     let file = append(&folder.join(LOCK)).map_err(|error| {
         StoreError::Unusable(format!(
             "the data folder {} cannot be used: it cannot be written ({error}); check the owner and the mode of the \
-             folder, or choose another folder with --data",
+             folder and the room on its disk, or choose another folder with --data",
             folder.display()
         ))
     })?;

@@ -53,7 +53,10 @@ impl Cipher {
     /// [`StoreError::Unusable`]: the file cannot be read or made, or has no valid secret.
     fn open(folder: &Path) -> Result<Self, StoreError> {
         let path = folder.join(FILE);
-        if !path.exists() {
+        // Also a link that leads nowhere yet is somebody's key: it is not replaced.
+        let is_missing = std::fs::symlink_metadata(&path)
+            .is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound);
+        if is_missing {
             make(folder, &path).map_err(|error| {
                 let path = path.display();
                 StoreError::Unusable(format!(

@@ -78,8 +78,6 @@ pub(crate) struct StoreLoad {
     pub traffic: usize,
     /// Queries of the admin API that wait.
     pub admin: usize,
-    /// Threads of the store: those that read, the one that writes, and the one for checkpoints.
-    pub threads: usize,
     /// How often the writer thread was restarted after a panic.
     pub restarts: usize,
     /// Bytes on disk: the file and its log.
@@ -160,8 +158,6 @@ impl SqliteStore {
             write_bytes: writer.waiting_bytes(),
             traffic: traffic.waiting(),
             admin: admin.waiting(),
-            // One thread writes, and one makes checkpoints.
-            threads: traffic.threads() + admin.threads() + 2,
             restarts: writer.restarts(),
             bytes: bytes_on_disk(path),
         }

@@ -146,9 +146,13 @@ impl<'a> CompactionContext<'a> {
     fn schedule_context(&self, state: ScheduleState) -> ScheduleContext {
         let (request, known) = (self.prepared.plan_request(), &self.planned.known);
         let measured = self.planned.measured.as_ref();
-        let tokens = measured.map(|measured| self.prepared.cost(measured).tokens);
-        let tokens = tokens
-            .map(|tokens| tokens.saturating_sub(plan::waiting_savings(&self.planned.declined)));
+        // A summary in use has taken the cuts away that were waiting.
+        let waiting = match state.used {
+            0 => plan::waiting_savings(&self.planned.declined),
+            _ => 0,
+        };
+        let tokens =
+            measured.map(|measured| self.prepared.cost(measured).tokens.saturating_sub(waiting));
         let is_requested = self.has_pending_compaction();
         let need = state.need(&request, known, tokens, is_requested);
         let max_failures = request.policy.compact.max_failures;

@@ -323,8 +323,8 @@ async fn prepare_request(
     body: ClientBody,
     recorder: &mut ExchangeRecorder,
 ) -> Result<ReadyRequest, ProxyError> {
-    // 3. Body. Beside the operator's credential, a client's trailers could say what its headers may not.
-    let body = if upstream.credential.is_some() { body.without_trailers() } else { body };
+    // 3. Body.
+    let body = permitted(body, upstream);
     let collected = match client_request.body_dialect() {
         Some(_) => {
             let ServerLimits { body_bytes, body_s, .. } = proxy.config.limits;
@@ -505,6 +505,11 @@ fn proxy_error(upstream: &Upstream, error: UpstreamError) -> ProxyError {
     }
 }
 
+/// Beside the operator's credential, a client's trailers could say what its headers may not.
+fn permitted(body: ClientBody, upstream: &Upstream) -> ClientBody {
+    if upstream.credential.is_some() { body.without_trailers() } else { body }
+}
+
 async fn upgrade(
     proxy: &Proxy,
     client_request: ClientRequest,
@@ -519,7 +524,7 @@ async fn upgrade(
     }
     let mut request = Request::from_parts(head, ());
     let client = hyper::upgrade::on(&mut request);
-    let body = OutgoingBody::request(body);
+    let body = OutgoingBody::request(permitted(body, &upstream));
     let body = recorder.count_upload(body).timed(&recorder.sent);
     let request = request.map(|()| body);
     let mut response = match proxy.pool.send_http1(request).await {

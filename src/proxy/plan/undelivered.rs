@@ -48,11 +48,10 @@ impl UndeliveredMessages {
 
     /// The facts that queue the messages again, which the caller stores.
     pub(crate) fn into_facts(mut self) -> Vec<Fact> {
-        let facts = std::mem::take(&mut self.facts);
-        for fact in &facts {
+        for fact in &self.facts {
             announce(&self.proxy, &self.handle, fact);
         }
-        facts
+        std::mem::take(&mut self.facts)
     }
 
     /// Called when the messages are delivered, held elsewhere, or queued again already.

@@ -1,6 +1,6 @@
 //! Writes drafts of exchanges in flight, and finds those of processes that were killed.
 //!
-//! Runs in the background; no exchange waits for it. Knows the clock, but not the content of drafts.
+//! Runs in the background; no exchange waits for it, and a start only for the first look. Knows the clock, but not the content of drafts.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,9 @@ const LOOK: Duration = Duration::from_millis(50);
 const FIND: Duration = Duration::from_secs(5);
 /// How long to wait after the store failed.
 const REST: Duration = Duration::from_secs(1);
-/// How long the last write may take, and the first look.
+/// How long a start waits for the first look.
+const FIRST: Duration = Duration::from_secs(1);
+/// How long the last write may take.
 const LAST: Duration = Duration::from_secs(1);
 
 /// A stream gets a draft once it has lasted this long; shorter ones only have their turn.
@@ -39,16 +41,23 @@ async fn write(ledgers: &Ledgers) {
 }
 
 async fn find(proxy: &Proxy) {
-    while !find_interrupted(proxy).await || proxy.ledgers.is_shared() {
+    while !adopt(proxy).await || proxy.ledgers.is_shared() {
         tokio::time::sleep(FIND).await;
     }
 }
 
-/// Makes turns of the exchanges that were in flight when their process was killed; `false` if the store does not answer,
-/// for example because it is not open yet. Called before the first request, which may continue one of them.
-pub(crate) async fn find_interrupted(proxy: &Proxy) -> bool {
-    let adopting = tokio::time::timeout(LAST, proxy.ledgers.adopt_drafts()).await;
-    let Ok(Ok(count)) = adopting else { return false };
+/// Makes turns of the exchanges that were in flight when their process was killed. Called before the first request, which
+/// may continue one of them; it waits for a second at most.
+pub(crate) async fn find_interrupted(proxy: &Arc<Proxy>) {
+    let proxy = proxy.clone();
+    // A task of its own: if the store is slow, what it adopts is still reported and found.
+    let adopting = tokio::spawn(async move { adopt(&proxy).await });
+    let _ = tokio::time::timeout(FIRST, adopting).await;
+}
+
+/// Returns `false` if the store fails, for example because it is not open yet.
+async fn adopt(proxy: &Proxy) -> bool {
+    let Ok(count) = proxy.ledgers.adopt_drafts().await else { return false };
     report_interrupted(proxy, count);
     true
 }

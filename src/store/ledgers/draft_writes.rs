@@ -1,6 +1,6 @@
 //! Drafts of exchanges in flight are written to the store, and those of dead processes become turns.
 //!
-//! One task does it; nobody waits for it ([`super::drafts`]).
+//! One task does it; no exchange waits for it ([`super::drafts`]).
 
 use std::time::{Duration, Instant};
 

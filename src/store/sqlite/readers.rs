@@ -166,6 +166,7 @@ impl Readers {
         self.waiting.load(Ordering::Relaxed)
     }
 
+    #[cfg(test)]
     pub(super) fn threads(&self) -> usize {
         lock(&self.threads).len()
     }

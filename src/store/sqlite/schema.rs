@@ -137,7 +137,7 @@ pub(super) fn check(connection: &Connection, path: &Path) -> Result<(), StoreErr
     }
     if layout != 0 {
         let reason = format!(
-            "a Plimsoll before 0.1.0 wrote it (layout {layout}, this one knows {LAYOUT}); move it away"
+            "an earlier Plimsoll wrote it (layout {layout}, this one knows {LAYOUT}); move it away"
         );
         return Err(unusable(path, &reason));
     }

@@ -81,7 +81,7 @@ async fn other_layouts_are_refused() {
             schema::LAYOUT + 1,
             "a newer Plimsoll wrote it (layout 8, this one knows 7); use that one",
         ),
-        (schema::LAYOUT - 1, "a Plimsoll before 0.1.0 wrote it (layout 6, this one knows 7); move"),
+        (schema::LAYOUT - 1, "an earlier Plimsoll wrote it (layout 6, this one knows 7); move"),
     ] {
         let connection = Connection::open(&path).unwrap();
         connection.pragma_update(None, "user_version", layout).unwrap();
@@ -422,7 +422,10 @@ async fn admin_queries_do_not_delay_traffic() {
     let scanned = tokio::time::timeout(Duration::from_secs(20), store.scan(scope("t", "s"), 9));
     assert_eq!(scanned.await.unwrap().unwrap().len(), 1);
     assert_eq!(store.load().traffic, 0);
-    assert_eq!(store.load().threads, TRAFFIC.threads + ADMIN.threads + 2);
+    assert_eq!(
+        store.file.traffic.threads() + store.file.admin.threads(),
+        TRAFFIC.threads + ADMIN.threads
+    );
     drop(go);
     for slow in slow {
         assert!(!slow.await.unwrap());
@@ -430,7 +433,11 @@ async fn admin_queries_do_not_delay_traffic() {
     let length = |name: &str| std::fs::metadata(folder.path().join(name)).unwrap().len();
     load(&|load| load.bytes == length("p.db") + length("p.db-wal") && load.admin == 0).await;
     store.close().await.unwrap();
-    assert_eq!(store.load().threads, 2, "the readers have ended");
+    assert_eq!(
+        store.file.traffic.threads() + store.file.admin.threads(),
+        0,
+        "the readers have ended"
+    );
 }
 
 /// After a number of jobs, what is in the log is written to the file, and the log is used again.

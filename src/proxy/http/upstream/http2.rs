@@ -90,7 +90,7 @@ enum StreamPlacement {
 #[derive(Clone)]
 struct Sender {
     requests: SendRequest<OutgoingBody>,
-    /// What shows that the peer reads it.
+    /// Whether the peer is still there.
     activity: PeerActivity,
     watch: Arc<LimitWatch>,
 }
