@@ -58,17 +58,17 @@ families! {
         connections: IntGauge = "plimsoll_connections",
             "Client connections that are open.";
         streams: IntGauge = "plimsoll_active_streams",
-            "Responses in flight to clients; on WebSockets, requests that wait for their replies.";
+            "Responses in flight to clients; on WebSockets, requests without a reply.";
         rejected: MetricFamily<RejectionLabels, IntCounter> = "plimsoll_connections_turned_total",
             "Client connections past `limits.connections`: `answered` with 503, or `closed`.";
         timeouts: MetricFamily<TimeoutLabels, IntCounter> = "plimsoll_client_timeouts_total",
-            "Clients that took too long to send a first request on a connection (`silent`), the next request (`idle`, `limits.header_s`) or more of a request's body (`body`, `limits.body_s`).";
+            "Clients that took too long to send a first request (`silent`), the next one (`idle`, `limits.header_s`) or more of a body (`body`, `limits.body_s`).";
         log_dropped: IntCounter = "plimsoll_log_lines_dropped_total",
             "Log lines dropped because the reader of the log was too slow.";
         admin_refusals: MetricFamily<AdminRefusalLabels, IntCounter> = "plimsoll_admin_refusals_total",
-            "Requests that the admin listener refused, by reason.";
+            "Requests that the admin listener refused.";
         blocking_threads: IntGauge = "plimsoll_blocking_threads",
-            "Threads for long work, beside the async workers: large bodies, loading sessions, DNS look-ups. At most 16.";
+            "Threads for long work, beside the async workers; at most 16.";
         build_info: MetricFamily<BuildLabels<'static>, IntGauge> = "plimsoll_build_info",
             "Always 1; which build this is.";
     }

@@ -57,37 +57,37 @@ families! {
     /// All metrics of the accuracy of estimates.
     pub(super) struct AccuracyMetrics {
         estimated: MetricFamily<MethodLabels, IntCounter> = "plimsoll_estimated_input_tokens_total",
-            "Input tokens predicted before sending, for the exchanges that could be compared.";
+            "Input tokens predicted for exchanges that could be compared.";
         actual: MetricFamily<MethodLabels, IntCounter> = "plimsoll_actual_input_tokens_total",
-            "Input tokens that the provider reported for the same exchanges.";
+            "Input tokens reported for exchanges that could be compared.";
         comparable: MetricFamily<MethodLabels, IntCounter> = "plimsoll_estimates_comparable_total",
             "Exchanges with an estimate and an exact report.";
         exact: MetricFamily<MethodLabels, IntCounter> = "plimsoll_estimates_exact_total",
             "Exchanges whose estimate was right to the token.";
         within_band: MetricFamily<MethodLabels, IntCounter> = "plimsoll_estimates_within_band_total",
-            "Exchanges whose reported input was within the band of the estimate; nine in ten should be.";
+            "Exchanges whose reported input was within the band; nine in ten should be.";
         corrected: MetricFamily<ExpertLabels, IntCounter> = "plimsoll_estimates_corrected_total",
             "The same exchanges by what corrected the estimate: nothing (`counted`), earlier results of the same tool (`tool`), or a regression on the kinds of text (`regression`).";
         missed: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_estimate_missed_tokens_total",
-            "Tokens by which estimates were wrong, |estimate - actual|, by the model of the request.";
+            "Tokens by which estimates were wrong, |estimate - actual|.";
         over: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_estimate_over_tokens_total",
-            "The share of plimsoll_estimate_missed_tokens_total by which estimates were too high; the rest is by how much they were too low.";
+            "Tokens by which estimates were too high; part of plimsoll_estimate_missed_tokens_total.";
         compared: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_estimate_compared_tokens_total",
-            "Input tokens that the provider reported for the same exchanges; plimsoll_estimate_missed_tokens_total divided by this is the error.";
+            "Input tokens reported for the same exchanges; plimsoll_estimate_missed_tokens_total divided by this is the error.";
         lessons: MetricFamily<ModelLabels<'static>, IntGauge> = "plimsoll_calibration_lessons",
             "Replies that the estimator has learned from; it falls when learning restarts.";
         band: MetricFamily<ModelLabels<'static>, Gauge> = "plimsoll_calibration_band",
-            "How wide the band of estimates usually is, in multiples of the expected error; it follows the last errors.";
+            "How wide the band usually is, in multiples of the expected error.";
         error_ratio: MetricFamily<SizeLabels, Histogram> = "plimsoll_estimate_error_ratio" in ERROR_RATIO,
-            "(estimate - actual) / actual, by how large the context was. Below 0 the estimate was too low; the sum is signed and may fall.";
+            "(estimate - actual) / actual, by how large the context was. The sum is signed and may fall.";
         error_tokens: MetricFamily<MethodLabels, Histogram> = "plimsoll_estimate_error_tokens" in ERROR_TOKENS,
             "|estimate - actual|. The first bucket holds the exact ones.";
         new_error_ratio: MetricFamily<MethodLabels, Histogram> = "plimsoll_estimate_new_error_ratio" in ERROR_RATIO,
-            "The same error relative to what was new since the last call, if that was more than 100 tokens; only for method `anchored`.";
+            "The same error relative to what was new since the last call, if more than 100 tokens; only for method `anchored`.";
         classic_error: MetricFamily<ClassicLabels<'static>, Histogram> = "plimsoll_classic_error_ratio" in ERROR_RATIO,
-            "The same error of the classic count: what a known agent would have predicted. Only if a preset or estimate.classic turns it on.";
+            "The same error of what a known agent would have predicted; only with a preset or estimate.classic.";
         hidden_error: MetricFamily<HiddenLabels, Histogram> = "plimsoll_hidden_input_error_tokens" in ERROR_TOKENS,
-            "|estimate - actual| of exchanges whose input could not be known in advance. No other metric of accuracy counts them: tools ran at the provider (`hosted_tools`), the provider summarised or cleared the history or called other models for the reply (`provider_edit`), another model than the requested one answered (`other_model`), or the provider stores a history that did not pass through Plimsoll (`continuation`).";
+            "|estimate - actual| of exchanges whose input could not be known in advance, which no other metric of accuracy counts: tools ran at the provider (`hosted_tools`), the provider summarised, cleared or called other models (`provider_edit`), another model answered (`other_model`), or a stored history did not pass through Plimsoll (`continuation`).";
     }
 }
 

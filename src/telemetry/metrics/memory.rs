@@ -16,13 +16,13 @@ labels! {
 families! {
     struct MemoryFamilies {
         held: MetricFamily<HeldLabels, IntGauge> = "plimsoll_memory_held_bytes",
-            "Memory that traffic uses, by kind: request bodies, parsed requests (analysis), responses, WebSocket messages, connections and their buffers.";
+            "Memory that traffic uses.";
         limit: IntGauge = "plimsoll_memory_limit_bytes",
-            "Most memory that traffic may use (3/16 of limits.process_bytes); past it bytes pass unread.";
+            "Most memory that bodies may use (3/16 of limits.process_bytes); past it bytes pass unread.";
         kept: MetricFamily<KeptLabels, IntGauge> = "plimsoll_kept_bytes",
-            "Memory for what is kept after its exchange: sessions, the newest request of each, the write queue. session_decisions is that of the session that has most.";
+            "Memory for what is kept after its exchange; session_decisions is that of the session that has most.";
         kept_limit: MetricFamily<KeptLabels, IntGauge> = "plimsoll_kept_limit_bytes",
-            "Limit of each kind in plimsoll_kept_bytes. Past it the oldest entries are evicted; new writes are dropped; nothing new is decided for the session.";
+            "Limit of each kind in plimsoll_kept_bytes.";
     }
 }
 

@@ -33,25 +33,25 @@ families! {
     /// All metrics of the store.
     pub(in crate::telemetry) struct StoreMetrics {
         session_load: Histogram = "plimsoll_session_load_seconds" in FIRST_LOAD,
-            "How long requests waited for their session and its model to be loaded from the store; only requests that had to load. After a restart the first request of a session waits up to 2 s.";
+            "How long requests waited for their session and its model to be loaded from the store; only requests that had to load.";
         operations: MetricFamily<OperationLabels, Histogram> = "plimsoll_store_operation_seconds" in OPERATION,
             "How long operations of the store took.";
         pub(super) failures: MetricFamily<OperationLabels, IntCounter> = "plimsoll_store_failures_total",
             "Times the store failed.";
         unusable: IntGauge = "plimsoll_store_unusable",
-            "1 while nothing can be stored: the store could not be opened, its file is gone, or the last write or read failed. Traffic continues.";
+            "1 while nothing can be stored; traffic continues.";
         bytes: IntGauge = "plimsoll_store_bytes",
             "Size of the store on disk, with its WAL.";
         restarts: IntGauge = "plimsoll_store_restarts",
             "How often the thread that writes to the store restarted after a panic.";
         waiting: MetricFamily<QueueLabels, IntGauge> = "plimsoll_store_waiting",
-            "Operations that wait for the store: writes (`write`), reads for traffic (`traffic`) and reads for the admin API (`look`).";
+            "Operations that wait for the store: writes (`write`), reads for traffic (`traffic`) and for the admin API (`look`).";
         pub(in crate::telemetry) forgotten: IntCounter = "plimsoll_store_forgotten_sessions_total",
             "Sessions that were deleted by retention.days or retention.bytes.";
         pub(in crate::telemetry) retention_failures: IntCounter = "plimsoll_retention_failures_total",
             "Times that old sessions could not be deleted.";
         pub(in crate::telemetry) interrupted: IntCounter = "plimsoll_interrupted_exchanges_total",
-            "Exchanges that were in flight when a process was killed; they were found at a later start and stored as interrupted.";
+            "Exchanges that were in flight when a process was killed, found at a later start.";
     }
 }
 

@@ -40,43 +40,43 @@ families! {
     /// All metrics of traffic.
     pub(super) struct TrafficMetrics {
         requests: MetricFamily<EndLabels<'static>, IntCounter> = "plimsoll_requests_total",
-            "Exchanges that ended, by how they ended and the class of the status the client saw.";
+            "Exchanges by how they ended, and the class of the status that the client saw.";
         first_byte: MetricFamily<DialectLabels<'static>, Histogram> = "plimsoll_first_byte_seconds" in SECONDS,
             "From the request's arrival to the first byte of the response body.";
         duration: MetricFamily<DialectLabels<'static>, Histogram> = "plimsoll_request_duration_seconds" in SECONDS,
             "From the request's arrival to the end of the exchange.";
         overhead: MetricFamily<UpstreamLabels<'static>, Histogram> = "plimsoll_overhead_request_seconds" in OWN_TIME,
-            "Time that Plimsoll added before it forwarded a request: reading, estimating, waiting for the turn before it. It does not include the wait for a summary, which is `plimsoll_compaction_wait_seconds`.";
+            "Time that Plimsoll added before it forwarded a request, without the wait for a summary.";
         event: Histogram = "plimsoll_overhead_event_seconds" in EVENT,
             "Time that Plimsoll spent on one frame of a response body: the mean of each exchange.";
         tokens: MetricFamily<TokenLabels<'static>, IntCounter> = "plimsoll_tokens_total",
-            "Tokens as the provider reported them, under the model that it bills. `input` is the whole prompt and includes `cache_read` and `cache_write`; `output` includes `reasoning`. Calls that the provider made by itself (compaction, advisor, a fallback) are included; a refusal that is not billed is not.";
+            "Tokens as the provider reported them, under the model that it bills. `input` is the whole prompt and includes `cache_read` and `cache_write`; `output` includes `reasoning`. Calls that the provider made by itself are included; a refusal that is not billed is not.";
         cache_reported: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_cache_reported_total",
-            "Exchanges for which the provider reported how much of the prompt came from its cache.";
+            "Exchanges whose provider reported what came from its cache.";
         cache_hits: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_cache_hits_total",
             "Exchanges in which some of the prompt came from the provider's cache.";
         fill: MetricFamily<ModelLabels<'static>, Histogram> = "plimsoll_context_fill_ratio" in FILL,
-            "How full the context window was: input tokens (reported, or else estimated) divided by the window.";
+            "Input tokens (reported, or else estimated) divided by the window.";
         longest_gap: MetricFamily<ModelLabels<'static>, Histogram> = "plimsoll_stream_longest_gap_seconds" in SECONDS,
-            "Longest time between two chunks of a streamed reply from the upstream; the first chunk is timed from the last byte of the request.";
+            "Longest time between two chunks of a streamed reply; the first is timed from the last byte of the request.";
         silent: MetricFamily<UpstreamLabels<'static>, IntCounter> = "plimsoll_silent_streams_total",
-            "Streams that were ended because their upstream sent nothing for `limits.silent_stream_s`.";
+            "Streams that were ended because nothing came for `limits.silent_stream_s`.";
         repeated_calls: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_repeated_calls_total",
-            "Requests of an agent that seems to be in a loop: its newest tool call, with the same arguments, had the same result in four or more of its last ten turns.";
+            "Requests of an agent that seems to be in a loop: its newest tool call had the same result in four or more of its last ten turns.";
         pub(super) fail_open: MetricFamily<FailOpenLabels, IntCounter> = "plimsoll_fail_open_total",
-            "Exchanges in which Plimsoll failed open, by reason: the client got what it would have got without Plimsoll. `unknown_credential` (a header may be a credential that Plimsoll does not know: see `tenant_headers`) and `no_credential` (on a listener that others can reach) were measured, but nothing about them was stored.";
+            "Exchanges in which Plimsoll failed open: the client got what it would have got without Plimsoll. With `unknown_credential` (see `tenant_headers`) and `no_credential` (on a listener that others can reach) nothing was stored.";
         errors: MetricFamily<ErrorLabels<'static>, IntCounter> = "plimsoll_provider_errors_total",
-            "Errors that providers reported, by a status or inside a success, by kind.";
+            "Errors that providers reported, by a status or inside a success.";
         notes: MetricFamily<NoteLabels, IntCounter> = "plimsoll_notes_total",
-            "Unexpected things found while reading requests and replies, by kind.";
+            "Unexpected things found while reading requests and replies.";
         clients: MetricFamily<ClientLabels<'static>, IntCounter> = "plimsoll_client_requests_total",
-            "Requests whose client says what they are for (Claude Code's hint headers), by class (`main`, `subagent`, `workflow`, `compaction`, `auxiliary`, `other`) and kind of sub-agent.";
+            "Requests whose client says what they are for (Claude Code's hint headers).";
         pub(super) questions: MetricFamily<QuestionLabels<'static>, IntCounter> = "plimsoll_estimate_questions_total",
-            "Requests to counting endpoints that the configuration asks for (`estimate.count`), by outcome.";
+            "Requests to counting endpoints that the configuration asks for (`estimate.count`).";
         counts_estimated: MetricFamily<CountEstimateLabels<'static>, IntCounter> = "plimsoll_token_estimates_total",
-            "Token counting requests of clients that Plimsoll answered with its estimate: because the configuration says so (`configured`), because the upstream answered that it has no such endpoint (`missing`), or because it had answered so before (`learned`).";
+            "Token counting requests that Plimsoll answered with its estimate: as configured (`configured`), because the upstream answered that it has no such endpoint (`missing`), or had answered so before (`learned`).";
         pub(super) lessons: MetricFamily<LessonLabels<'static>, IntCounter> = "plimsoll_lessons_total",
-            "Lessons that refusals could teach: `learned` by a tenant, or not learned because the request contains the same text (`quoted`), the window contradicts what was sent (`implausible`), the text is no known message (`unknown`) or the list is full (`full`).";
+            "Lessons that refusals could teach: `learned`, or not because the request contains the same text (`quoted`), the window contradicts what was sent (`implausible`), the text is no known message (`unknown`) or the list is full (`full`).";
     }
 }
 

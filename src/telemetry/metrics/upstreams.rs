@@ -24,13 +24,13 @@ families! {
         connections: MetricFamily<UpstreamLabels<'static>, IntGauge> = "plimsoll_upstream_connections",
             "Connections to an upstream that are open, idle ones included.";
         idle: MetricFamily<UpstreamLabels<'static>, IntGauge> = "plimsoll_upstream_idle_connections",
-            "Idle connections to an upstream, kept in the pool for the next request.";
+            "Idle connections to an upstream, kept for the next request.";
         streams: MetricFamily<UpstreamLabels<'static>, IntGauge> = "plimsoll_upstream_streams",
             "HTTP/2 streams to an upstream that are open.";
         waits: MetricFamily<UpstreamLabels<'static>, Histogram> = "plimsoll_upstream_wait_seconds" in WAIT,
-            "How long requests waited for a new HTTP/2 connection or for a free stream; only requests that waited.";
+            "How long requests waited for a new connection or a free stream; only requests that waited.";
         repeats: MetricFamily<RepeatLabels<'static>, IntCounter> = "plimsoll_upstream_repeats_total",
-            "Requests that were retried on another connection, by cause. The upstream certainly had not processed them (`not_sent`, `refused_stream`, `went_away`), or almost certainly: an idle connection closed so soon after the request that it was hardly read (`closed_while_idle`).";
+            "Requests that were retried on another connection. The upstream had certainly not processed them (`not_sent`, `refused_stream`, `went_away`), or almost certainly (`closed_while_idle`).";
     }
 }
 
