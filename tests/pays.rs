@@ -173,7 +173,7 @@ const NOTHING: &str = "[prune]\ngate = []\n[compact]\nengine = \"off\"\n";
 const CUTS_ONLY: &str = "[compact]\nengine = \"off\"\n";
 
 /// The default policy costs no more than the cheaper of nothing and cuts alone, where these fit; it always fits, and its
-/// summaries are few. With `--nocapture` it prints the table of `docs/rewriting.md`.
+/// summaries are few. With `--nocapture` it prints what each costs, as a table.
 #[test]
 fn the_default_policy_costs_no_more_than_nothing_or_cuts_alone() {
     let mut failures = Vec::new();
