@@ -37,10 +37,11 @@ use crate::proxy::learning::model_lists::ListRequest;
 use crate::proxy::plan::added_option::AddedOption;
 use crate::proxy::plan::body_reader::{BodyReader, ParsedBody};
 use crate::proxy::plan::planned_request::{self, PlanOutcome, PlannedRequest};
-use crate::proxy::plan::prepared_request::{ModelFacts, PreparedRequest, RequestBasis};
+use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::response::model_list::{LearnList, ModelListTap};
 use crate::proxy::state::calibration::RecalledState;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
+use crate::proxy::state::request_info::RequestInfo;
 use crate::proxy::state::{Proxy, lesson_source};
 use crate::proxy::turn::late::LateReply;
 use crate::proxy::turn::pending::PendingExchange;
@@ -206,36 +207,37 @@ impl ClientRequest {
         recorder.event.tenant = tenant.as_ref().ok().cloned();
         let reads = self.read_budget(&parsed.conversation, head.is_some(), recorder);
         let known_tenant = tenant.as_ref().ok();
-        let basis = self.basis(upstream, known_tenant, parsed, &identity, recorder, &reads).await;
+        let mut prepared =
+            self.prepare(upstream, known_tenant, parsed, &identity, recorder, &reads).await;
         let tenant = match tenant {
             Ok(tenant) => tenant,
             // Boxed like the next one, because few requests get here and the futures are large.
-            Err(why) => return Box::pin(self.without_tenant(basis, why, recorder)).await,
+            Err(why) => return Box::pin(self.without_tenant(prepared, why, recorder)).await,
         };
-        if basis.parsed.conversation.purpose == Purpose::Count {
-            let placed = self.plan_count(basis, &tenant, &identity, recorder, &reads);
+        if prepared.info.purpose == Purpose::Count {
+            let placed = self.plan_count(prepared, &tenant, &identity, recorder, &reads);
             let placed = Box::pin(placed).await;
             recorder.record_store_wait(&reads);
             return placed;
         }
         let proxy = recorder.proxy.clone();
         let head = if self.is_signed() { None } else { head };
-        let lookup = self.session_lookup(&basis, &tenant, &identity, recorder, &reads);
-        let opened = proxy.ledgers.open(lookup, &basis.parsed.conversation).await;
+        let lookup = self.session_lookup(&prepared, &tenant, &identity, recorder, &reads);
+        let opened = proxy.ledgers.open(lookup, &prepared.conversation).await;
         recorder.record_store_wait(&reads);
         let Some(mut opened) = opened else {
             // It is sent unchanged, and not stored as a turn; the next request will find the session.
             recorder.record_fail_open(FailOpen::SessionLate);
-            Box::pin(estimate_alone(&Arc::new(basis.alone()), recorder)).await;
+            Box::pin(estimate_alone(&Arc::new(prepared), recorder)).await;
             return RequestPlan::default();
         };
-        request_origin::set(&mut opened, &self.headers, &basis.parsed, &proxy);
+        request_origin::set(&mut opened, &self.headers, &prepared, &proxy);
         record_session(&opened, recorder);
-        let held_out = is_held_out(&opened.scope.session, basis.mode, &proxy);
-        let prepared = basis.in_session(&mut opened, held_out, |prepared, opened| match head {
-            Some(_) => self.added_options(prepared, opened.placed.parent.as_deref(), &proxy),
-            None => Vec::new(),
-        });
+        let held_out = is_held_out(&opened.scope.session, prepared.mode, &proxy);
+        prepared.place(&mut opened, held_out);
+        if head.is_some() {
+            prepared.added = self.added_options(&prepared, opened.placed.parent.as_deref(), &proxy);
+        }
         let added = prepared.added.clone();
         let prepared = Arc::new(prepared);
         // 6. Plan. 7. Save.
@@ -276,13 +278,13 @@ impl ClientRequest {
 
     async fn without_tenant(
         &self,
-        basis: RequestBasis,
+        prepared: PreparedRequest,
         why: FailOpen,
         recorder: &mut ExchangeRecorder,
     ) -> RequestPlan {
         // Without a tenant it gets no place in a session, and its estimate uses no earlier turn.
         recorder.record_fail_open(why);
-        let prepared = Arc::new(basis.alone());
+        let prepared = Arc::new(prepared);
         estimate_alone(&prepared, recorder).await;
         self.count_original(prepared)
     }
@@ -326,7 +328,7 @@ impl ClientRequest {
         }
     }
 
-    async fn basis(
+    async fn prepare(
         &self,
         upstream: &Arc<Upstream>,
         tenant: Option<&TenantId>,
@@ -334,42 +336,32 @@ impl ClientRequest {
         identity: &Identity,
         recorder: &mut ExchangeRecorder,
         reads: &ReadBudget,
-    ) -> RequestBasis {
+    ) -> PreparedRequest {
         let conversation = &mut parsed.conversation;
         conversation.purpose = identity.purpose.unwrap_or(conversation.purpose);
-        conversation.hints.clone_from(&identity.hints);
-        if conversation.purpose != Purpose::Turn {
-            parsed.repeated_calls = None;
-        }
-        let facts = self.model_facts(upstream, tenant, conversation, recorder, reads).await;
-        recorder.event.model.clone_from(&conversation.model);
-        recorder.event.family = Some(facts.model.family);
-        recorder.event.window = Some(facts.model.window);
-        recorder.event.purpose = Some(conversation.purpose);
-        recorder.event.repeated_calls = parsed.repeated_calls;
-        recorder.event.hints.clone_from(&identity.hints);
+        let info = self.request_info(upstream, tenant, &parsed, identity, recorder, reads).await;
+        recorder.event.model.clone_from(&info.requested_model);
+        recorder.event.family = Some(info.model.family);
+        recorder.event.window = Some(info.model.window);
+        recorder.event.purpose = Some(info.purpose);
+        recorder.event.repeated_calls = info.repeated_calls;
+        recorder.event.hints.clone_from(&info.hints);
         recorder.event.session.clone_from(&identity.session);
-        RequestBasis {
-            exchange: recorder.id.clone(),
-            tenant: tenant.cloned(),
-            upstream: upstream.clone(),
-            mode: self.mode(upstream, &recorder.proxy),
-            signed: self.is_signed(),
-            now: now(),
-            parsed,
-            facts,
-        }
+        let mode = self.mode(upstream, &recorder.proxy);
+        PreparedRequest::new(info, parsed, mode, self.is_signed())
     }
 
-    async fn model_facts(
+    async fn request_info(
         &self,
-        upstream: &Upstream,
+        upstream: &Arc<Upstream>,
         tenant: Option<&TenantId>,
-        conversation: &Conversation,
+        parsed: &ParsedBody,
+        identity: &Identity,
         recorder: &mut ExchangeRecorder,
         reads: &ReadBudget,
-    ) -> ModelFacts {
+    ) -> RequestInfo {
         let proxy = recorder.proxy.clone();
+        let conversation = &parsed.conversation;
         let name = conversation.model.as_deref().unwrap_or_default();
         let mut model = self.model(name, upstream, &proxy);
         let lesson_model = conversation.model_and_backend();
@@ -389,7 +381,6 @@ impl ClientRequest {
         if !model.known && !name.is_empty() {
             proxy.telemetry.unknown_model(&upstream.name, name);
         }
-        let max_output = lessons.max_output(&source, now());
         model.window = window;
         let reasoning_rule = self.reasoning_rule(&proxy, upstream, &source, name);
         if proxy.knows(&source, Lesson::ReasoningBound) {
@@ -405,16 +396,28 @@ impl ClientRequest {
         if taught != RecallOutcome::Known || outcome != RecallOutcome::Known {
             recorder.record_fail_open(FailOpen::Store);
         }
-        ModelFacts {
+        RequestInfo {
+            exchange: recorder.id.clone(),
+            tenant: tenant.cloned(),
+            upstream: upstream.clone(),
+            requested_model: conversation.model.clone(),
             learned,
             reasoning_rule,
             compaction_refused: proxy.knows(&source, Lesson::CompactionRefused),
+            learned_max_output: lessons.max_output(&source, now()),
             policy: proxy.policy(upstream, name),
             client_compacts: request_origin::compacts(&self.headers, &proxy),
-            max_output,
+            purpose: conversation.purpose,
+            hints: identity.hints.clone(),
+            max_output: conversation.max_output,
             reserve: model.reserve(proxy.config.output_reserve),
-            lesson_model: lesson_model.into(),
+            is_held: conversation.held.is_some(),
+            repeated_calls: match conversation.purpose {
+                Purpose::Turn => parsed.repeated_calls,
+                _ => None,
+            },
             lessons_missed: taught != RecallOutcome::Known,
+            lesson_model: lesson_model.into(),
             model,
         }
     }
@@ -467,7 +470,7 @@ impl ClientRequest {
 
     pub(super) fn session_lookup<'a>(
         &self,
-        basis: &'a RequestBasis,
+        prepared: &'a PreparedRequest,
         tenant: &'a TenantId,
         identity: &'a Identity,
         recorder: &'a ExchangeRecorder,
@@ -477,8 +480,8 @@ impl ClientRequest {
             tenant,
             session: identity.session.as_ref(),
             client_thread: identity.thread.as_deref(),
-            exchange: &basis.exchange,
-            decisions: basis.mode.decisions(),
+            exchange: &prepared.info.exchange,
+            decisions: prepared.mode.decisions(),
             timeout: Duration::from_millis(recorder.proxy.config.limits.store_ms),
             reads,
             source: request_origin::source(&self.headers, &recorder.connection),

@@ -43,11 +43,11 @@ impl CountFallback {
         &self,
         recorder: &mut ExchangeRecorder,
     ) -> Option<Response<Bytes>> {
-        let why = match self.prepared.upstream.count_tokens {
+        let why = match self.prepared.info.upstream.count_tokens {
             CountTokens::Estimate => CountEstimate::Configured,
             CountTokens::Provider => return None,
             CountTokens::Auto => {
-                let source = self.prepared.lesson_source();
+                let source = self.prepared.info.lesson_source();
                 if !self.may_learn() || !recorder.proxy.knows(&source, Lesson::CountMissing) {
                     return None;
                 }
@@ -68,7 +68,7 @@ impl CountFallback {
             response.status(),
             StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED
         );
-        let is_wanted = self.prepared.upstream.count_tokens == CountTokens::Auto;
+        let is_wanted = self.prepared.info.upstream.count_tokens == CountTokens::Auto;
         if !may_miss || !is_wanted || !self.may_learn() {
             return Err(response);
         }
@@ -76,7 +76,7 @@ impl CountFallback {
         if !self.is_missing(&begun, head).await {
             return Err(begun.into_response());
         }
-        recorder.proxy.counting.set_missing(&self.prepared.lesson_source());
+        recorder.proxy.counting.set_missing(&self.prepared.info.lesson_source());
         self.answer(CountEstimate::Missing, recorder).await.ok_or_else(|| begun.into_response())
     }
 
@@ -96,9 +96,9 @@ impl CountFallback {
         // A missing model is another fault, and is reported by the provider itself.
         let error = RefusalResponse::Refused { status: status.as_u16(), body: &begun.start };
         let request = QuotableRequest {
-            tenant: self.prepared.tenant.as_ref(),
+            tenant: self.prepared.info.tenant.as_ref(),
             body: &self.prepared.body,
-            model: self.prepared.model_name(),
+            model: self.prepared.info.model_name(),
             head: Some(head),
         };
         let taught = lessons::taught(error, &request).await;

@@ -14,7 +14,7 @@ use crate::context::plan::{self, Overlay, RecordedDecisions};
 use crate::dialect::Purpose;
 use crate::dialect::identity::Identity;
 use crate::proxy::plan::planned_request::{self, PlanOutcome};
-use crate::proxy::plan::prepared_request::{PreparedRequest, RequestBasis};
+use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::store::ledgers::SessionPeek;
 use crate::store::recall::{LookupOutcome, ReadBudget};
@@ -23,7 +23,7 @@ use crate::telemetry::FailOpen;
 impl ClientRequest {
     pub(super) async fn plan_count(
         &self,
-        mut basis: RequestBasis,
+        mut prepared: PreparedRequest,
         tenant: &TenantId,
         identity: &Identity,
         recorder: &mut ExchangeRecorder,
@@ -31,37 +31,38 @@ impl ClientRequest {
     ) -> RequestPlan {
         let proxy = recorder.proxy.clone();
         if proxy.config.count == ProviderCounting::Raw || self.is_signed() {
-            return self.count_original(Arc::new(basis.alone()));
+            return self.count_original(Arc::new(prepared));
         }
-        let is_shadow = basis.mode == Mode::Shadow;
+        let is_shadow = prepared.mode == Mode::Shadow;
         // Shadow mode would decide. If the thread was rewritten before, its decisions are repeated, as in its turns.
-        basis.mode = if is_shadow { Mode::Observe } else { basis.mode };
-        let lookup = self.session_lookup(&basis, tenant, identity, recorder, reads);
-        let mut peeked = proxy.ledgers.peek(lookup, &basis.parsed.conversation).await;
+        prepared.mode = if is_shadow { Mode::Observe } else { prepared.mode };
+        let lookup = self.session_lookup(&prepared, tenant, identity, recorder, reads);
+        let mut peeked = proxy.ledgers.peek(lookup, &prepared.conversation).await;
         let is_undecided =
             matches!(&peeked, LookupOutcome::Found(peek) if peek.known.decides_nothing());
         if is_shadow && is_undecided {
-            basis.mode = Mode::Shadow;
-            let lookup = self.session_lookup(&basis, tenant, identity, recorder, reads);
-            peeked = proxy.ledgers.peek(lookup, &basis.parsed.conversation).await;
+            prepared.mode = Mode::Shadow;
+            let lookup = self.session_lookup(&prepared, tenant, identity, recorder, reads);
+            peeked = proxy.ledgers.peek(lookup, &prepared.conversation).await;
         }
         let (known, held_out) = match peeked {
             LookupOutcome::Found(SessionPeek { session, known, store_missed }) => {
                 if store_missed {
                     recorder.record_fail_open(FailOpen::Store);
                 }
-                let held_out = is_held_out(&session, basis.mode, &proxy);
+                let held_out = is_held_out(&session, prepared.mode, &proxy);
                 recorder.event.session = Some(session);
                 (known, held_out)
             }
             LookupOutcome::None => (RecordedDecisions::default(), false),
             LookupOutcome::Late => {
                 recorder.record_fail_open(FailOpen::SessionLate);
-                return self.count_original(Arc::new(basis.alone()));
+                return self.count_original(Arc::new(prepared));
             }
         };
-        let prepared =
-            basis.for_count(held_out, |prepared| self.added_options(prepared, None, &proxy));
+        // It takes no place in its session, so nothing of that can be late.
+        prepared.held_out = held_out;
+        prepared.added = self.added_options(&prepared, None, &proxy);
         let added = prepared.added.clone();
         let prepared = Arc::new(prepared);
         let outcome = planned_request::replay_recorded(&prepared, Arc::new(known)).await;

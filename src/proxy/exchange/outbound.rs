@@ -18,7 +18,6 @@ use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::pending::PendingExchange;
-use crate::proxy::turn::request_info::RequestInfo;
 
 /// A request to be sent.
 pub(super) struct OutboundRequest {
@@ -127,7 +126,7 @@ impl OutboundRequest {
             let added_diagnosis = requests_diagnosis && is_kept;
             return Ok(SentResponse { response, added_usage, added_diagnosis });
         };
-        let info = RequestInfo::new(prepared);
+        let info = prepared.info.clone();
         let adds = adds.into_iter().map(AddedOptionKind::refusable).collect();
         let retry = Retry { original, adds, is_rewritten, info, pending, recorder };
         // Boxed, because few requests get here and the future is large.

@@ -7,6 +7,8 @@
 mod judge;
 mod remember;
 
+use std::sync::Arc;
+
 use http::Response;
 
 use super::latest_request;
@@ -23,8 +25,8 @@ use crate::dialect::{PartKey, Purpose};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::http::upstream::error::UpstreamError;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
+use crate::proxy::state::request_info::RequestInfo;
 use crate::proxy::turn::pending::{PendingExchange, RepairedRequest, RevisedRequest};
-use crate::proxy::turn::request_info::RequestInfo;
 use crate::telemetry::{FailOpen, RefusalOutcome};
 
 /// A request whose response may lead to a retry.
@@ -34,7 +36,7 @@ pub(super) struct Retry<'a> {
     pub(super) adds: Vec<RefusableOption>,
     pub(super) is_rewritten: bool,
     /// The tenant, upstream and model that a lesson of its responses applies to.
-    pub(super) info: RequestInfo,
+    pub(super) info: Arc<RequestInfo>,
     pub(super) pending: Option<&'a mut PendingExchange>,
     pub(super) recorder: &'a mut ExchangeRecorder,
 }

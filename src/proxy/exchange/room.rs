@@ -57,7 +57,7 @@ impl PendingExchange {
         recorder: &ExchangeRecorder,
     ) -> Option<RevisedRequest> {
         // Its model turned out to bind reasoning to what was cut.
-        Arc::make_mut(&mut self.prepared).set_bound();
+        Arc::make_mut(&mut Arc::make_mut(&mut self.prepared).info).set_bound();
         let prepared = self.prepared.clone();
         let proxy = recorder.proxy.clone();
         let unbinding = room.planned.without_bound_reasoning(&proxy, &prepared, &self.opened);
@@ -76,7 +76,7 @@ impl PendingExchange {
         let prepared = &self.prepared;
         let proxy = recorder.proxy.clone();
         // All waits together are bounded.
-        let timeout = Duration::from_secs(prepared.policy.compact.wait_s);
+        let timeout = Duration::from_secs(prepared.info.policy.compact.wait_s);
         let timeout = timeout.saturating_sub(self.summary_wait());
         let opened = &mut self.opened;
         let mut compaction = CompactionContext::new(&proxy, prepared, opened, planned, head);

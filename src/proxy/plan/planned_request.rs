@@ -115,7 +115,7 @@ pub(crate) async fn plan(
     prepared: Arc<PreparedRequest>,
     opened: &mut OpenedSession,
 ) -> PlanOutcome {
-    load_vocabulary(prepared.model.family);
+    load_vocabulary(prepared.info.model.family);
     let anchor = opened.anchor.take().map(Arc::new);
     // Cuts that would void reasoning do not count any more, neither here nor when it is planned again.
     let mut decisions = std::mem::take(&mut opened.known);
@@ -135,7 +135,8 @@ pub(crate) async fn plan(
     let recorded = decisions.clone();
     let mut fail_open = None;
     let mut dequeued = Vec::new();
-    let mut undelivered = UndeliveredMessages::new(proxy, opened, &decisions, &prepared.exchange);
+    let mut undelivered =
+        UndeliveredMessages::new(proxy, opened, &decisions, &prepared.info.exchange);
     if !new.is_empty() {
         let carried = inject::carried_ids(&new);
         // Boxed, because few requests decide anything and the future is large.
@@ -148,12 +149,13 @@ pub(crate) async fn plan(
             is_spared = false;
             Vec::new()
         });
-        dequeued = inject::injected_ids(&saved, &prepared.exchange);
+        dequeued = inject::injected_ids(&saved, &prepared.info.exchange);
         if !saved.is_empty() {
             dequeued.extend(carried);
         }
         Arc::make_mut(&mut decisions).add(saved);
-        let with_dequeued = UndeliveredMessages::new(proxy, opened, &decisions, &prepared.exchange);
+        let with_dequeued =
+            UndeliveredMessages::new(proxy, opened, &decisions, &prepared.info.exchange);
         if let Some(replaced) = std::mem::replace(&mut undelivered, with_dequeued) {
             replaced.end();
         }
@@ -183,7 +185,7 @@ pub(crate) async fn planned_original(
     prepared: &Arc<PreparedRequest>,
     opened: &mut OpenedSession,
 ) -> PlanOutcome {
-    load_vocabulary(prepared.model.family);
+    load_vocabulary(prepared.info.model.family);
     let anchor = opened.anchor.take().map(Arc::new);
     let overlay = plan::original_overlay(&prepared.plan_request());
     let measured = measure_original(prepared, overlay.clone(), anchor.clone()).await;
@@ -242,7 +244,7 @@ fn draft_plan(
     let mut is_spared = false;
     if prepared.may_decide()
         && prepared.may_rewrite()
-        && let Some(max_output) = prepared.max_output
+        && let Some(max_output) = prepared.info.learned_max_output
         && let Some(spare) = repair::spare(&request, known, max_output)
     {
         is_spared = true;
@@ -448,10 +450,10 @@ impl PlannedRequest {
     ) -> Option<Self> {
         let mut decisions = RecordedDecisions::clone(&self.before);
         if !cause.is_of_what_is_new() {
-            decisions.take_births(&self.known, &prepared.exchange);
+            decisions.take_births(&self.known, &prepared.info.exchange);
         }
         // As earlier requests of its branch were sent: without its own decisions that may be to blame.
-        let exchange = &prepared.exchange;
+        let exchange = &prepared.info.exchange;
         let is_same = decisions.decided_by(exchange) == self.known.decided_by(exchange);
         if prepared.mode != Mode::Active || is_same {
             return None;
@@ -475,7 +477,7 @@ impl PlannedRequest {
 
     pub(crate) async fn as_cached(&self, prepared: &Arc<PreparedRequest>) -> Option<Self> {
         // The provider has parts cached that were sent before: new cuts of them would miss the cache.
-        let decisions = Arc::new(self.known.as_cached(&prepared.exchange)?);
+        let decisions = Arc::new(self.known.as_cached(&prepared.info.exchange)?);
         let replayed = replay(prepared, &decisions, self.anchor.as_ref()).await.ok()?;
         if replayed.plan.conflict {
             return None;
@@ -564,8 +566,9 @@ impl PlannedRequest {
     pub(crate) fn view(&self, prepared: &PreparedRequest) -> Option<ContextView> {
         let MeasuredEstimate { estimate, contents, .. } = &**self.measured.as_ref()?;
         let anchor = self.anchor.as_ref().map(|anchor| &*anchor.turn);
-        let window = prepared.model.window;
-        let mut view = ContextView::before(estimate, window, prepared.reserve, anchor, &self.done);
+        let window = prepared.info.model.window;
+        let mut view =
+            ContextView::before(estimate, window, prepared.info.reserve, anchor, &self.done);
         view.rewriting.summary_by = self.summary_by;
         view.rewriting.compacted_from = self.compacted_from;
         let view = view.with(Some(self.limits(prepared)));
@@ -594,7 +597,7 @@ pub(crate) async fn estimate(
     sent: Overlay,
     decisions: &Arc<RecordedDecisions>,
 ) -> Result<Estimate, FailOpen> {
-    load_vocabulary(prepared.model.family);
+    load_vocabulary(prepared.info.model.family);
     let decisions = decisions.clone();
     prepared.off_thread(move |prepared| prepared.measure(&sent, &decisions, None).estimate).await
 }

@@ -33,8 +33,8 @@ use crate::proxy::response::tap::{CommitFuture, SettleReply};
 use crate::proxy::state::Proxy;
 use crate::proxy::state::calibration;
 use crate::proxy::state::exchange_recorder::{ReplyRecord, TurnRecord};
+use crate::proxy::state::request_info::RequestInfo;
 use crate::proxy::turn::counting::PendingCount;
-use crate::proxy::turn::request_info::RequestInfo;
 use crate::store::ledgers::{DraftGuard, DraftProgress, OpenedSession};
 use crate::store::lessons::LessonSource;
 use crate::telemetry::FailOpen;
@@ -56,15 +56,14 @@ pub(crate) struct OpenTurn {
     head: ResponseHead,
     /// The turn as it would be if nothing more arrived.
     draft: DraftGuard,
-    info: RequestInfo,
+    info: Arc<RequestInfo>,
     body: Arc<RequestBody>,
     counted: Option<PendingCount>,
     /// Messages injected at the end of the request. They are queued again if the reply does not arrive, or if
     /// this is dropped before its end is known.
     undelivered: Option<UndeliveredMessages>,
-    /// The data for calibration, and the calibration before it.
+    /// The data for calibration.
     seen: Option<Box<Observation>>,
-    learned: Arc<EstimatorState>,
     /// Predicts what the next request will contain of it; `None` if it was not measured.
     prospect: Option<CarryOutlook>,
     /// The estimated tokens that were sent.
@@ -99,8 +98,8 @@ impl PendingExchange {
         opened.anchor = None;
         let overlay = &planned.sent;
         // Reasoning that was made after some that we put back needs it there, whatever policy says now.
-        let records =
-            prepared.policy.reasoning.reinject != ReinjectPolicy::Off || overlay.has_put_back();
+        let records = prepared.info.policy.reasoning.reinject != ReinjectPolicy::Off
+            || overlay.has_put_back();
         let forwarded = match records {
             true => Some(ForwardedPrefix { prefix: overlay.chain(), order: overlay.thought() }),
             false => None,
@@ -109,14 +108,13 @@ impl PendingExchange {
             opened,
             head,
             draft,
-            info: RequestInfo::new(&prepared),
+            info: prepared.info.clone(),
             body: RequestBody::new(prepared.body.clone()),
             counted,
             undelivered,
             prospect: planned.prospect(&prepared),
             sums: planned.part_sums(),
             seen: planned.measured.as_mut().and_then(|measured| measured.seen.take()),
-            learned: prepared.learned.clone(),
             forwarded,
             may_make_room,
             content,
@@ -129,7 +127,7 @@ impl PendingExchange {
         let placed = self.opened.placed.clone();
         async move {
             let is_large = prepared.body.len() > OFF_THREAD;
-            let tenant = prepared.tenant.clone();
+            let tenant = prepared.info.tenant.clone();
             // Only what the request adds to its parent: the rest is stored with earlier turns.
             long_work_if(is_large, tenant.as_ref(), move || {
                 ExchangeContent::of_request(&prepared.conversation, &prepared.body, &placed, most)
@@ -229,10 +227,10 @@ impl OpenTurn {
         reply: Reply,
     ) -> Option<FailOpen> {
         let sample = self.calibration_sample(&turn, &ending, &reply);
-        let applied = sample.map(|sample| sample.applied_to(&self.learned));
+        let applied = sample.map(|sample| sample.applied_to(&self.info.learned));
         let learned = match &applied {
             Some(applied) => applied.after.clone(),
-            None => self.learned.clone(),
+            None => self.info.learned.clone(),
         };
         let limits = proxy.config.content;
         let at = turn.at;
@@ -259,7 +257,7 @@ impl OpenTurn {
         draft.release();
         if let Some(applied) = applied {
             // Backends of a router count alike: only what they refuse differs.
-            let source = LessonSource { model: &info.model_name, ..info.lesson_source() };
+            let source = LessonSource { model: info.model_name(), ..info.lesson_source() };
             proxy.calibration.learn(&proxy.ledgers, &source, &applied);
         }
         if stored.is_ok()
@@ -352,7 +350,7 @@ impl OpenTurn {
         let error = lessons::RefusalResponse::InReply { status, error };
         let tenant = self.info.tenant.as_ref();
         let refused =
-            QuotableRequest { tenant, body: &body, model: &self.info.model_name, head: None };
+            QuotableRequest { tenant, body: &body, model: self.info.model_name(), head: None };
         lessons::taught(error, &refused).await
     }
 
@@ -387,7 +385,7 @@ impl OpenTurn {
         let counted = self.counted.as_ref().and_then(PendingCount::arrived);
         // Another model may have answered.
         let input =
-            SavingsInput::from_turn(turn, parent, |model| match model == &*info.model_name {
+            SavingsInput::from_turn(turn, parent, |model| match model == info.model_name() {
                 true => info.model.price,
                 false => info.upstream.price.or_else(|| proxy.catalogue.model(model, "").price),
             });
@@ -398,7 +396,7 @@ impl OpenTurn {
         // Before anything is concluded from them.
         let info = &self.info;
         // What was learned may be less than the truth; a beta may allow more.
-        let window = proxy.catalogue.largest_window(&info.model_name, info.upstream.window);
+        let window = proxy.catalogue.largest_window(info.model_name(), info.upstream.window);
         let window = window.map(|window| window.max(info.model.window));
         if !reply.usage.clone().forget_impossible(CountLimit::new(window, None)) {
             return; // as nearly always

@@ -33,7 +33,6 @@ use crate::proxy::response::usage_rewrite::UsageAddition;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::counting::{self, PendingCount};
-use crate::proxy::turn::request_info::RequestInfo;
 use crate::store::ledgers::{DraftGuard, OpenedSession, SessionHandle};
 use crate::telemetry::{OpenExchange, RefusalOutcome};
 
@@ -126,7 +125,7 @@ impl PendingExchange {
     pub(crate) fn open_exchange(&self, at: Millis) -> Option<OpenExchange> {
         let scope = &self.opened.scope;
         Some(OpenExchange {
-            id: self.prepared.exchange.clone(),
+            id: self.prepared.info.exchange.clone(),
             tenant: scope.tenant.clone(),
             session: scope.session.clone(),
             thread: self.opened.placed.position.thread.clone(),
@@ -170,11 +169,11 @@ impl PendingExchange {
         // The window in the message applies to this request, and is learned if the message teaches it.
         let Some(window) = overflow.window else { return };
         let proxy = recorder.proxy.clone();
-        let prepared = Arc::make_mut(&mut self.prepared);
-        let believed = prepared.set_named_window(window, proxy.config.output_reserve);
+        let info = Arc::make_mut(&mut Arc::make_mut(&mut self.prepared).info);
+        let believed = info.set_named_window(window, proxy.config.output_reserve);
         recorder.event.window = Some(window);
         let estimate = self.estimate().map(|estimate| (estimate.tokens, estimate.method));
-        let info = RequestInfo::new(&self.prepared);
+        let info = self.prepared.info.clone();
         let Some(window) = info.window_to_learn(taught, estimate, &proxy) else { return };
         let timeout = Duration::from_millis(proxy.config.limits.store_ms);
         let learning = tokio::spawn(async move {
@@ -191,12 +190,12 @@ impl PendingExchange {
     ) -> bool {
         let parts = &self.prepared.conversation;
         let Some(estimate) = self.estimate() else { return false };
-        let pictures = &self.prepared.model.pictures;
+        let pictures = &self.prepared.info.model.pictures;
         let is_wild = overflow::contradicts(overflow, estimate, parts, pictures);
         // The message must be about something else. Nothing is learned from it, which is counted.
         if is_wild {
             let size = Some((estimate.tokens, estimate.method));
-            let _ = RequestInfo::new(&self.prepared).window_to_learn(taught, size, &recorder.proxy);
+            let _ = self.prepared.info.window_to_learn(taught, size, &recorder.proxy);
         }
         is_wild
     }
@@ -204,7 +203,7 @@ impl PendingExchange {
     pub(crate) fn confirms(&self, stated: &Overflow) -> bool {
         // Whether the numbers in a message, which has nothing else to say, may be those of this request.
         let conversation = &self.prepared.conversation;
-        let pictures = &self.prepared.model.pictures;
+        let pictures = &self.prepared.info.model.pictures;
         self.estimate().is_some_and(|estimate| {
             !overflow::contradicts(stated, estimate, conversation, pictures)
         })
@@ -221,9 +220,9 @@ impl PendingExchange {
         let max_output = taught
             .max_output()
             .filter(|limit| requested.is_some_and(|requested| requested > *limit));
-        let info = RequestInfo::new(&self.prepared);
+        let info = self.prepared.info.clone();
         let proxy = recorder.proxy.clone();
-        proxy.count_quoted(&self.prepared.upstream.name, taught);
+        proxy.count_quoted(&self.prepared.info.upstream.name, taught);
         // Once the provider accepted a request with no more than that, no other request is to be refused for
         // it.
         let Some(max_output) = max_output else { return };
@@ -239,7 +238,7 @@ impl PendingExchange {
     }
 
     pub(crate) fn allows_repair(&self, cause: RepairCause) -> bool {
-        self.prepared.policy.heal.causes.contains(&cause)
+        self.prepared.info.policy.heal.causes.contains(&cause)
     }
 
     /// `before`: the form with the repairs so far. `None` if there is no repair, or it could not be saved.
@@ -306,7 +305,7 @@ impl PendingExchange {
     }
 
     pub(crate) fn may_overflow(&self) -> bool {
-        let model = &self.prepared.model;
+        let model = &self.prepared.info.model;
         // Above half of the window, or if that is unknown, above what every window holds.
         let least = if model.known { model.window / 2 } else { overflow::ANY_HOLDS };
         let is_turn = self.prepared.conversation.purpose == Purpose::Turn;
@@ -332,7 +331,7 @@ impl PendingExchange {
     pub(crate) async fn as_last_accepted(&mut self, cause: RefusalCause) -> Option<RevisedRequest> {
         // What the refusal says about the model already applies to the form of the last accepted request.
         if cause == RefusalCause::Bound {
-            Arc::make_mut(&mut self.prepared).set_bound();
+            Arc::make_mut(&mut Arc::make_mut(&mut self.prepared).info).set_bound();
         }
         let replanning = self.planned.without_own_decisions(&self.prepared, cause);
         let planned = AssertUnwindSafe(replanning).catch_unwind().await.ok().flatten()?;
@@ -346,7 +345,8 @@ impl PendingExchange {
         cause: RefusalCause,
         recorder: &mut ExchangeRecorder,
     ) -> Vec<PartKey> {
-        let void = self.planned.decided_beyond(Some(&revised.planned), &self.prepared.exchange);
+        let void =
+            self.planned.decided_beyond(Some(&revised.planned), &self.prepared.info.exchange);
         self.replace(revised);
         self.planned.done.revoked = Some(cause);
         self.update_event(recorder);
@@ -354,11 +354,11 @@ impl PendingExchange {
     }
 
     pub(crate) fn room_decisions(&self, room: &RevisedRequest) -> Vec<PartKey> {
-        room.planned.decided_beyond(Some(&self.planned), &self.prepared.exchange)
+        room.planned.decided_beyond(Some(&self.planned), &self.prepared.info.exchange)
     }
 
     pub(crate) fn own_decisions(&self) -> Vec<PartKey> {
-        self.planned.decided_beyond(None, &self.prepared.exchange)
+        self.planned.decided_beyond(None, &self.prepared.info.exchange)
     }
 
     pub(crate) fn set_resent(&mut self, cause: RefusalCause) {
@@ -375,7 +375,7 @@ impl PendingExchange {
         let position = &mut self.opened.placed.position;
         position.suspended = Some(at);
         let suspension = Suspension {
-            exchange: self.prepared.exchange.clone(),
+            exchange: self.prepared.info.exchange.clone(),
             thread: position.thread.clone(),
             parent: position.parent.clone(),
             at,
@@ -393,7 +393,7 @@ impl PendingExchange {
         }
         let position = &self.opened.placed.position;
         let revocation = Revocation {
-            exchange: self.prepared.exchange.clone(),
+            exchange: self.prepared.info.exchange.clone(),
             thread: position.thread.clone(),
             parent: position.parent.clone(),
             at: now(),
@@ -407,7 +407,7 @@ impl PendingExchange {
     pub(crate) fn usage_addition(&self, hides_diagnosis: bool) -> Option<UsageAddition> {
         let done = &self.planned.done;
         let mut tokens = 0;
-        if self.prepared.policy.client_usage == ReportedUsage::Unpruned && done.is_sent() {
+        if self.prepared.info.policy.client_usage == ReportedUsage::Unpruned && done.is_sent() {
             let removed_tokens = done.tokens_removed.saturating_add(done.tokens_compacted);
             tokens = removed_tokens.saturating_sub(done.tokens_added);
         }
@@ -427,7 +427,7 @@ impl PendingExchange {
             true => DeliveryFailure::Refused,
             false => DeliveryFailure::NoReply,
         };
-        inject::requeue(&self.planned.known, &self.prepared.exchange, now(), failure)
+        inject::requeue(&self.planned.known, &self.prepared.info.exchange, now(), failure)
     }
 
     pub(crate) async fn requeue_messages(&mut self, proxy: &Proxy) {

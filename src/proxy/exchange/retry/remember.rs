@@ -11,8 +11,8 @@ use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::RepairCause;
 use crate::proxy::state::Proxy;
+use crate::proxy::state::request_info::RequestInfo;
 use crate::proxy::turn::pending::SessionFact;
-use crate::proxy::turn::request_info::RequestInfo;
 use crate::telemetry::{LessonOutcome, RefusalOutcome};
 
 impl Retry<'_> {
@@ -147,7 +147,7 @@ struct RefusalLessons {
 }
 
 impl RefusalLessons {
-    async fn store_in_time(self, proxy: &Arc<Proxy>, info: &RequestInfo) {
+    async fn store_in_time(self, proxy: &Arc<Proxy>, info: &Arc<RequestInfo>) {
         if self.lesson.is_none() && self.fact.is_none() {
             return;
         }
@@ -157,7 +157,7 @@ impl RefusalLessons {
         let _ = tokio::time::timeout(timeout, keeping).await;
     }
 
-    async fn store(self, proxy: Arc<Proxy>, info: RequestInfo) {
+    async fn store(self, proxy: Arc<Proxy>, info: Arc<RequestInfo>) {
         if let Some(SessionFact { session, fact }) = self.fact {
             let _ = proxy.ledgers.store_fact(&session, fact).await;
         }
