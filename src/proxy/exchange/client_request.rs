@@ -26,7 +26,6 @@ use crate::dialect::lesson::Lesson;
 use crate::dialect::model_list;
 use crate::dialect::models::{Model, ReasoningBinding};
 use crate::dialect::paths::{self, Transport};
-use crate::dialect::repair::RepairCause;
 use crate::dialect::request_id::provider_request_id;
 use crate::dialect::{Conversation, Dialect, Note, Purpose, Role};
 use crate::proxy::compaction::context::CompactionContext;
@@ -36,7 +35,7 @@ use crate::proxy::http::memory::MemoryBudget;
 use crate::proxy::learning::model_lists::ListRequest;
 use crate::proxy::plan::added_option::AddedOption;
 use crate::proxy::plan::body_reader::{BodyReader, ParsedBody};
-use crate::proxy::plan::planned_request::{self, PlanOutcome, PlannedRequest};
+use crate::proxy::plan::planned_request::{self, PlannedRequest};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::response::model_list::{LearnList, ModelListTap};
 use crate::proxy::state::calibration::RecalledState;
@@ -45,11 +44,10 @@ use crate::proxy::state::request_info::RequestInfo;
 use crate::proxy::state::{Proxy, lesson_source};
 use crate::proxy::turn::late::LateReply;
 use crate::proxy::turn::pending::PendingExchange;
-use crate::store::Scope;
 use crate::store::ledgers::{self, OpenedSession};
 use crate::store::lessons::LessonSource;
 use crate::store::recall::{ReadBudget, RecallOutcome};
-use crate::telemetry::{FailOpen, MessageEvent, MessageStep, RefusalOutcome};
+use crate::telemetry::FailOpen;
 
 /// A request as the client sent it, without its body.
 pub(super) struct ClientRequest {
@@ -243,23 +241,23 @@ impl ClientRequest {
         // 6. Plan. 7. Save.
         let mut writer = None;
         let mut summary_wait = None;
-        let outcome = match head {
+        let (planned, undelivered) = match head {
             Some(head) => {
-                let mut outcome =
-                    planned_request::plan(&proxy, prepared.clone(), &mut opened).await;
-                let planned = &mut outcome.planned;
+                let (mut planned, undelivered) =
+                    planned_request::plan(&prepared, &mut opened, recorder).await;
                 let mut compaction =
-                    CompactionContext::new(&proxy, &prepared, &mut opened, planned, head);
+                    CompactionContext::new(&proxy, &prepared, &mut opened, &mut planned, head);
                 writer = compaction.compact_if_due().await.map(Box::new);
                 summary_wait = compaction.waited;
-                latest_request::keep(&proxy, &prepared, planned, &opened, head);
-                outcome
+                latest_request::keep(&proxy, &prepared, &planned, &opened, head);
+                (planned, undelivered)
             }
-            None => Box::pin(planned_request::planned_original(&prepared, &mut opened)).await,
+            None => {
+                let original = planned_request::planned_original(&prepared, &mut opened, recorder);
+                (Box::pin(original).await, None)
+            }
         };
-        record_plan(&outcome, recorder);
-        announce_dequeued(&outcome.dequeued, &opened.scope, recorder);
-        let PlanOutcome { planned, undelivered, .. } = outcome;
+        recorder.event.done = planned.done.clone();
         let at = recorder.at;
         let pending = PendingExchange::begin(&proxy, opened, prepared, planned, undelivered, at);
         let mut pending = Box::new(pending);
@@ -567,30 +565,6 @@ async fn estimate_alone(prepared: &Arc<PreparedRequest>, recorder: &mut Exchange
     match PlannedRequest::alone(prepared).await {
         Ok(estimate) => recorder.event.estimate = Some(estimate),
         Err(why) => recorder.record_fail_open(why),
-    }
-}
-
-fn record_plan(outcome: &PlanOutcome, recorder: &mut ExchangeRecorder) {
-    if let Some(why) = outcome.fail_open {
-        recorder.record_fail_open(why);
-    }
-    recorder.event.done = outcome.planned.done.clone();
-    if outcome.is_spared {
-        recorder.report_refusal(&[RepairCause::MaxTokens], RefusalOutcome::Spared);
-    }
-}
-
-fn announce_dequeued(dequeued: &[Box<str>], scope: &Scope, recorder: &ExchangeRecorder) {
-    for id in dequeued {
-        recorder.proxy.telemetry.announce(MessageEvent {
-            id: id.clone(),
-            step: MessageStep::Dequeued,
-            tenant: scope.tenant.clone(),
-            session: scope.session.clone(),
-            exchange: Some(recorder.id.clone()),
-            position: None,
-            at: now(),
-        });
     }
 }
 

@@ -13,12 +13,11 @@ use http::{HeaderValue, Response, StatusCode, request};
 
 use crate::config::{CountTokens, Mode};
 use crate::context::Band;
-use crate::context::plan::{Overlay, RecordedDecisions};
 use crate::dialect::counting;
 use crate::dialect::lesson::Lesson;
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::learning::lessons::{self, QuotableRequest, RefusalResponse};
-use crate::proxy::plan::planned_request;
+use crate::proxy::plan::planned_request::{self, PlannedRequest};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::telemetry::CountEstimate;
@@ -32,8 +31,7 @@ const ANSWER_BYTES: usize = 16 * 1024;
 pub(super) struct CountFallback {
     pub(super) prepared: Arc<PreparedRequest>,
     /// What would be sent.
-    pub(super) sent: Overlay,
-    pub(super) known: Arc<RecordedDecisions>,
+    pub(super) planned: PlannedRequest,
     /// Path and query of the client's request.
     pub(super) target: Box<str>,
 }
@@ -110,8 +108,8 @@ impl CountFallback {
         why: CountEstimate,
         recorder: &mut ExchangeRecorder,
     ) -> Option<Response<Bytes>> {
-        let estimate =
-            planned_request::estimate(&self.prepared, self.sent.clone(), &self.known).await;
+        let PlannedRequest { sent, known, .. } = &self.planned;
+        let estimate = planned_request::estimate(&self.prepared, sent.clone(), known).await;
         let estimate = estimate.map_err(|why| recorder.record_fail_open(why)).ok()?;
         let dialect = self.prepared.conversation.dialect;
         let body = counting::estimated(dialect, &self.target, estimate.tokens)?;

@@ -10,10 +10,10 @@ use super::count_estimate::CountFallback;
 use super::outbound::BodyChanges;
 use crate::config::{Mode, ProviderCounting};
 use crate::context::TenantId;
-use crate::context::plan::{self, Overlay, RecordedDecisions};
+use crate::context::plan::RecordedDecisions;
 use crate::dialect::Purpose;
 use crate::dialect::identity::Identity;
-use crate::proxy::plan::planned_request::{self, PlanOutcome};
+use crate::proxy::plan::planned_request::{self, PlannedRequest};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::store::ledgers::SessionPeek;
@@ -65,34 +65,29 @@ impl ClientRequest {
         prepared.added = self.added_options(&prepared, None, &proxy);
         let added = prepared.added.clone();
         let prepared = Arc::new(prepared);
-        let outcome = planned_request::replay_recorded(&prepared, Arc::new(known)).await;
-        let PlanOutcome { planned, fail_open, .. } = outcome;
+        let known = Arc::new(known);
+        let planned = planned_request::replay_recorded(&prepared, known, recorder).await;
         let rewrite = planned.rewrite(&prepared);
-        if let Some(why) = fail_open {
-            recorder.record_fail_open(why);
-        }
-        recorder.event.done = planned.done;
-        let count = self.count_fallback(prepared, planned.sent, planned.known);
+        recorder.event.done = planned.done.clone();
+        let count = self.count_fallback(prepared, planned);
         let changes = BodyChanges { rewrite, added, may_repair: false };
         RequestPlan { changes, count, ..RequestPlan::default() }
     }
 
     pub(super) fn count_original(&self, prepared: Arc<PreparedRequest>) -> RequestPlan {
-        let overlay = plan::original_overlay(&prepared.plan_request());
-        let count = self.count_fallback(prepared, overlay, Arc::default());
-        RequestPlan { count, ..RequestPlan::default() }
+        let planned = PlannedRequest::original(&prepared);
+        RequestPlan { count: self.count_fallback(prepared, planned), ..RequestPlan::default() }
     }
 
     fn count_fallback(
         &self,
         prepared: Arc<PreparedRequest>,
-        sent: Overlay,
-        known: Arc<RecordedDecisions>,
+        planned: PlannedRequest,
     ) -> Option<Box<CountFallback>> {
         if prepared.conversation.purpose != Purpose::Count {
             return None;
         }
         let target = self.target().into();
-        Some(Box::new(CountFallback { prepared, sent, known, target }))
+        Some(Box::new(CountFallback { prepared, planned, target }))
     }
 }

@@ -24,9 +24,10 @@ use crate::dialect::repair::{Refusal, RepairCause};
 use crate::dialect::{PartKey, Purpose};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::http::upstream::error::UpstreamError;
+use crate::proxy::plan::planned_request::{PlannedRequest, RepairedPlan};
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::state::request_info::RequestInfo;
-use crate::proxy::turn::pending::{PendingExchange, RepairedRequest, RevisedRequest};
+use crate::proxy::turn::pending::PendingExchange;
 use crate::telemetry::{FailOpen, RefusalOutcome};
 
 /// A request whose response may lead to a retry.
@@ -72,9 +73,9 @@ struct SeenResponses {
     /// The newest refusal, if an edit can fix it.
     refusal: Option<Refusal>,
     /// The request with all repairs.
-    repaired: Option<RevisedRequest>,
+    repaired: Option<PlannedRequest>,
     /// The same without the newest repair.
-    repaired_before: Option<RevisedRequest>,
+    repaired_before: Option<PlannedRequest>,
     /// The keys of the decisions of each repair that got a response and is not revoked.
     repair_decisions: Vec<Vec<PartKey>>,
     /// The causes of all repairs.
@@ -82,11 +83,11 @@ struct SeenResponses {
     /// The lessons of a refusal of the output limit.
     output_taught: LessonMatch,
     /// The request with room.
-    room: Option<RevisedRequest>,
+    room: Option<PlannedRequest>,
     /// The lessons of its refusal.
     room_taught: LessonMatch,
     /// The request in the form of the last accepted one.
-    last_accepted: Option<RevisedRequest>,
+    last_accepted: Option<PlannedRequest>,
 }
 
 impl Retry<'_> {
@@ -160,13 +161,13 @@ impl Retry<'_> {
             return Verdict::Unavailable;
         };
         let repair = pending.repair(&refusal, seen.repaired.as_ref(), self.recorder).await;
-        let Some(RepairedRequest { revised, decisions }) = repair else {
+        let Some(RepairedPlan { planned, decisions }) = repair else {
             return Verdict::Unavailable;
         };
         seen.repair_causes.push(refusal.cause);
         // The repair is one more change of the request with all repairs before it.
         seen.repaired_before = seen.repaired.take();
-        let (response, repaired) = match self.send_revised(Some(revised)).await {
+        let (response, repaired) = match self.send_revised(Some(planned)).await {
             Ok(sent) => sent,
             Err(verdict) => {
                 seen.repaired = seen.repaired_before.take();
@@ -201,7 +202,7 @@ impl Retry<'_> {
     async fn send_room(
         &mut self,
         form: RequestForm,
-        room: Option<RevisedRequest>,
+        room: Option<PlannedRequest>,
         seen: &mut SeenResponses,
     ) -> Verdict {
         match self.send_revised(room).await {
@@ -236,10 +237,11 @@ impl Retry<'_> {
     /// The verdict, if there is nothing else to send, or if it got no response.
     async fn send_revised(
         &self,
-        revised: Option<RevisedRequest>,
-    ) -> Result<(Response<OutgoingBody>, RevisedRequest), Verdict> {
+        revised: Option<PlannedRequest>,
+    ) -> Result<(Response<OutgoingBody>, PlannedRequest), Verdict> {
         let revised = revised.ok_or(Verdict::Unavailable)?;
-        let changed = self.original.changed(Some(revised.rewrite()));
+        let pending = self.pending.as_ref().ok_or(Verdict::Unavailable)?;
+        let changed = self.original.changed(revised.rewrite(pending.prepared()));
         let (head, body) = changed.ok_or(Verdict::Unavailable)?;
         let response = send(self.recorder, head, body).await.map_err(|_| Verdict::NoResponse)?;
         Ok((response, revised))

@@ -9,7 +9,6 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::FutureExt;
 use http::request;
 
@@ -245,31 +244,29 @@ impl PendingExchange {
     pub(crate) async fn repair(
         &mut self,
         refusal: &Refusal,
-        before: Option<&RevisedRequest>,
+        before: Option<&PlannedRequest>,
         recorder: &mut ExchangeRecorder,
-    ) -> Option<RepairedRequest> {
+    ) -> Option<RepairedPlan> {
         if repair::is_of_window(refusal) {
             Arc::make_mut(&mut self.prepared).set_counted_input(refusal.count);
         }
         let proxy = recorder.proxy.clone();
         let prepared = self.prepared.clone();
-        let base = before.map_or(&self.planned, |before| &before.planned);
+        let base = before.unwrap_or(&self.planned);
         let repairing = base.repaired(&proxy, &prepared, &self.opened, refusal);
         let repaired = AssertUnwindSafe(repairing).catch_unwind().await.ok();
-        let RepairedPlan { planned, decisions } =
-            match repaired.unwrap_or(Err(RefusalOutcome::NoRepair)) {
-                Ok(repaired) => repaired,
-                Err(why) => {
-                    recorder.report_refusal(&[refusal.cause], why);
-                    return None;
-                }
-            };
-        Some(RepairedRequest { revised: RevisedRequest::new(&prepared, planned), decisions })
+        match repaired.unwrap_or(Err(RefusalOutcome::NoRepair)) {
+            Ok(repaired) => Some(repaired),
+            Err(why) => {
+                recorder.report_refusal(&[refusal.cause], why);
+                None
+            }
+        }
     }
 
     pub(crate) fn set_repaired(
         &mut self,
-        repaired: RevisedRequest,
+        repaired: PlannedRequest,
         healed: &[RepairCause],
         recorder: &mut ExchangeRecorder,
     ) {
@@ -280,7 +277,7 @@ impl PendingExchange {
 
     pub(crate) fn set_room(
         &mut self,
-        room: RevisedRequest,
+        room: PlannedRequest,
         accepted: bool,
         recorder: &mut ExchangeRecorder,
     ) {
@@ -291,8 +288,8 @@ impl PendingExchange {
         self.update_event(recorder);
     }
 
-    fn replace(&mut self, revised: RevisedRequest) {
-        self.planned = revised.planned;
+    fn replace(&mut self, revised: PlannedRequest) {
+        self.planned = revised;
         if let Some(count) = &mut self.counted {
             count.set_replaced();
         }
@@ -328,33 +325,31 @@ impl PendingExchange {
         made.count() > made.repaired + made.removed || decisions.takes_out_unrefused()
     }
 
-    pub(crate) async fn as_last_accepted(&mut self, cause: RefusalCause) -> Option<RevisedRequest> {
+    pub(crate) async fn as_last_accepted(&mut self, cause: RefusalCause) -> Option<PlannedRequest> {
         // What the refusal says about the model already applies to the form of the last accepted request.
         if cause == RefusalCause::Bound {
             Arc::make_mut(&mut Arc::make_mut(&mut self.prepared).info).set_bound();
         }
         let replanning = self.planned.without_own_decisions(&self.prepared, cause);
-        let planned = AssertUnwindSafe(replanning).catch_unwind().await.ok().flatten()?;
-        Some(RevisedRequest::new(&self.prepared, planned))
+        AssertUnwindSafe(replanning).catch_unwind().await.ok().flatten()
     }
 
     /// Returns the keys of the decisions that the form left out, which are void.
     pub(crate) fn set_sent_as_last_accepted(
         &mut self,
-        revised: RevisedRequest,
+        revised: PlannedRequest,
         cause: RefusalCause,
         recorder: &mut ExchangeRecorder,
     ) -> Vec<PartKey> {
-        let void =
-            self.planned.decided_beyond(Some(&revised.planned), &self.prepared.info.exchange);
+        let void = self.planned.decided_beyond(Some(&revised), &self.prepared.info.exchange);
         self.replace(revised);
         self.planned.done.revoked = Some(cause);
         self.update_event(recorder);
         void
     }
 
-    pub(crate) fn room_decisions(&self, room: &RevisedRequest) -> Vec<PartKey> {
-        room.planned.decided_beyond(Some(&self.planned), &self.prepared.info.exchange)
+    pub(crate) fn room_decisions(&self, room: &PlannedRequest) -> Vec<PartKey> {
+        room.decided_beyond(Some(&self.planned), &self.prepared.info.exchange)
     }
 
     pub(crate) fn own_decisions(&self) -> Vec<PartKey> {
@@ -448,37 +443,8 @@ impl PendingExchange {
     }
 }
 
-/// A request with a repair, and the keys of the decisions of that repair.
-pub(crate) struct RepairedRequest {
-    pub(crate) revised: RevisedRequest,
-    pub(crate) decisions: Vec<PartKey>,
-}
-
 /// A fact, and the session that it is stored in.
 pub(crate) struct SessionFact {
     pub(crate) session: SessionHandle,
     pub(crate) fact: Fact,
-}
-
-/// A request that was planned again after a refusal, and is not sent yet.
-pub(crate) struct RevisedRequest {
-    /// The body, decompressed.
-    plain: Bytes,
-    /// The beta that the head has to list.
-    beta: Option<&'static str>,
-    pub(crate) planned: PlannedRequest,
-}
-
-impl RevisedRequest {
-    pub(crate) fn new(prepared: &PreparedRequest, planned: PlannedRequest) -> Self {
-        Self { plain: prepared.body.clone(), beta: planned.beta(prepared), planned }
-    }
-
-    pub(crate) fn rewrite(&self) -> PlannedRewrite {
-        PlannedRewrite {
-            plain: self.plain.clone(),
-            edits: self.planned.edits.clone(),
-            beta: self.beta,
-        }
-    }
 }
