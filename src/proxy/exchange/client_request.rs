@@ -44,7 +44,7 @@ use crate::proxy::state::request_info::RequestInfo;
 use crate::proxy::state::{Proxy, lesson_source};
 use crate::proxy::turn::late::LateReply;
 use crate::proxy::turn::pending::PendingExchange;
-use crate::store::ledgers::{self, OpenedSession};
+use crate::store::ledgers;
 use crate::store::lessons::LessonSource;
 use crate::store::recall::{ReadBudget, RecallOutcome};
 use crate::telemetry::FailOpen;
@@ -202,7 +202,6 @@ impl ClientRequest {
         // 5. Open.
         let identity = identity::identify(&self.headers, &parsed.conversation, self.transport);
         let tenant = self.tenant(&recorder.proxy);
-        recorder.event.tenant = tenant.as_ref().ok().cloned();
         let reads = self.read_budget(&parsed.conversation, head.is_some(), recorder);
         let known_tenant = tenant.as_ref().ok();
         let mut prepared =
@@ -230,7 +229,7 @@ impl ClientRequest {
             return RequestPlan::default();
         };
         request_origin::set(&mut opened, &self.headers, &prepared, &proxy);
-        record_session(&opened, recorder);
+        recorder.record_place(&opened);
         let held_out = is_held_out(&opened.scope.session, prepared.mode, &proxy);
         prepared.place(&mut opened, held_out);
         if head.is_some() {
@@ -257,15 +256,13 @@ impl ClientRequest {
                 (Box::pin(original).await, None)
             }
         };
-        recorder.event.done = planned.done.clone();
         let at = recorder.at;
         let pending = PendingExchange::begin(&proxy, opened, prepared, planned, undelivered, at);
         let mut pending = Box::new(pending);
         if let Some(wait) = summary_wait {
             pending.add_summary_wait(wait, recorder);
         }
-        recorder.event.estimate = pending.estimate().cloned();
-        recorder.event.classic = pending.classic().cloned();
+        pending.record_plan(recorder);
         if let Some(open_exchange) = pending.open_exchange(at) {
             proxy.telemetry.exchange_opened(open_exchange);
         }
@@ -338,13 +335,8 @@ impl ClientRequest {
         let conversation = &mut parsed.conversation;
         conversation.purpose = identity.purpose.unwrap_or(conversation.purpose);
         let info = self.request_info(upstream, tenant, &parsed, identity, recorder, reads).await;
-        recorder.event.model.clone_from(&info.requested_model);
-        recorder.event.family = Some(info.model.family);
-        recorder.event.window = Some(info.model.window);
-        recorder.event.purpose = Some(info.purpose);
-        recorder.event.repeated_calls = info.repeated_calls;
-        recorder.event.hints.clone_from(&info.hints);
-        recorder.event.session.clone_from(&identity.session);
+        recorder.record_request(&info);
+        recorder.record_session(identity.session.as_ref());
         let mode = self.mode(upstream, &recorder.proxy);
         PreparedRequest::new(info, parsed, mode, self.is_signed())
     }
@@ -548,22 +540,9 @@ impl ClientRequest {
     }
 }
 
-fn record_session(opened: &OpenedSession, recorder: &mut ExchangeRecorder) {
-    recorder.event.session = Some(opened.scope.session.clone());
-    recorder.event.thread = Some(opened.placed.position.thread.clone());
-    recorder.event.found_by = opened.origin.found_by;
-    recorder.event.agent.clone_from(&opened.origin.agent);
-    if opened.unread {
-        recorder.record_fail_open(FailOpen::FactUnread);
-    }
-    if opened.store_missed {
-        recorder.record_fail_open(FailOpen::Store);
-    }
-}
-
 async fn estimate_alone(prepared: &Arc<PreparedRequest>, recorder: &mut ExchangeRecorder) {
     match PlannedRequest::alone(prepared).await {
-        Ok(estimate) => recorder.event.estimate = Some(estimate),
+        Ok(estimate) => recorder.record_estimate(estimate),
         Err(why) => recorder.record_fail_open(why),
     }
 }

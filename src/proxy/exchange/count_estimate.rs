@@ -119,8 +119,7 @@ impl CountFallback {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(ESTIMATED, HeaderValue::from_str(&format!("{low}-{high}")).ok()?);
-        recorder.event.estimate = Some(estimate);
-        recorder.event.count_estimated = Some(why);
+        recorder.record_count_estimate(estimate, why);
         Some(response)
     }
 }

@@ -51,7 +51,7 @@ impl ClientRequest {
                     recorder.record_fail_open(FailOpen::Store);
                 }
                 let held_out = is_held_out(&session, prepared.mode, &proxy);
-                recorder.event.session = Some(session);
+                recorder.record_session(Some(&session));
                 (known, held_out)
             }
             LookupOutcome::None => (RecordedDecisions::default(), false),
@@ -68,7 +68,7 @@ impl ClientRequest {
         let known = Arc::new(known);
         let planned = planned_request::replay_recorded(&prepared, known, recorder).await;
         let rewrite = planned.rewrite(&prepared);
-        recorder.event.done = planned.done.clone();
+        recorder.record_plan(&planned.done, None);
         let count = self.count_fallback(prepared, planned);
         let changes = BodyChanges { rewrite, added, may_repair: false };
         RequestPlan { changes, count, ..RequestPlan::default() }

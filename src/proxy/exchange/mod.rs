@@ -75,8 +75,7 @@ pub(super) async fn run(
     let (head, body) = request.into_parts();
     let client_request = ClientRequest::new(&head);
     let dialect = client_request.dialect;
-    recorder.event.dialect = dialect;
-    recorder.event.purpose = client_request.purpose;
+    recorder.record_endpoint(dialect, client_request.purpose);
     if let Err(fault) = proxy.client_access.check(&head.uri, &head.headers, &proxy.credentials) {
         return error_response(&fault, dialect, recorder);
     }
@@ -91,7 +90,7 @@ pub(super) async fn run(
         Err(ProxyError::NoUpstream { .. }) if is_probe => return greeting_response(recorder),
         Err(fault) => return error_response(&fault, dialect, recorder),
     };
-    recorder.event.upstream = Some(routed.upstream.name.clone());
+    recorder.record_upstream(&routed.upstream);
     if routed.upgrade {
         return Box::pin(upgrade(&proxy, client_request, routed, body, recorder)).await;
     }
@@ -219,8 +218,7 @@ async fn forward_and_respond(
     let ReadyRequest { outbound, mut pending, writer, count, body_complete_at } = ready;
     // The wait for a summary is reported separately.
     let summary_wait = pending.as_ref().map(|pending| pending.summary_wait()).unwrap_or_default();
-    let request_side = body_complete_at.elapsed().saturating_sub(summary_wait);
-    recorder.event.request_side_us = request_side.as_micros() as u64;
+    recorder.meter.request_side = body_complete_at.elapsed().saturating_sub(summary_wait);
     if let Some(pending) = &mut pending {
         let (head, body) = outbound.parts();
         pending.count_if_wanted(proxy, head, body);
@@ -247,7 +245,7 @@ async fn forward_and_respond(
     };
     let upstream_time = recorder.sent.elapsed();
     let id = client_request.provider_request_id(response.headers(), proxy, &upstream);
-    recorder.event.provider_request_id.clone_from(&id);
+    recorder.record_provider_request_id(id.as_deref());
     if let (Some(count), Some(head)) = (count, head) {
         let answered = count.answer_missing(response, &head, &mut recorder);
         response = match Box::pin(answered).await {
@@ -268,7 +266,7 @@ async fn forward_and_respond(
     let response_head = ResponseHead { status: response.status(), provider_request_id: id };
     let several = pending.as_ref().is_some_and(|pending| pending.prepared().conversation.several);
     let open_turn = pending.map(|pending| pending.open(proxy, response_head));
-    recorder.event.headers_us = Some(recorder.began.elapsed().as_micros() as u64);
+    recorder.meter.headers = Some(recorder.began.elapsed());
     // 10. Answer. 11. Observe. 12. Settle. 13. Record.
     let actions =
         response_actions(client_request, &upstream, &response, open_turn, several, &recorder);
@@ -348,7 +346,7 @@ async fn prepare_request(
             OutboundRequest::plain(head, recorder.count_upload(body))
         }
         CollectOutcome::Whole { bytes, trailers } => {
-            recorder.event.request_bytes = bytes.len() as u64;
+            recorder.meter.request_bytes = bytes.len() as u64;
             // 4. Read. 5. Open the ledger. 6. Plan. 7. Save.
             plan = client_request.plan(upstream, &bytes, &head, recorder).await;
             // 8. Splice.
@@ -408,7 +406,7 @@ async fn tap_response(
         recorder.clear_spared();
     }
     recorder.stamp(&mut parts.headers);
-    recorder.event.status = Some(parts.status.as_u16());
+    recorder.record_status(parts.status);
     recorder.stream = Some(recorder.proxy.telemetry.stream());
     let refused = parts.status.is_client_error() || parts.status.is_server_error();
     let clean_outcome = if refused { Outcome::Refused } else { Outcome::Complete };
@@ -535,9 +533,9 @@ async fn upgrade(
         }
     };
     let upstream_time = recorder.sent.elapsed();
-    recorder.event.headers_us = Some(recorder.began.elapsed().as_micros() as u64);
+    recorder.meter.headers = Some(recorder.began.elapsed());
     let id = client_request.provider_request_id(response.headers(), proxy, &upstream);
-    recorder.event.provider_request_id.clone_from(&id);
+    recorder.record_provider_request_id(id.as_deref());
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         let forwarding = Forwarding {
             upstream,
@@ -548,7 +546,7 @@ async fn upgrade(
         };
         return tap_response(response, forwarding, ResponseActions::default(), recorder).await;
     }
-    recorder.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
+    recorder.record_status(StatusCode::SWITCHING_PROTOCOLS);
     let provider = hyper::upgrade::on(&mut response);
     let (mut parts, _) = response.into_parts();
     let mut frames = None;

@@ -32,7 +32,7 @@ use crate::proxy::response::status::may_not_fit;
 use crate::proxy::response::tap::{CommitFuture, SettleReply};
 use crate::proxy::state::Proxy;
 use crate::proxy::state::calibration;
-use crate::proxy::state::exchange_recorder::{ReplyRecord, TurnRecord};
+use crate::proxy::state::exchange_recorder::ReplyRecord;
 use crate::proxy::state::request_info::RequestInfo;
 use crate::proxy::turn::counting::PendingCount;
 use crate::store::ledgers::{DraftGuard, DraftProgress, OpenedSession};
@@ -167,12 +167,9 @@ impl OpenTurn {
         // A refusal is no turn; requests that wait for this one may continue.
         let turn = self.draft.turn();
         let overflow = self.overflow_in(&turn, record.has_body, &reply);
-        record.turn = TurnRecord {
-            refusal: self.info.refusal(self.head.status.as_u16(), reply.error.as_ref()),
-            overflow,
-            window: overflow.and_then(|overflow| overflow.reported.window),
-            ..TurnRecord::default()
-        };
+        record.refusal = self.info.refusal(self.head.status.as_u16(), reply.error.as_ref());
+        record.overflow = overflow;
+        record.window = overflow.and_then(|overflow| overflow.reported.window);
         Box::pin(self.learn_from_refusal(proxy, reply, turn.estimate, overflow.is_some()))
     }
 
@@ -198,13 +195,10 @@ impl OpenTurn {
         turn.done.overflow = turn.done.overflow.or(overflow);
         turn.usage = reply.usage.clone();
         turn.measure_removed(self.opened.placed.parent.as_deref());
-        record.turn = TurnRecord {
-            overflow,
-            measured: turn.done.measured,
-            saved: Some(self.saved(&turn, &proxy)),
-            shown_capped: ContextView::after(&turn).breakdown.capped,
-            ..TurnRecord::default()
-        };
+        record.overflow = overflow;
+        record.measured = turn.done.measured;
+        record.saved = Some(self.saved(&turn, &proxy));
+        record.shown_capped = ContextView::after(&turn).breakdown.capped;
         let ending = ExchangeEnding {
             ended: now(),
             provider_request_id: self.head.provider_request_id.clone(),

@@ -14,7 +14,6 @@ use http::request;
 
 use super::{build, drafts};
 use crate::clock::now;
-use crate::context::budget::ClassicEstimate;
 use crate::context::inject::{self, DeliveryFailure};
 use crate::context::overflow::{self, OverflowReport, OverflowSign};
 use crate::context::policy::{Mode, ReportedUsage};
@@ -93,7 +92,7 @@ impl PendingExchange {
 
     pub(crate) fn add_summary_wait(&mut self, waited: Duration, recorder: &mut ExchangeRecorder) {
         self.summary_wait += waited;
-        recorder.event.compaction_wait_us = Some(self.summary_wait.as_micros() as u64);
+        recorder.meter.summary_wait = Some(self.summary_wait);
     }
 
     pub(crate) fn prepared(&self) -> &PreparedRequest {
@@ -134,15 +133,17 @@ impl PendingExchange {
         })
     }
 
-    pub(crate) fn classic(&self) -> Option<&ClassicEstimate> {
-        self.planned.measured.as_ref()?.classic.as_ref()
-    }
-
     pub(crate) fn rewrite(&self) -> Option<PlannedRewrite> {
         self.planned.rewrite(&self.prepared)
     }
 
-    pub(crate) async fn set_sent_as_original(&mut self, recorder: &mut ExchangeRecorder) {
+    /// `cause`: why it was sent again, if it had been rewritten.
+    pub(crate) async fn set_sent_as_original(
+        &mut self,
+        cause: Option<RefusalCause>,
+        recorder: &mut ExchangeRecorder,
+    ) {
+        self.planned.done.resent = cause;
         let unmeasured = self.planned.set_sent_as_original(&self.prepared).await;
         if let Some(why) = unmeasured {
             recorder.record_fail_open(why);
@@ -150,8 +151,7 @@ impl PendingExchange {
         if let Some(count) = &mut self.counted {
             count.set_replaced();
         }
-        recorder.event.estimate = self.estimate().cloned();
-        recorder.event.classic = self.classic().cloned();
+        self.record_plan(recorder);
     }
 
     /// `taught`: the lessons of the same message.
@@ -163,14 +163,14 @@ impl PendingExchange {
         recorder: &mut ExchangeRecorder,
     ) {
         let overflowed = OverflowReport { sign, reported: overflow, saved: false };
-        recorder.event.done.overflow = Some(overflowed);
         self.planned.done.overflow = Some(overflowed);
+        self.record_plan(recorder);
         // The window in the message applies to this request, and is learned if the message teaches it.
         let Some(window) = overflow.window else { return };
         let proxy = recorder.proxy.clone();
         let info = Arc::make_mut(&mut Arc::make_mut(&mut self.prepared).info);
         let believed = info.set_named_window(window, proxy.config.output_reserve);
-        recorder.event.window = Some(window);
+        recorder.record_request(&self.prepared.info);
         let estimate = self.estimate().map(|estimate| (estimate.tokens, estimate.method));
         let info = self.prepared.info.clone();
         let Some(window) = info.window_to_learn(taught, estimate, &proxy) else { return };
@@ -272,7 +272,7 @@ impl PendingExchange {
     ) {
         self.replace(repaired);
         self.planned.done.healed = healed.to_vec();
-        self.update_event(recorder);
+        self.record_plan(recorder);
     }
 
     pub(crate) fn set_room(
@@ -285,7 +285,7 @@ impl PendingExchange {
         self.replace(room);
         self.planned.done.overflow =
             overflow.map(|overflow| OverflowReport { saved: accepted, ..overflow });
-        self.update_event(recorder);
+        self.record_plan(recorder);
     }
 
     fn replace(&mut self, revised: PlannedRequest) {
@@ -295,10 +295,8 @@ impl PendingExchange {
         }
     }
 
-    fn update_event(&self, recorder: &mut ExchangeRecorder) {
-        recorder.event.done = self.planned.done.clone();
-        recorder.event.estimate = self.estimate().cloned();
-        recorder.event.classic = self.classic().cloned();
+    pub(crate) fn record_plan(&self, recorder: &mut ExchangeRecorder) {
+        recorder.record_plan(&self.planned.done, self.planned.measured.as_deref());
     }
 
     pub(crate) fn may_overflow(&self) -> bool {
@@ -344,7 +342,7 @@ impl PendingExchange {
         let void = self.planned.decided_beyond(Some(&revised), &self.prepared.info.exchange);
         self.replace(revised);
         self.planned.done.revoked = Some(cause);
-        self.update_event(recorder);
+        self.record_plan(recorder);
         void
     }
 
@@ -354,10 +352,6 @@ impl PendingExchange {
 
     pub(crate) fn own_decisions(&self) -> Vec<PartKey> {
         self.planned.decided_beyond(None, &self.prepared.info.exchange)
-    }
-
-    pub(crate) fn set_resent(&mut self, cause: RefusalCause) {
-        self.planned.done.resent = Some(cause);
     }
 
     pub(crate) fn set_blamed(&mut self) {

@@ -30,7 +30,7 @@ impl Retry<'_> {
         if let AttemptFinding::ChangeRefused(cause)
         | AttemptFinding::OwnDecisionsRefused { cause, accepted: true } = finding
         {
-            self.recorder.event.refused = Some(cause);
+            self.recorder.record_refused(cause);
         }
         let consequence = finding.consequence(self.context());
         let fact = consequence.revokes.and_then(|scope| self.revocation(scope, left_out, seen));
@@ -99,12 +99,10 @@ impl Retry<'_> {
     }
 
     async fn record_original_sent(&mut self, cause: RefusalCause) {
-        self.recorder.event.done.resent = if self.is_rewritten { Some(cause) } else { None };
-        self.recorder.clear_spared();
-        let Some(pending) = &mut self.pending else { return };
-        pending.set_sent_as_original(self.recorder).await;
-        if self.is_rewritten {
-            pending.set_resent(cause);
+        let cause = if self.is_rewritten { Some(cause) } else { None };
+        self.recorder.record_resent(cause);
+        if let Some(pending) = &mut self.pending {
+            pending.set_sent_as_original(cause, self.recorder).await;
         }
     }
 

@@ -346,12 +346,11 @@ impl FrameObserverState {
         let mut request = Request::new(());
         *request.uri_mut() = client_request.path().parse().unwrap_or_default();
         let mut recorder = ExchangeRecorder::open(proxy, &request, client, phase.clone());
-        recorder.event.upstream = Some(upstream.name.clone());
-        let id = &self.connection.provider_request_id;
-        recorder.event.provider_request_id.clone_from(id);
-        recorder.event.dialect = client_request.dialect;
-        recorder.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
-        recorder.event.streamed = true;
+        recorder.record_endpoint(client_request.dialect, None);
+        recorder.record_upstream(upstream);
+        recorder.record_provider_request_id(self.connection.provider_request_id.as_deref());
+        recorder.record_status(StatusCode::SWITCHING_PROTOCOLS);
+        recorder.record_streamed();
         recorder
     }
 }
@@ -426,7 +425,7 @@ impl SocketConversation {
         });
         let Some((number, parsed)) = request else { return };
         let mut recorder = shared.recorder();
-        recorder.event.request_bytes = message.len() as u64;
+        recorder.meter.request_bytes = message.len() as u64;
         let Some(permit) = permit else {
             return recorder.record_fail_open(FailOpen::AnalysisBudget);
         };
