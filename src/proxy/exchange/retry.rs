@@ -42,12 +42,6 @@ pub(super) struct Retry<'a> {
     pub(super) recorder: &'a mut ExchangeRecorder,
 }
 
-/// The response that is forwarded to the client, and the form of the request that it answers.
-pub(super) struct FinalResponse {
-    pub(super) response: Response<OutgoingBody>,
-    pub(super) form: RequestForm,
-}
-
 /// A response that may still be forwarded to the client, and the form of the request that it answers.
 struct HeldResponse {
     form: RequestForm,
@@ -91,14 +85,14 @@ struct SeenResponses {
 }
 
 impl Retry<'_> {
-    /// Returns the response to forward. The client waits for it.
+    /// Returns the response to forward, and the form of the request that it answers. The client waits for it.
     ///
     /// # Errors
     /// If there was no response to the request as its client sent it.
     pub(super) async fn run(
         mut self,
         first: Response<OutgoingBody>,
-    ) -> Result<FinalResponse, UpstreamError> {
+    ) -> Result<(Response<OutgoingBody>, RequestForm), UpstreamError> {
         let mut seen = SeenResponses::default();
         let mut state = RetryState::Planned;
         let mut verdict = self.judge(RequestForm::Planned, first, &mut seen).await;
@@ -111,7 +105,7 @@ impl Retry<'_> {
                 NextAction::Send(state) => state,
                 NextAction::Answer(form) => {
                     self.keep_latest(form);
-                    return seen.take(form).map(|response| FinalResponse { response, form });
+                    return seen.take(form).map(|response| (response, form));
                 }
             };
             // A response that cannot be the final one any more gives its memory and its connection back.

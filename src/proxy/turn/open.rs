@@ -44,16 +44,12 @@ use crate::tokens::learn::{EstimatorState, Observation};
 /// ms and more, and other streams must not wait for it.
 const LARGE: usize = 32 * 1024;
 
-/// What the head of a response says, which its body does not.
-pub(crate) struct ResponseHead {
-    pub(crate) status: StatusCode,
-    pub(crate) provider_request_id: Option<Box<str>>,
-}
-
 /// The turn of an exchange in flight.
 pub(crate) struct OpenTurn {
     opened: OpenedSession,
-    head: ResponseHead,
+    /// The status and the request id of its response.
+    status: StatusCode,
+    provider_request_id: Option<Box<str>>,
     /// The turn as it would be if nothing more arrived.
     draft: DraftGuard,
     info: Arc<RequestInfo>,
@@ -78,7 +74,12 @@ pub(crate) struct OpenTurn {
 }
 
 impl PendingExchange {
-    pub(crate) fn open(mut self, proxy: &Arc<Proxy>, head: ResponseHead) -> Box<OpenTurn> {
+    pub(crate) fn open(
+        mut self,
+        proxy: &Arc<Proxy>,
+        status: StatusCode,
+        provider_request_id: Option<Box<str>>,
+    ) -> Box<OpenTurn> {
         // Called when the request was sent for the last time: what was parsed of it is released.
         let undelivered = UndeliveredMessages::with(proxy, &self.opened, self.unsent_messages());
         // From now on, the end of the exchange decides whether they were delivered.
@@ -106,7 +107,8 @@ impl PendingExchange {
         };
         Box::new(OpenTurn {
             opened,
-            head,
+            status,
+            provider_request_id,
             draft,
             info: prepared.info.clone(),
             body: RequestBody::new(prepared.body.clone()),
@@ -167,7 +169,7 @@ impl OpenTurn {
         // A refusal is no turn; requests that wait for this one may continue.
         let turn = self.draft.turn();
         let overflow = self.overflow_in(&turn, record.has_body, &reply);
-        record.refusal = self.info.refusal(self.head.status.as_u16(), reply.error.as_ref());
+        record.refusal = self.info.refusal(self.status.as_u16(), reply.error.as_ref());
         record.overflow = overflow;
         record.window = overflow.and_then(|overflow| overflow.reported.window);
         Box::pin(self.learn_from_refusal(proxy, reply, turn.estimate, overflow.is_some()))
@@ -201,7 +203,7 @@ impl OpenTurn {
         record.shown_capped = ContextView::after(&turn).breakdown.capped;
         let ending = ExchangeEnding {
             ended: now(),
-            provider_request_id: self.head.provider_request_id.clone(),
+            provider_request_id: self.provider_request_id.clone(),
             outcome: record.outcome,
         };
         Box::pin(async move {
@@ -350,7 +352,7 @@ impl OpenTurn {
 
     fn overflow_in(&self, turn: &Turn, has_body: bool, reply: &Reply) -> Option<OverflowReport> {
         // Only of a refusal that was forwarded unread; any other was judged before.
-        let status = self.head.status;
+        let status = self.status;
         if self.may_make_room || turn.done.overflow.is_some() || !may_not_fit(status) {
             return None;
         }
@@ -422,7 +424,7 @@ impl OpenTurn {
         if !demands && !overflows {
             return None;
         }
-        let status = self.head.status.as_u16();
+        let status = self.status.as_u16();
         let taught = self.taught(status, error).await;
         let info = &self.info;
         let window = info.window_to_learn(&taught, size(estimate.as_ref()), &proxy);

@@ -24,7 +24,7 @@ use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::{Refusal, RepairCause};
 use crate::dialect::{PartKey, Purpose};
 use crate::proxy::http::body::OutgoingBody;
-use crate::proxy::plan::planned_request::{PlannedRequest, PlannedRewrite, RepairedPlan};
+use crate::proxy::plan::planned_request::{PlannedRequest, RepairedPlan};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::plan::undelivered::{UndeliveredMessages, requeue};
 use crate::proxy::response::usage_rewrite::UsageAddition;
@@ -131,10 +131,6 @@ impl PendingExchange {
             purpose: self.prepared.conversation.purpose,
             view: self.planned.view(&self.prepared)?,
         })
-    }
-
-    pub(crate) fn rewrite(&self) -> Option<PlannedRewrite> {
-        self.planned.rewrite(&self.prepared)
     }
 
     /// `cause`: why it was sent again, if it had been rewritten.
