@@ -5,7 +5,6 @@
 use std::borrow::Cow;
 
 use super::backend::model_behind;
-use super::hints::ClientHints;
 use super::ids::SessionId;
 use super::key::Chain;
 use super::kinds::{Dialect, Purpose, Role};
@@ -70,8 +69,6 @@ pub struct Conversation {
     pub reasoning_context: Option<Box<str>>,
     /// Anthropic: the client asks the provider to clear old parts past this many input tokens.
     pub clears_past: Option<u64>,
-    /// What the client says of the request in headers.
-    pub hints: Option<Box<ClientHints>>,
     /// Anthropic: it repeats a declined request on another model (`fallback_credit_token`), and has to be the same.
     pub redeems_credit: bool,
     /// What was unexpected.
@@ -115,7 +112,6 @@ impl Conversation {
             stored: None,
             reasoning_context: None,
             clears_past: None,
-            hints: None,
             redeems_credit: false,
             notes: Vec::new(),
         }

@@ -122,7 +122,7 @@ impl<'a> CompactionContext<'a> {
     }
 
     fn deadline(&self) -> Instant {
-        Instant::now() + Duration::from_secs(self.prepared.policy.compact.wait_s)
+        Instant::now() + Duration::from_secs(self.prepared.info.policy.compact.wait_s)
     }
 
     /// The summary in use, by the prefix that it replaces.
@@ -260,7 +260,7 @@ impl<'a> CompactionContext<'a> {
         due: CompactionNeed,
         choices: &[SummaryChoice],
     ) -> Option<PlannedRequest> {
-        let policy = &self.prepared.policy.compact;
+        let policy = &self.prepared.info.policy.compact;
         if due < CompactionNeed::Must || policy.model.is_some() || policy.upstream.is_some() {
             return None;
         }

@@ -145,7 +145,7 @@ impl SummaryJob {
 
     async fn write(mut self) {
         let (began, at) = (Instant::now(), now());
-        let until = Duration::from_secs(self.prepared.policy.compact.timeout_s);
+        let until = Duration::from_secs(self.prepared.info.policy.compact.timeout_s);
         let deadline = tokio::time::Instant::now() + until;
         let claim_name = self.claim_name();
         let until = at + until.as_millis() as u64;
@@ -315,14 +315,14 @@ impl SummaryJob {
 
     /// The upstream and model that write it. A provider's own summary is for the request's model.
     fn target_of(&self, by: SummaryAuthor) -> SummaryTarget<'_> {
-        let own_model = self.prepared.model_name();
+        let own_model = self.prepared.info.model_name();
         if by == SummaryAuthor::Provider {
-            let upstream = &*self.prepared.upstream.name;
+            let upstream = &*self.prepared.info.upstream.name;
             return SummaryTarget { other: None, upstream, model: own_model };
         }
-        let policy = &self.prepared.policy.compact;
+        let policy = &self.prepared.info.policy.compact;
         let other = self.proxy.summariser(policy, self.prepared.conversation.dialect);
-        let upstream = &*other.unwrap_or(&self.prepared.upstream).name;
+        let upstream = &*other.unwrap_or(&self.prepared.info.upstream).name;
         SummaryTarget { other, upstream, model: policy.model.as_deref().unwrap_or(own_model) }
     }
 
@@ -333,7 +333,7 @@ impl SummaryJob {
         spent: &mut Usage,
     ) -> Result<CompactionRecord, SummaryError> {
         let request = self.prepared.plan_request();
-        let window = self.prepared.model.window;
+        let window = self.prepared.info.model.window;
         let instruction = self.instruction();
         let counted = self.count(&instruction);
         let output = OUTPUT.min(window / 6);
@@ -383,7 +383,7 @@ impl SummaryJob {
     /// The output that a summary needs, if the request for it has so many tokens by our estimate.
     fn output(&self, text: u64, tokens: u64) -> SummaryOutput {
         let most = tokens.saturating_add(tokens / MARGIN);
-        SummaryOutput { text, room: self.prepared.model.window.saturating_sub(most) }
+        SummaryOutput { text, room: self.prepared.info.model.window.saturating_sub(most) }
     }
 
     /// Requests a summary of a chunk. If its reasoning turns out to be bound to the omitted prefix, that is
@@ -393,7 +393,7 @@ impl SummaryJob {
         request: &SummaryRequest<'_>,
     ) -> Result<SummaryResponse, SummaryError> {
         let SummaryTarget { upstream, model, .. } = self.target_of(SummaryAuthor::Summary);
-        let source = LessonSource { upstream, model, ..self.prepared.lesson_source() };
+        let source = LessonSource { upstream, model, ..self.prepared.info.lesson_source() };
         // The request for an earlier chunk may have taught it.
         let is_bound = self.prepared.plan_request().is_bound()
             || self.proxy.knows(&source, Lesson::ReasoningBound);
@@ -414,12 +414,12 @@ impl SummaryJob {
     /// What the summary should focus on.
     fn focuses(&self) -> impl Iterator<Item = &str> {
         let requested = self.claim.as_ref().and_then(ClaimedCompaction::focus);
-        let focus = [self.prepared.policy.compact.focus.as_deref(), requested];
+        let focus = [self.prepared.info.policy.compact.focus.as_deref(), requested];
         focus.into_iter().flatten().filter(|focus| !focus.trim().is_empty())
     }
 
     fn instruction(&self) -> String {
-        let policy = &self.prepared.policy.compact;
+        let policy = &self.prepared.info.policy.compact;
         let mut instruction = policy.prompt.clone();
         for focus in self.focuses() {
             instruction.push_str(&format!("\n\nLook above all at this: {}", focus.trim()));
@@ -429,7 +429,8 @@ impl SummaryJob {
 
     fn count(&self, text: &str) -> u64 {
         let part = ReplyPart { text: text.to_owned(), ..ReplyPart::new(PartKind::Text) };
-        u64::from(Tokenizer::now(self.prepared.model.family).reply().reply_part(&part)) + STRUCTURE
+        u64::from(Tokenizer::now(self.prepared.info.model.family).reply().reply_part(&part))
+            + STRUCTURE
     }
 
     /// The body that requests a summary of a chunk, after the summary `before` of the chunks before it.
@@ -439,8 +440,8 @@ impl SummaryJob {
         let edits = self.edits_of(piece, before, most_tokens)?;
         let (is_later_chunk, ends) = (before.is_some(), piece.through);
         let (prepared, instruction) = (self.prepared.clone(), instruction.to_owned());
-        let (size, tenant) = (prepared.body.len(), self.prepared.tenant.as_ref());
-        let (model, target) = (self.prepared.policy.compact.model.clone(), self.target());
+        let (size, tenant) = (prepared.body.len(), self.prepared.info.tenant.as_ref());
+        let (model, target) = (self.prepared.info.policy.compact.model.clone(), self.target());
         let marks = !is_later_chunk && self.is_of_its_model();
         let made = off_thread(size.max(OFF_THREAD + 1), tenant, move || {
             let slices = splice(&prepared.body, edits).ok()?;
@@ -462,7 +463,7 @@ impl SummaryJob {
 
     /// Whether the summary is written by the request's own model, which has the request cached.
     fn is_of_its_model(&self) -> bool {
-        let policy = &self.prepared.policy.compact;
+        let policy = &self.prepared.info.policy.compact;
         policy.model.is_none() && policy.upstream.is_none()
     }
 
@@ -536,7 +537,7 @@ impl SummaryJob {
             near: point.near.clone(),
             is_own: point.is_own,
             at: now(),
-            exchange: self.prepared.exchange.clone(),
+            exchange: self.prepared.info.exchange.clone(),
             raw: written.raw.into(),
             was: point.was,
             tokens: u32::try_from(tokens).unwrap_or(u32::MAX),

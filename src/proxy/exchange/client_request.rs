@@ -1,84 +1,53 @@
-//! The client's request, read, placed and planned before it is forwarded.
+//! The client's request without its body: what its path and headers say of protocol, tenant, model and mode.
 //!
-//! A compressed body is read from a decompressed copy. Changes nothing itself. What cannot be understood is
-//! left out and reported: the request is then sent as it is.
+//! Looked up where it is needed, and only there. Changes nothing.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
-use bytes::Bytes;
-use futures_util::FutureExt;
 use http::header::{AUTHORIZATION, CONTENT_ENCODING, HeaderValue};
 use http::{HeaderMap, Uri, request};
 
-use super::count_estimate::CountFallback;
-use super::outbound::BodyChanges;
-use super::{latest_request, request_origin};
-use crate::clock::now;
 use crate::config::{Mode, Tenants, Upstream};
-use crate::context::policy::{ReasoningRule, draw};
-use crate::context::{SessionId, TenantId, Turn, reasoning};
+use crate::context::policy::ReasoningRule;
+use crate::context::{TenantId, Turn, reasoning};
 use crate::dialect::credentials::{Tenant, gives_away};
 use crate::dialect::door::Door;
-use crate::dialect::identity::{self, ANONYMOUS, Identity};
+use crate::dialect::identity::ANONYMOUS;
 use crate::dialect::lesson::Lesson;
 use crate::dialect::model_list;
-use crate::dialect::models::{Model, ReasoningBinding};
+use crate::dialect::models::Model;
 use crate::dialect::paths::{self, Transport};
-use crate::dialect::repair::RepairCause;
 use crate::dialect::request_id::provider_request_id;
-use crate::dialect::{Conversation, Dialect, Note, Purpose, Role};
-use crate::proxy::compaction::context::CompactionContext;
-use crate::proxy::compaction::summarize::SummaryJob;
+use crate::dialect::{Dialect, Purpose};
 use crate::proxy::http::headers;
 use crate::proxy::http::memory::MemoryBudget;
 use crate::proxy::learning::model_lists::ListRequest;
 use crate::proxy::plan::added_option::AddedOption;
-use crate::proxy::plan::body_reader::{BodyReader, ParsedBody};
-use crate::proxy::plan::planned_request::{self, PlanOutcome, PlannedRequest};
-use crate::proxy::plan::prepared_request::{ModelFacts, PreparedRequest, RequestBasis};
+use crate::proxy::plan::body_reader::BodyReader;
+use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::response::model_list::{LearnList, ModelListTap};
-use crate::proxy::state::calibration::RecalledState;
+use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
-use crate::proxy::state::{Proxy, lesson_source};
 use crate::proxy::turn::late::LateReply;
-use crate::proxy::turn::pending::PendingExchange;
-use crate::store::Scope;
-use crate::store::ledgers::{self, OpenedSession};
 use crate::store::lessons::LessonSource;
-use crate::store::recall::{ReadBudget, RecallOutcome};
-use crate::telemetry::{FailOpen, MessageEvent, MessageStep, RefusalOutcome};
+use crate::telemetry::FailOpen;
 
 /// A request as the client sent it, without its body.
 pub(super) struct ClientRequest {
     target: Uri,
     /// Kept only if the path is one with a conversation.
-    headers: HeaderMap,
+    pub(super) headers: HeaderMap,
     /// The protocol, as the path shows it.
     pub(crate) dialect: Option<Dialect>,
     /// The purpose, as the path shows it.
     pub(crate) purpose: Option<Purpose>,
-    transport: Transport,
+    pub(super) transport: Transport,
     /// The id of the reply that it reads, which was made for an earlier request.
     stored: Option<Box<str>>,
     /// The response may be a list of models.
     lists_models: bool,
     /// Its tenant, once it was looked for.
     tenant: OnceLock<Result<TenantId, FailOpen>>,
-}
-
-/// How a request is sent, as planned, and what is done with its response.
-#[derive(Default)]
-pub(super) struct RequestPlan {
-    /// Makes a turn from the reply.
-    pub(crate) pending: Option<Box<PendingExchange>>,
-    /// The summary to write after the response.
-    pub(super) writer: Option<Box<SummaryJob>>,
-    /// The changes of its body.
-    pub(super) changes: BodyChanges,
-    /// Answers a token count if the upstream does not.
-    pub(super) count: Option<Box<CountFallback>>,
 }
 
 impl ClientRequest {
@@ -129,53 +98,6 @@ impl ClientRequest {
         })
     }
 
-    /// Reads the body, and plans the request. `head`: the request's, as it is sent.
-    pub(super) async fn plan(
-        &self,
-        upstream: &Arc<Upstream>,
-        body: &Bytes,
-        head: &request::Parts,
-        recorder: &mut ExchangeRecorder,
-    ) -> RequestPlan {
-        let planning = AssertUnwindSafe(self.read_and_plan(upstream, body, head, recorder));
-        // A panic in here only costs the plan.
-        match planning.catch_unwind().await {
-            Ok(plan) => plan.unwrap_or_default(),
-            Err(_) => {
-                recorder.record_fail_open(FailOpen::Panicked);
-                RequestPlan::default()
-            }
-        }
-    }
-
-    async fn read_and_plan(
-        &self,
-        upstream: &Arc<Upstream>,
-        body: &Bytes,
-        head: &request::Parts,
-        recorder: &mut ExchangeRecorder,
-    ) -> Option<RequestPlan> {
-        let dialect = self.body_dialect()?;
-        let parsed = match self
-            .reader(dialect, &recorder.proxy, &recorder.proxy.memory)
-            .read(&self.headers, body)
-            .await
-        {
-            Ok(parsed) => parsed,
-            Err(why) => {
-                recorder.record_fail_open(why);
-                return None;
-            }
-        };
-        let notes = &parsed.conversation.notes;
-        recorder.record_notes(notes.iter().copied());
-        if notes.contains(&Note::NotJson) {
-            recorder.record_fail_open(FailOpen::BodyUnread);
-            return None;
-        }
-        Some(self.place_and_plan(upstream, parsed, Some(head), recorder).await)
-    }
-
     pub(super) fn reader(
         &self,
         dialect: Dialect,
@@ -189,102 +111,6 @@ impl ClientRequest {
             memory: memory.clone(),
             tenant: self.tenant(proxy).ok(),
         }
-    }
-
-    /// Finds the request's place among the turns of its session, and plans it. `head`: as it is sent, if the
-    /// request can still be changed.
-    pub(super) async fn place_and_plan(
-        &self,
-        upstream: &Arc<Upstream>,
-        parsed: ParsedBody,
-        head: Option<&request::Parts>,
-        recorder: &mut ExchangeRecorder,
-    ) -> RequestPlan {
-        // 5. Open.
-        let identity = identity::identify(&self.headers, &parsed.conversation, self.transport);
-        let tenant = self.tenant(&recorder.proxy);
-        recorder.event.tenant = tenant.as_ref().ok().cloned();
-        let reads = self.read_budget(&parsed.conversation, head.is_some(), recorder);
-        let known_tenant = tenant.as_ref().ok();
-        let basis = self.basis(upstream, known_tenant, parsed, &identity, recorder, &reads).await;
-        let tenant = match tenant {
-            Ok(tenant) => tenant,
-            // Boxed like the next one, because few requests get here and the futures are large.
-            Err(why) => return Box::pin(self.without_tenant(basis, why, recorder)).await,
-        };
-        if basis.parsed.conversation.purpose == Purpose::Count {
-            let placed = self.plan_count(basis, &tenant, &identity, recorder, &reads);
-            let placed = Box::pin(placed).await;
-            recorder.record_store_wait(&reads);
-            return placed;
-        }
-        let proxy = recorder.proxy.clone();
-        let head = if self.is_signed() { None } else { head };
-        let lookup = self.session_lookup(&basis, &tenant, &identity, recorder, &reads);
-        let opened = proxy.ledgers.open(lookup, &basis.parsed.conversation).await;
-        recorder.record_store_wait(&reads);
-        let Some(mut opened) = opened else {
-            // It is sent unchanged, and not stored as a turn; the next request will find the session.
-            recorder.record_fail_open(FailOpen::SessionLate);
-            Box::pin(estimate_alone(&Arc::new(basis.alone()), recorder)).await;
-            return RequestPlan::default();
-        };
-        request_origin::set(&mut opened, &self.headers, &basis.parsed, &proxy);
-        record_session(&opened, recorder);
-        let held_out = is_held_out(&opened.scope.session, basis.mode, &proxy);
-        let prepared = basis.in_session(&mut opened, held_out, |prepared, opened| match head {
-            Some(_) => self.added_options(prepared, opened.placed.parent.as_deref(), &proxy),
-            None => Vec::new(),
-        });
-        let added = prepared.added.clone();
-        let prepared = Arc::new(prepared);
-        // 6. Plan. 7. Save.
-        let mut writer = None;
-        let mut summary_wait = None;
-        let outcome = match head {
-            Some(head) => {
-                let mut outcome =
-                    planned_request::plan(&proxy, prepared.clone(), &mut opened).await;
-                let planned = &mut outcome.planned;
-                let mut compaction =
-                    CompactionContext::new(&proxy, &prepared, &mut opened, planned, head);
-                writer = compaction.compact_if_due().await.map(Box::new);
-                summary_wait = compaction.waited;
-                latest_request::keep(&proxy, &prepared, planned, &opened, head);
-                outcome
-            }
-            None => Box::pin(planned_request::planned_original(&prepared, &mut opened)).await,
-        };
-        record_plan(&outcome, recorder);
-        announce_dequeued(&outcome.dequeued, &opened.scope, recorder);
-        let PlanOutcome { planned, undelivered, .. } = outcome;
-        let at = recorder.at;
-        let pending = PendingExchange::begin(&proxy, opened, prepared, planned, undelivered, at);
-        let mut pending = Box::new(pending);
-        if let Some(wait) = summary_wait {
-            pending.add_summary_wait(wait, recorder);
-        }
-        recorder.event.estimate = pending.estimate().cloned();
-        recorder.event.classic = pending.classic().cloned();
-        if let Some(open_exchange) = pending.open_exchange(at) {
-            proxy.telemetry.exchange_opened(open_exchange);
-        }
-        let may_repair = pending.may_repair();
-        let changes = BodyChanges { rewrite: pending.rewrite(), added, may_repair };
-        RequestPlan { pending: Some(pending), writer, changes, count: None }
-    }
-
-    async fn without_tenant(
-        &self,
-        basis: RequestBasis,
-        why: FailOpen,
-        recorder: &mut ExchangeRecorder,
-    ) -> RequestPlan {
-        // Without a tenant it gets no place in a session, and its estimate uses no earlier turn.
-        recorder.record_fail_open(why);
-        let prepared = Arc::new(basis.alone());
-        estimate_alone(&prepared, recorder).await;
-        self.count_original(prepared)
     }
 
     pub(super) fn provider_request_id(
@@ -326,126 +152,13 @@ impl ClientRequest {
         }
     }
 
-    async fn basis(
-        &self,
-        upstream: &Arc<Upstream>,
-        tenant: Option<&TenantId>,
-        mut parsed: ParsedBody,
-        identity: &Identity,
-        recorder: &mut ExchangeRecorder,
-        reads: &ReadBudget,
-    ) -> RequestBasis {
-        let conversation = &mut parsed.conversation;
-        conversation.purpose = identity.purpose.unwrap_or(conversation.purpose);
-        conversation.hints.clone_from(&identity.hints);
-        if conversation.purpose != Purpose::Turn {
-            parsed.repeated_calls = None;
-        }
-        let facts = self.model_facts(upstream, tenant, conversation, recorder, reads).await;
-        recorder.event.model.clone_from(&conversation.model);
-        recorder.event.family = Some(facts.model.family);
-        recorder.event.window = Some(facts.model.window);
-        recorder.event.purpose = Some(conversation.purpose);
-        recorder.event.repeated_calls = parsed.repeated_calls;
-        recorder.event.hints.clone_from(&identity.hints);
-        recorder.event.session.clone_from(&identity.session);
-        RequestBasis {
-            exchange: recorder.id.clone(),
-            tenant: tenant.cloned(),
-            upstream: upstream.clone(),
-            mode: self.mode(upstream, &recorder.proxy),
-            signed: self.is_signed(),
-            now: now(),
-            parsed,
-            facts,
-        }
-    }
-
-    async fn model_facts(
-        &self,
-        upstream: &Upstream,
-        tenant: Option<&TenantId>,
-        conversation: &Conversation,
-        recorder: &mut ExchangeRecorder,
-        reads: &ReadBudget,
-    ) -> ModelFacts {
-        let proxy = recorder.proxy.clone();
-        let name = conversation.model.as_deref().unwrap_or_default();
-        let mut model = self.model(name, upstream, &proxy);
-        let lesson_model = conversation.model_and_backend();
-        let source = lesson_source(tenant, upstream, &lesson_model, model.door);
-        let lessons = proxy.ledgers.lessons();
-        let taught = lessons.ready(reads, now()).await;
-        // A list is believed before the catalogue; a refusal corrects both, and what is configured.
-        let listed = lessons.listed_window(&LessonSource { model: name, ..source }, now());
-        if let Some(window) = listed
-            && !model.is_configured
-        {
-            model.known = true;
-            model.window = window;
-        }
-        let window = lessons.window(&source, model.window, now());
-        model.known |= window != model.window;
-        if !model.known && !name.is_empty() {
-            proxy.telemetry.unknown_model(&upstream.name, name);
-        }
-        let max_output = lessons.max_output(&source, now());
-        model.window = window;
-        let reasoning_rule = self.reasoning_rule(&proxy, upstream, &source, name);
-        if proxy.knows(&source, Lesson::ReasoningBound) {
-            model.binding = ReasoningBinding::Prefix;
-        }
-        // Credentials that the upstream does not check could be made up, so each then has a state of its own.
-        let own_tenant = if source.vouched { None } else { tenant };
-        let ledgers = &proxy.ledgers;
-        let RecalledState { learned, outcome } = proxy
-            .calibration
-            .recall(ledgers, &upstream.name, name, own_tenant, model.family, reads)
-            .await;
-        if taught != RecallOutcome::Known || outcome != RecallOutcome::Known {
-            recorder.record_fail_open(FailOpen::Store);
-        }
-        ModelFacts {
-            learned,
-            reasoning_rule,
-            compaction_refused: proxy.knows(&source, Lesson::CompactionRefused),
-            policy: proxy.policy(upstream, name),
-            client_compacts: request_origin::compacts(&self.headers, &proxy),
-            max_output,
-            reserve: model.reserve(proxy.config.output_reserve),
-            lesson_model: lesson_model.into(),
-            lessons_missed: taught != RecallOutcome::Known,
-            model,
-        }
-    }
-
-    fn mode(&self, upstream: &Upstream, proxy: &Proxy) -> Mode {
+    pub(super) fn mode(&self, upstream: &Upstream, proxy: &Proxy) -> Mode {
         // Such a path is only metered, whatever is configured.
         if paths::is_metered_only(self.path()) {
             return Mode::Observe;
         }
         let limit = upstream.mode.unwrap_or(proxy.config.mode);
         proxy.config.client_mode.mode(limit, headers::mode(&self.headers))
-    }
-
-    /// How long the request may wait for the store. `can_change`: the request can still be changed.
-    fn read_budget(
-        &self,
-        conversation: &Conversation,
-        can_change: bool,
-        recorder: &ExchangeRecorder,
-    ) -> ReadBudget {
-        let limits = &recorder.proxy.config.limits;
-        let reads = ReadBudget::new(Duration::from_millis(limits.store_ms));
-        let is_continued = conversation.held.is_some()
-            || conversation.parts().any(|part| part.role == Role::Assistant);
-        if !is_continued || !can_change || self.is_signed() {
-            return reads;
-        }
-        // The cuts in its prefix may only be in the store. Without them the cache would break, so the wait is
-        // longer, whatever the mode is now.
-        let first_load = Duration::from_millis(limits.first_load_ms);
-        reads.with_first_load(first_load, recorder.proxy.shutdown.subscribe())
     }
 
     pub(super) fn tenant(&self, proxy: &Proxy) -> Result<TenantId, FailOpen> {
@@ -465,27 +178,7 @@ impl ClientRequest {
         }
     }
 
-    pub(super) fn session_lookup<'a>(
-        &self,
-        basis: &'a RequestBasis,
-        tenant: &'a TenantId,
-        identity: &'a Identity,
-        recorder: &'a ExchangeRecorder,
-        reads: &'a ReadBudget,
-    ) -> ledgers::SessionLookup<'a> {
-        ledgers::SessionLookup {
-            tenant,
-            session: identity.session.as_ref(),
-            client_thread: identity.thread.as_deref(),
-            exchange: &basis.exchange,
-            decisions: basis.mode.decisions(),
-            timeout: Duration::from_millis(recorder.proxy.config.limits.store_ms),
-            reads,
-            source: request_origin::source(&self.headers, &recorder.connection),
-        }
-    }
-
-    fn reasoning_rule(
+    pub(super) fn reasoning_rule(
         &self,
         proxy: &Proxy,
         upstream: &Upstream,
@@ -506,7 +199,7 @@ impl ClientRequest {
         }
     }
 
-    fn model(&self, name: &str, upstream: &Upstream, proxy: &Proxy) -> Model {
+    pub(super) fn model(&self, name: &str, upstream: &Upstream, proxy: &Proxy) -> Model {
         let betas = self.headers.get_all("anthropic-beta").iter();
         let betas: Vec<&str> = betas.filter_map(|line| line.to_str().ok()).collect();
         let model = proxy.catalogue.model(name, &betas.join(","));
@@ -546,55 +239,3 @@ impl ClientRequest {
         self.target.path_and_query().map_or("/", |target| target.as_str())
     }
 }
-
-fn record_session(opened: &OpenedSession, recorder: &mut ExchangeRecorder) {
-    recorder.event.session = Some(opened.scope.session.clone());
-    recorder.event.thread = Some(opened.placed.position.thread.clone());
-    recorder.event.found_by = opened.origin.found_by;
-    recorder.event.agent.clone_from(&opened.origin.agent);
-    if opened.unread {
-        recorder.record_fail_open(FailOpen::FactUnread);
-    }
-    if opened.store_missed {
-        recorder.record_fail_open(FailOpen::Store);
-    }
-}
-
-async fn estimate_alone(prepared: &Arc<PreparedRequest>, recorder: &mut ExchangeRecorder) {
-    match PlannedRequest::alone(prepared).await {
-        Ok(estimate) => recorder.event.estimate = Some(estimate),
-        Err(why) => recorder.record_fail_open(why),
-    }
-}
-
-fn record_plan(outcome: &PlanOutcome, recorder: &mut ExchangeRecorder) {
-    if let Some(why) = outcome.fail_open {
-        recorder.record_fail_open(why);
-    }
-    recorder.event.done = outcome.planned.done.clone();
-    if outcome.is_spared {
-        recorder.report_refusal(&[RepairCause::MaxTokens], RefusalOutcome::Spared);
-    }
-}
-
-fn announce_dequeued(dequeued: &[Box<str>], scope: &Scope, recorder: &ExchangeRecorder) {
-    for id in dequeued {
-        recorder.proxy.telemetry.announce(MessageEvent {
-            id: id.clone(),
-            step: MessageStep::Dequeued,
-            tenant: scope.tenant.clone(),
-            session: scope.session.clone(),
-            exchange: Some(recorder.id.clone()),
-            position: None,
-            at: now(),
-        });
-    }
-}
-
-pub(super) fn is_held_out(session: &SessionId, mode: Mode, proxy: &Proxy) -> bool {
-    // A fixed share of all sessions, chosen by hash, for comparison.
-    mode == Mode::Active && draw(session.as_str()) < proxy.config.policy.prune.hold_out
-}
-
-#[cfg(test)]
-mod tests;

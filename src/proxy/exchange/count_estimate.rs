@@ -13,12 +13,11 @@ use http::{HeaderValue, Response, StatusCode, request};
 
 use crate::config::{CountTokens, Mode};
 use crate::context::Band;
-use crate::context::plan::{Overlay, RecordedDecisions};
 use crate::dialect::counting;
 use crate::dialect::lesson::Lesson;
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::learning::lessons::{self, QuotableRequest, RefusalResponse};
-use crate::proxy::plan::planned_request;
+use crate::proxy::plan::planned_request::{self, PlannedRequest};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::telemetry::CountEstimate;
@@ -32,8 +31,7 @@ const ANSWER_BYTES: usize = 16 * 1024;
 pub(super) struct CountFallback {
     pub(super) prepared: Arc<PreparedRequest>,
     /// What would be sent.
-    pub(super) sent: Overlay,
-    pub(super) known: Arc<RecordedDecisions>,
+    pub(super) planned: PlannedRequest,
     /// Path and query of the client's request.
     pub(super) target: Box<str>,
 }
@@ -43,11 +41,11 @@ impl CountFallback {
         &self,
         recorder: &mut ExchangeRecorder,
     ) -> Option<Response<Bytes>> {
-        let why = match self.prepared.upstream.count_tokens {
+        let why = match self.prepared.info.upstream.count_tokens {
             CountTokens::Estimate => CountEstimate::Configured,
             CountTokens::Provider => return None,
             CountTokens::Auto => {
-                let source = self.prepared.lesson_source();
+                let source = self.prepared.info.lesson_source();
                 if !self.may_learn() || !recorder.proxy.knows(&source, Lesson::CountMissing) {
                     return None;
                 }
@@ -68,7 +66,7 @@ impl CountFallback {
             response.status(),
             StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED
         );
-        let is_wanted = self.prepared.upstream.count_tokens == CountTokens::Auto;
+        let is_wanted = self.prepared.info.upstream.count_tokens == CountTokens::Auto;
         if !may_miss || !is_wanted || !self.may_learn() {
             return Err(response);
         }
@@ -76,7 +74,7 @@ impl CountFallback {
         if !self.is_missing(&begun, head).await {
             return Err(begun.into_response());
         }
-        recorder.proxy.counting.set_missing(&self.prepared.lesson_source());
+        recorder.proxy.counting.set_missing(&self.prepared.info.lesson_source());
         self.answer(CountEstimate::Missing, recorder).await.ok_or_else(|| begun.into_response())
     }
 
@@ -96,9 +94,9 @@ impl CountFallback {
         // A missing model is another fault, and is reported by the provider itself.
         let error = RefusalResponse::Refused { status: status.as_u16(), body: &begun.start };
         let request = QuotableRequest {
-            tenant: self.prepared.tenant.as_ref(),
+            tenant: self.prepared.info.tenant.as_ref(),
             body: &self.prepared.body,
-            model: self.prepared.model_name(),
+            model: self.prepared.info.model_name(),
             head: Some(head),
         };
         let taught = lessons::taught(error, &request).await;
@@ -110,8 +108,8 @@ impl CountFallback {
         why: CountEstimate,
         recorder: &mut ExchangeRecorder,
     ) -> Option<Response<Bytes>> {
-        let estimate =
-            planned_request::estimate(&self.prepared, self.sent.clone(), &self.known).await;
+        let PlannedRequest { sent, known, .. } = &self.planned;
+        let estimate = planned_request::estimate(&self.prepared, sent.clone(), known).await;
         let estimate = estimate.map_err(|why| recorder.record_fail_open(why)).ok()?;
         let dialect = self.prepared.conversation.dialect;
         let body = counting::estimated(dialect, &self.target, estimate.tokens)?;
@@ -121,8 +119,7 @@ impl CountFallback {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(ESTIMATED, HeaderValue::from_str(&format!("{low}-{high}")).ok()?);
-        recorder.event.estimate = Some(estimate);
-        recorder.event.count_estimated = Some(why);
+        recorder.record_count_estimate(estimate, why);
         Some(response)
     }
 }

@@ -5,93 +5,83 @@
 
 use std::sync::Arc;
 
-use super::client_request::{ClientRequest, RequestPlan, is_held_out};
 use super::count_estimate::CountFallback;
-use super::outbound::BodyChanges;
+use super::live_exchange::{LiveExchange, Received};
+use super::planning::{RequestPlan, is_held_out};
 use crate::config::{Mode, ProviderCounting};
 use crate::context::TenantId;
-use crate::context::plan::{self, Overlay, RecordedDecisions};
+use crate::context::plan::RecordedDecisions;
 use crate::dialect::Purpose;
 use crate::dialect::identity::Identity;
-use crate::proxy::plan::planned_request::{self, PlanOutcome};
-use crate::proxy::plan::prepared_request::{PreparedRequest, RequestBasis};
-use crate::proxy::state::exchange_recorder::ExchangeRecorder;
+use crate::proxy::plan::planned_request::{self, PlannedRequest};
+use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::store::ledgers::SessionPeek;
 use crate::store::recall::{LookupOutcome, ReadBudget};
 use crate::telemetry::FailOpen;
 
-impl ClientRequest {
+impl LiveExchange<Received> {
     pub(super) async fn plan_count(
-        &self,
-        mut basis: RequestBasis,
+        &mut self,
+        mut prepared: PreparedRequest,
         tenant: &TenantId,
         identity: &Identity,
-        recorder: &mut ExchangeRecorder,
         reads: &ReadBudget,
     ) -> RequestPlan {
-        let proxy = recorder.proxy.clone();
-        if proxy.config.count == ProviderCounting::Raw || self.is_signed() {
-            return self.count_original(Arc::new(basis.alone()));
+        let proxy = self.recorder.proxy.clone();
+        if proxy.config.count == ProviderCounting::Raw || self.client.is_signed() {
+            return self.count_original(Arc::new(prepared));
         }
-        let is_shadow = basis.mode == Mode::Shadow;
+        let is_shadow = prepared.mode == Mode::Shadow;
         // Shadow mode would decide. If the thread was rewritten before, its decisions are repeated, as in its turns.
-        basis.mode = if is_shadow { Mode::Observe } else { basis.mode };
-        let lookup = self.session_lookup(&basis, tenant, identity, recorder, reads);
-        let mut peeked = proxy.ledgers.peek(lookup, &basis.parsed.conversation).await;
+        prepared.mode = if is_shadow { Mode::Observe } else { prepared.mode };
+        let lookup = self.session_lookup(&prepared, tenant, identity, reads);
+        let mut peeked = proxy.ledgers.peek(lookup, &prepared.conversation).await;
         let is_undecided =
             matches!(&peeked, LookupOutcome::Found(peek) if peek.known.decides_nothing());
         if is_shadow && is_undecided {
-            basis.mode = Mode::Shadow;
-            let lookup = self.session_lookup(&basis, tenant, identity, recorder, reads);
-            peeked = proxy.ledgers.peek(lookup, &basis.parsed.conversation).await;
+            prepared.mode = Mode::Shadow;
+            let lookup = self.session_lookup(&prepared, tenant, identity, reads);
+            peeked = proxy.ledgers.peek(lookup, &prepared.conversation).await;
         }
         let (known, held_out) = match peeked {
             LookupOutcome::Found(SessionPeek { session, known, store_missed }) => {
                 if store_missed {
-                    recorder.record_fail_open(FailOpen::Store);
+                    self.recorder.record_fail_open(FailOpen::Store);
                 }
-                let held_out = is_held_out(&session, basis.mode, &proxy);
-                recorder.event.session = Some(session);
+                let held_out = is_held_out(&session, prepared.mode, &proxy);
+                self.recorder.record_session(Some(&session));
                 (known, held_out)
             }
             LookupOutcome::None => (RecordedDecisions::default(), false),
             LookupOutcome::Late => {
-                recorder.record_fail_open(FailOpen::SessionLate);
-                return self.count_original(Arc::new(basis.alone()));
+                self.recorder.record_fail_open(FailOpen::SessionLate);
+                return self.count_original(Arc::new(prepared));
             }
         };
-        let prepared =
-            basis.for_count(held_out, |prepared| self.added_options(prepared, None, &proxy));
-        let added = prepared.added.clone();
+        // It takes no place in its session, so nothing of that can be late.
+        prepared.held_out = held_out;
+        prepared.added = self.client.added_options(&prepared, None, &proxy);
         let prepared = Arc::new(prepared);
-        let outcome = planned_request::replay_recorded(&prepared, Arc::new(known)).await;
-        let PlanOutcome { planned, fail_open, .. } = outcome;
-        let rewrite = planned.rewrite(&prepared);
-        if let Some(why) = fail_open {
-            recorder.record_fail_open(why);
-        }
-        recorder.event.done = planned.done;
-        let count = self.count_fallback(prepared, planned.sent, planned.known);
-        let changes = BodyChanges { rewrite, added, may_repair: false };
-        RequestPlan { changes, count, ..RequestPlan::default() }
+        let known = Arc::new(known);
+        let planned = planned_request::replay_recorded(&prepared, known, &mut self.recorder).await;
+        self.recorder.record_plan(&planned.done, None);
+        RequestPlan { count: self.count_fallback(prepared, planned), ..RequestPlan::default() }
     }
 
     pub(super) fn count_original(&self, prepared: Arc<PreparedRequest>) -> RequestPlan {
-        let overlay = plan::original_overlay(&prepared.plan_request());
-        let count = self.count_fallback(prepared, overlay, Arc::default());
-        RequestPlan { count, ..RequestPlan::default() }
+        let planned = PlannedRequest::original(&prepared);
+        RequestPlan { count: self.count_fallback(prepared, planned), ..RequestPlan::default() }
     }
 
     fn count_fallback(
         &self,
         prepared: Arc<PreparedRequest>,
-        sent: Overlay,
-        known: Arc<RecordedDecisions>,
+        planned: PlannedRequest,
     ) -> Option<Box<CountFallback>> {
         if prepared.conversation.purpose != Purpose::Count {
             return None;
         }
-        let target = self.target().into();
-        Some(Box::new(CountFallback { prepared, sent, known, target }))
+        let target = self.client.target().into();
+        Some(Box::new(CountFallback { prepared, planned, target }))
     }
 }

@@ -74,7 +74,7 @@ pub(super) fn keep(
         return;
     }
     let may_begin = has_summariser(proxy, prepared) && prepared.mode == Mode::Active;
-    let has_own = prepared.upstream.credential.is_some();
+    let has_own = prepared.info.upstream.credential.is_some();
     // Without a counting endpoint in its protocol, no head is held.
     let count_head = match prepared.conversation.dialect {
         Dialect::OpenaiChat => None,
@@ -149,7 +149,7 @@ fn drop_credential_later(head: &Arc<Mutex<Option<request::Parts>>>, life: Durati
 
 fn has_summariser(proxy: &Proxy, prepared: &PreparedRequest) -> bool {
     // Only with a credential of its own can it be called without a client.
-    let summariser = proxy.summariser(&prepared.policy.compact, prepared.conversation.dialect);
+    let summariser = proxy.summariser(&prepared.info.policy.compact, prepared.conversation.dialect);
     summariser.is_some_and(|upstream| upstream.credential.is_some())
 }
 
@@ -164,7 +164,7 @@ impl KeptRequest {
 
     fn preview(&self) -> Option<CompactionPreview> {
         // The provider may have refused since, when it was asked for the summary that this request prepared.
-        let source = self.prepared.lesson_source();
+        let source = self.prepared.info.lesson_source();
         let proxy = self.proxy.upgrade();
         let compaction_refused =
             proxy.is_some_and(|proxy| proxy.knows(&source, Lesson::CompactionRefused));
@@ -192,7 +192,7 @@ impl KeptRequest {
             }
         })?;
         Ok(ProviderRecount {
-            exchange: self.prepared.exchange.clone(),
+            exchange: self.prepared.info.exchange.clone(),
             tokens,
             estimated: self.tokens,
         })

@@ -4,21 +4,19 @@
 //! A refusal that may lead to a retry is read before any byte of it is forwarded (`retry`). Any other is
 //! forwarded as the provider wrote it.
 
-use bytes::Bytes;
-use http::{HeaderMap, Response, StatusCode, request};
+use http::{Response, StatusCode, request};
 
 use super::original_request::{OriginalRequest, send};
-use super::retry::{FinalResponse, Retry};
+use super::retry::Retry;
 use crate::context::attempt::RequestForm;
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::upstream::error::UpstreamError;
-use crate::proxy::plan::added_option::{AddedOption, AddedOptionKind};
+use crate::proxy::plan::added_option::AddedOptionKind;
 use crate::proxy::plan::planned_request::PlannedRewrite;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::pending::PendingExchange;
-use crate::proxy::turn::request_info::RequestInfo;
 
 /// A request to be sent.
 pub(super) struct OutboundRequest {
@@ -30,26 +28,6 @@ pub(super) struct OutboundRequest {
     adds: Vec<AddedOptionKind>,
     /// Whether it is rewritten.
     rewritten: bool,
-}
-
-/// The changes of a body.
-#[derive(Default)]
-pub(super) struct BodyChanges {
-    /// The edits of the plan.
-    pub(crate) rewrite: Option<PlannedRewrite>,
-    /// What is requested on the client's behalf; only if the body is not compressed.
-    pub(crate) added: Vec<AddedOption>,
-    /// It may be repaired if it is refused, however small it is.
-    pub(crate) may_repair: bool,
-}
-
-/// The response that is forwarded to the client.
-pub(super) struct SentResponse {
-    pub(super) response: Response<OutgoingBody>,
-    /// Its request asked for usage on the client's behalf.
-    pub(super) added_usage: bool,
-    /// Its request asked why the cache was missed on the client's behalf.
-    pub(super) added_diagnosis: bool,
 }
 
 /// A smaller body has nothing that could be cut to make room, bytes.
@@ -64,23 +42,23 @@ impl OutboundRequest {
         Self { head, body, original: None, adds: Vec::new(), rewritten: false }
     }
 
+    /// `may_repair`: if it is refused, however small it is.
     pub(super) fn edited(
-        head: request::Parts,
-        bytes: Bytes,
-        trailers: Option<HeaderMap>,
-        changes: BodyChanges,
+        mut original: OriginalRequest,
+        rewrite: Option<PlannedRewrite>,
+        may_repair: bool,
     ) -> Self {
-        let rewritten = changes.rewrite.is_some();
+        let rewritten = rewrite.is_some();
         // It could only be sent again as it is: nothing of it has to be kept.
-        let is_small = bytes.len() < WORTH_BYTES && !changes.may_repair;
-        if !rewritten && changes.added.is_empty() && is_small {
+        let is_small = original.bytes.len() < WORTH_BYTES && !may_repair;
+        if !rewritten && original.added.is_empty() && is_small {
+            let OriginalRequest { head, bytes, trailers, .. } = original;
             return Self::plain(head, OutgoingBody::slices(vec![bytes], trailers));
         }
-        let mut original = OriginalRequest { head, bytes, trailers, added: changes.added };
-        let changed = original.changed(changes.rewrite.clone()).or_else(|| {
+        let changed = original.changed(rewrite.clone()).or_else(|| {
             // What is requested on the client's behalf does not fit in: the plan counts as sent, so it stays.
             original.added.clear();
-            original.changed(changes.rewrite)
+            original.changed(rewrite)
         });
         match changed {
             Some((head, body)) => {
@@ -88,29 +66,25 @@ impl OutboundRequest {
                 Self { head, body, original: Some(Box::new(original)), adds, rewritten }
             }
             None => {
-                let head = original.head.clone();
-                let slices = vec![original.bytes.clone()];
-                let body = OutgoingBody::slices(slices, original.trailers.clone());
+                let (head, body) = original.untouched();
                 let original = Some(Box::new(original));
                 Self { head, body, original, adds: Vec::new(), rewritten: false }
             }
         }
     }
 
-    /// `count`: the request, if it counts tokens.
+    /// Returns the response to forward, and what its request asked for on the client's behalf. `count`: the request, if
+    /// it counts tokens.
     pub(super) async fn send(
         self,
         pending: Option<&mut PendingExchange>,
         count: Option<&PreparedRequest>,
         recorder: &mut ExchangeRecorder,
-    ) -> Result<SentResponse, UpstreamError> {
+    ) -> Result<(Response<OutgoingBody>, Vec<AddedOptionKind>), UpstreamError> {
         let Self { head, body, original, adds, rewritten: is_rewritten } = self;
         // The response may demand that it is sent again.
         let response = send(recorder, head, body).await?;
         let status = response.status();
-        let requests_usage = adds.contains(&AddedOptionKind::Usage);
-        let requests_diagnosis =
-            adds.iter().any(|kind| matches!(kind, AddedOptionKind::Diagnosis { .. }));
         let blames_us = (is_rewritten || !adds.is_empty()) && blames_request(status);
         // If no room may be made, a message about the window is read as it passes, without waiting for it.
         let mendable = pending.as_deref().filter(|pending| pending.may_make_room());
@@ -122,20 +96,14 @@ impl OutboundRequest {
         let original = if may_retry { original } else { None };
         let prepared = pending.as_deref().map(PendingExchange::prepared).or(count);
         let (Some(original), Some(prepared)) = (original, prepared) else {
-            let is_kept = !blames_us;
-            let added_usage = requests_usage && is_kept;
-            let added_diagnosis = requests_diagnosis && is_kept;
-            return Ok(SentResponse { response, added_usage, added_diagnosis });
+            return Ok((response, if blames_us { Vec::new() } else { adds }));
         };
-        let info = RequestInfo::new(prepared);
-        let adds = adds.into_iter().map(AddedOptionKind::refusable).collect();
-        let retry = Retry { original, adds, is_rewritten, info, pending, recorder };
+        let info = prepared.info.clone();
+        let refusable = adds.iter().map(|added| added.refusable()).collect();
+        let retry = Retry { original, adds: refusable, is_rewritten, info, pending, recorder };
         // Boxed, because few requests get here and the future is large.
-        let FinalResponse { response, form } = Box::pin(retry.run(response)).await?;
-        let is_kept = form != RequestForm::Original;
-        let added_usage = requests_usage && is_kept;
-        let added_diagnosis = requests_diagnosis && is_kept;
-        Ok(SentResponse { response, added_usage, added_diagnosis })
+        let (response, form) = Box::pin(retry.run(response)).await?;
+        Ok((response, if form == RequestForm::Original { Vec::new() } else { adds }))
     }
 }
 
@@ -150,7 +118,10 @@ mod tests {
     use http::Request;
     use http::header::CONTENT_LENGTH;
 
+    use bytes::Bytes;
+
     use super::*;
+    use crate::proxy::plan::added_option::AddedOption;
     use crate::proxy::plan::request_usage;
     use crate::wire::splice::Edit;
 
@@ -169,16 +140,16 @@ mod tests {
         request.header(CONTENT_LENGTH, "15").body(()).unwrap().into_parts().0
     }
 
-    fn usage(edit: Option<Edit>) -> BodyChanges {
+    fn original(bytes: &Bytes, edit: Option<Edit>) -> OriginalRequest {
         let added = edit.map(|edit| AddedOption { kind: AddedOptionKind::Usage, edit });
         let added = added.into_iter().collect();
-        BodyChanges { added, ..BodyChanges::default() }
+        OriginalRequest { head: head(), bytes: bytes.clone(), trailers: None, added }
     }
 
     #[test]
     fn invariant_1_without_an_edit_the_same_allocation_is_forwarded() {
         let body = Bytes::from(b"{\"stream\":true}".to_vec());
-        let outbound = OutboundRequest::edited(head(), body.clone(), None, BodyChanges::default());
+        let outbound = OutboundRequest::edited(original(&body, None), None, false);
         assert!(outbound.original.is_none());
         assert!(!outbound.rewritten);
         assert_eq!(outbound.head.headers[ACCEPT_ENCODING], "gzip, br");
@@ -190,12 +161,8 @@ mod tests {
     #[test]
     fn invariant_2_edits_keep_own_bytes() {
         let body = Bytes::from(b"{\"stream\":true}".to_vec());
-        let outbound = OutboundRequest::edited(
-            head(),
-            body.clone(),
-            None,
-            usage(request_usage::request(&body)),
-        );
+        let original = original(&body, request_usage::request(&body));
+        let outbound = OutboundRequest::edited(original, None, false);
         let frames = frames(outbound.body);
         assert_eq!(frames[0].as_ptr(), body.as_ptr());
         assert_eq!(frames.last().unwrap().as_ptr(), body[body.len() - 1..].as_ptr());
@@ -215,8 +182,8 @@ mod tests {
         };
         let edits = Arc::from([edit(b"\"a\"")]);
         let rewrite = Some(PlannedRewrite { plain: body.clone(), edits, beta: None });
-        let changes = BodyChanges { rewrite, ..usage(Some(edit(b"\"b\""))) };
-        let outbound = OutboundRequest::edited(head(), body, None, changes);
+        let original = original(&body, Some(edit(b"\"b\"")));
+        let outbound = OutboundRequest::edited(original, rewrite, false);
         assert!(outbound.rewritten);
         assert!(outbound.adds.is_empty());
         assert_eq!(frames(outbound.body).concat(), b"{\"a\":true}");
@@ -226,7 +193,7 @@ mod tests {
     fn edits_outside_are_left_out() {
         let body = Bytes::from_static(b"{}");
         let edit = Edit { at: crate::wire::json::Span::new(9, 9), with: Bytes::from_static(b"x") };
-        let outbound = OutboundRequest::edited(head(), body.clone(), None, usage(Some(edit)));
+        let outbound = OutboundRequest::edited(original(&body, Some(edit)), None, false);
         assert_eq!(frames(outbound.body), [body]);
     }
 }

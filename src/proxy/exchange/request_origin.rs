@@ -12,7 +12,7 @@ use crate::context::lineage::Growth;
 use crate::dialect::Purpose;
 use crate::dialect::agent::{self, Agent};
 use crate::proxy::http::connection::ClientConnection;
-use crate::proxy::plan::body_reader::ParsedBody;
+use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::store::ledgers::{OpenedSession, RequestSource};
 
@@ -38,11 +38,11 @@ fn compacts_under(preset: Option<Preset>, headers: &HeaderMap) -> Option<bool> {
 pub(super) fn set(
     opened: &mut OpenedSession,
     headers: &HeaderMap,
-    parsed: &ParsedBody,
+    prepared: &PreparedRequest,
     proxy: &Proxy,
 ) {
-    let conversation = &parsed.conversation;
-    let body = &parsed.plain;
+    let conversation = &prepared.conversation;
+    let body = &prepared.body;
     let keeps_names = proxy.config.content.names;
     opened.keeps_title = keeps_names
         && conversation.purpose == Purpose::Side

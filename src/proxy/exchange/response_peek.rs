@@ -60,7 +60,7 @@ pub(super) async fn read(
     if !partial_reply.parts.is_empty() {
         return PeekedResponse { response, overflow: None };
     }
-    let host = pending.prepared().upstream.host();
+    let host = pending.prepared().info.upstream.host();
     let evidence = OverflowEvidence { host, ..OverflowEvidence::default() };
     let Some(OverflowReport { sign: OverflowSign::InReply, reported, .. }) =
         overflow::detected(&partial_reply, conversation.purpose, &evidence)
@@ -73,9 +73,9 @@ pub(super) async fn read(
     let error = lessons::RefusalResponse::InReply { status: StatusCode::OK.as_u16(), error };
     let prepared = pending.prepared();
     let request = QuotableRequest {
-        tenant: prepared.tenant.as_ref(),
+        tenant: prepared.info.tenant.as_ref(),
         body: &prepared.body,
-        model: prepared.model_name(),
+        model: prepared.info.model_name(),
         head: None,
     };
     let taught = lessons::taught(error, &request).await;

@@ -7,6 +7,8 @@
 mod judge;
 mod remember;
 
+use std::sync::Arc;
+
 use http::Response;
 
 use super::latest_request;
@@ -22,9 +24,10 @@ use crate::dialect::repair::{Refusal, RepairCause};
 use crate::dialect::{PartKey, Purpose};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::http::upstream::error::UpstreamError;
+use crate::proxy::plan::planned_request::{PlannedRequest, RepairedPlan};
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
-use crate::proxy::turn::pending::{PendingExchange, RepairedRequest, RevisedRequest};
-use crate::proxy::turn::request_info::RequestInfo;
+use crate::proxy::state::request_info::RequestInfo;
+use crate::proxy::turn::pending::PendingExchange;
 use crate::telemetry::{FailOpen, RefusalOutcome};
 
 /// A request whose response may lead to a retry.
@@ -34,15 +37,9 @@ pub(super) struct Retry<'a> {
     pub(super) adds: Vec<RefusableOption>,
     pub(super) is_rewritten: bool,
     /// The tenant, upstream and model that a lesson of its responses applies to.
-    pub(super) info: RequestInfo,
+    pub(super) info: Arc<RequestInfo>,
     pub(super) pending: Option<&'a mut PendingExchange>,
     pub(super) recorder: &'a mut ExchangeRecorder,
-}
-
-/// The response that is forwarded to the client, and the form of the request that it answers.
-pub(super) struct FinalResponse {
-    pub(super) response: Response<OutgoingBody>,
-    pub(super) form: RequestForm,
 }
 
 /// A response that may still be forwarded to the client, and the form of the request that it answers.
@@ -70,9 +67,9 @@ struct SeenResponses {
     /// The newest refusal, if an edit can fix it.
     refusal: Option<Refusal>,
     /// The request with all repairs.
-    repaired: Option<RevisedRequest>,
+    repaired: Option<PlannedRequest>,
     /// The same without the newest repair.
-    repaired_before: Option<RevisedRequest>,
+    repaired_before: Option<PlannedRequest>,
     /// The keys of the decisions of each repair that got a response and is not revoked.
     repair_decisions: Vec<Vec<PartKey>>,
     /// The causes of all repairs.
@@ -80,22 +77,22 @@ struct SeenResponses {
     /// The lessons of a refusal of the output limit.
     output_taught: LessonMatch,
     /// The request with room.
-    room: Option<RevisedRequest>,
+    room: Option<PlannedRequest>,
     /// The lessons of its refusal.
     room_taught: LessonMatch,
     /// The request in the form of the last accepted one.
-    last_accepted: Option<RevisedRequest>,
+    last_accepted: Option<PlannedRequest>,
 }
 
 impl Retry<'_> {
-    /// Returns the response to forward. The client waits for it.
+    /// Returns the response to forward, and the form of the request that it answers. The client waits for it.
     ///
     /// # Errors
     /// If there was no response to the request as its client sent it.
     pub(super) async fn run(
         mut self,
         first: Response<OutgoingBody>,
-    ) -> Result<FinalResponse, UpstreamError> {
+    ) -> Result<(Response<OutgoingBody>, RequestForm), UpstreamError> {
         let mut seen = SeenResponses::default();
         let mut state = RetryState::Planned;
         let mut verdict = self.judge(RequestForm::Planned, first, &mut seen).await;
@@ -108,7 +105,7 @@ impl Retry<'_> {
                 NextAction::Send(state) => state,
                 NextAction::Answer(form) => {
                     self.keep_latest(form);
-                    return seen.take(form).map(|response| FinalResponse { response, form });
+                    return seen.take(form).map(|response| (response, form));
                 }
             };
             // A response that cannot be the final one any more gives its memory and its connection back.
@@ -158,13 +155,13 @@ impl Retry<'_> {
             return Verdict::Unavailable;
         };
         let repair = pending.repair(&refusal, seen.repaired.as_ref(), self.recorder).await;
-        let Some(RepairedRequest { revised, decisions }) = repair else {
+        let Some(RepairedPlan { planned, decisions }) = repair else {
             return Verdict::Unavailable;
         };
         seen.repair_causes.push(refusal.cause);
         // The repair is one more change of the request with all repairs before it.
         seen.repaired_before = seen.repaired.take();
-        let (response, repaired) = match self.send_revised(Some(revised)).await {
+        let (response, repaired) = match self.send_revised(Some(planned)).await {
             Ok(sent) => sent,
             Err(verdict) => {
                 seen.repaired = seen.repaired_before.take();
@@ -199,7 +196,7 @@ impl Retry<'_> {
     async fn send_room(
         &mut self,
         form: RequestForm,
-        room: Option<RevisedRequest>,
+        room: Option<PlannedRequest>,
         seen: &mut SeenResponses,
     ) -> Verdict {
         match self.send_revised(room).await {
@@ -234,10 +231,11 @@ impl Retry<'_> {
     /// The verdict, if there is nothing else to send, or if it got no response.
     async fn send_revised(
         &self,
-        revised: Option<RevisedRequest>,
-    ) -> Result<(Response<OutgoingBody>, RevisedRequest), Verdict> {
+        revised: Option<PlannedRequest>,
+    ) -> Result<(Response<OutgoingBody>, PlannedRequest), Verdict> {
         let revised = revised.ok_or(Verdict::Unavailable)?;
-        let changed = self.original.changed(Some(revised.rewrite()));
+        let pending = self.pending.as_ref().ok_or(Verdict::Unavailable)?;
+        let changed = self.original.changed(revised.rewrite(pending.prepared()));
         let (head, body) = changed.ok_or(Verdict::Unavailable)?;
         let response = send(self.recorder, head, body).await.map_err(|_| Verdict::NoResponse)?;
         Ok((response, revised))

@@ -13,7 +13,7 @@ use crate::dialect::overflow::Overflow;
 use crate::proxy::compaction::context::CompactionContext;
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
-use crate::proxy::turn::pending::{PendingExchange, RevisedRequest};
+use crate::proxy::turn::pending::PendingExchange;
 
 impl PendingExchange {
     pub(super) async fn make_room(
@@ -21,7 +21,7 @@ impl PendingExchange {
         overflow: Overflow,
         head: &request::Parts,
         recorder: &mut ExchangeRecorder,
-    ) -> Option<RevisedRequest> {
+    ) -> Option<PlannedRequest> {
         // Cuts come first, then a summary if that makes it fit, then trims of new results, which no model has
         // read. If no summary makes it fit alone, one is added to the trims where these are not enough. The
         // text of the client's own compaction is shortened last.
@@ -48,21 +48,20 @@ impl PendingExchange {
         }
         let shortening = planned.shorten_for_room(&proxy, &prepared, &self.opened, goal);
         is_made |= AssertUnwindSafe(shortening).catch_unwind().await.unwrap_or(false);
-        if is_made { Some(RevisedRequest::new(&prepared, planned)) } else { None }
+        if is_made { Some(planned) } else { None }
     }
 
     pub(super) async fn unbind_room(
         &mut self,
-        room: &RevisedRequest,
+        room: &PlannedRequest,
         recorder: &ExchangeRecorder,
-    ) -> Option<RevisedRequest> {
+    ) -> Option<PlannedRequest> {
         // Its model turned out to bind reasoning to what was cut.
-        Arc::make_mut(&mut self.prepared).set_bound();
+        Arc::make_mut(&mut Arc::make_mut(&mut self.prepared).info).set_bound();
         let prepared = self.prepared.clone();
         let proxy = recorder.proxy.clone();
-        let unbinding = room.planned.without_bound_reasoning(&proxy, &prepared, &self.opened);
-        let planned = AssertUnwindSafe(unbinding).catch_unwind().await.ok().flatten()?;
-        Some(RevisedRequest::new(&prepared, planned))
+        let unbinding = room.without_bound_reasoning(&proxy, &prepared, &self.opened);
+        AssertUnwindSafe(unbinding).catch_unwind().await.ok().flatten()
     }
 
     /// Returns whether the request was compacted. `overflows`: it does not fit, whatever the estimate says.
@@ -76,7 +75,7 @@ impl PendingExchange {
         let prepared = &self.prepared;
         let proxy = recorder.proxy.clone();
         // All waits together are bounded.
-        let timeout = Duration::from_secs(prepared.policy.compact.wait_s);
+        let timeout = Duration::from_secs(prepared.info.policy.compact.wait_s);
         let timeout = timeout.saturating_sub(self.summary_wait());
         let opened = &mut self.opened;
         let mut compaction = CompactionContext::new(&proxy, prepared, opened, planned, head);

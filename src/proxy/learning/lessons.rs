@@ -7,13 +7,17 @@ use bytes::Bytes;
 use http::request;
 
 use crate::clock::now;
-use crate::context::TenantId;
+use crate::context::{EstimateMethod, TenantId};
 use crate::dialect::ProviderError;
 use crate::dialect::lesson::{self, Lesson, LessonMatch, QuotableText, RefusalBody};
 use crate::proxy::offload::{OFF_THREAD, long_work_soon};
 use crate::proxy::state::Proxy;
+use crate::proxy::state::request_info::RequestInfo;
 use crate::store::lessons::{LessonOffer, LessonSource};
 use crate::telemetry::LessonOutcome;
+
+/// A window is not believed if it contradicts an estimate by more than this factor.
+const DOUBT: u64 = 3;
 
 /// A provider's response instead of a reply.
 #[derive(Clone, Copy)]
@@ -121,6 +125,36 @@ impl Proxy {
         for _ in &taught.quoted {
             self.telemetry.lesson(upstream, LessonOutcome::Quoted);
         }
+    }
+}
+
+impl RequestInfo {
+    /// `estimate`: that of the request as sent.
+    pub(crate) fn window_to_learn(
+        &self,
+        taught: &LessonMatch,
+        estimate: Option<(u64, EstimateMethod)>,
+        proxy: &Proxy,
+    ) -> Option<u64> {
+        proxy.count_quoted(&self.upstream.name, taught);
+        let window = taught.window()?;
+        // Lessons that are not learned are counted.
+        if !self.is_plausible(window, estimate) {
+            proxy.telemetry.lesson(&self.upstream.name, LessonOutcome::Implausible);
+            return None;
+        }
+        Some(window)
+    }
+
+    fn is_plausible(&self, window: u64, estimate: Option<(u64, EstimateMethod)>) -> bool {
+        // The tokens sent and the output requested must have been too large for it. If the provider holds the
+        // history, its size is unknown here, so any window is plausible.
+        let Some((tokens, method)) = estimate else { return true };
+        if self.is_held || method == EstimateMethod::Held {
+            return true;
+        }
+        let output = self.max_output.unwrap_or(0);
+        tokens.saturating_mul(DOUBT).saturating_add(output) >= window
     }
 }
 

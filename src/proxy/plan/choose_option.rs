@@ -31,7 +31,7 @@ impl AddedOption {
         options.extend(display(prepared, parent));
         options.extend(diagnosis(prepared, parent));
         // What was refused once is not requested again.
-        options.retain(|added| !proxy.knows(&prepared.lesson_source(), added.kind.lesson()));
+        options.retain(|added| !proxy.knows(&prepared.info.lesson_source(), added.kind.lesson()));
         options
     }
 }
@@ -42,7 +42,7 @@ const REPORTS_USAGE: &str = "openrouter.ai";
 
 fn usage(prepared: &PreparedRequest) -> Option<AddedOption> {
     let conversation = &prepared.conversation;
-    let upstream = &prepared.upstream;
+    let upstream = &prepared.info.upstream;
     let wanted = conversation.stream && conversation.include_usage != Some(true);
     let is_reported = upstream.host().eq_ignore_ascii_case(REPORTS_USAGE);
     if !wanted || is_reported || upstream.include_usage != IncludeUsage::Auto {
@@ -79,12 +79,12 @@ fn display(prepared: &PreparedRequest, parent: Option<&Turn>) -> Option<AddedOpt
     let wanted = match parent {
         Some(parent) => parent.done.shows_thinking,
         None => {
-            let is_wanted = prepared.policy.reasoning.display == ThinkingDisplay::Summarized;
+            let is_wanted = prepared.info.policy.reasoning.display == ThinkingDisplay::Summarized;
             is_wanted && conversation.purpose == Purpose::Turn
         }
     };
     let is_left_out = match conversation.dialect {
-        Dialect::Anthropic => prepared.model.family == Family::ClaudeNew,
+        Dialect::Anthropic => prepared.info.model.family == Family::ClaudeNew,
         Dialect::OpenaiResponses | Dialect::Gemini => true,
         Dialect::OpenaiChat => false,
     };
@@ -99,19 +99,20 @@ fn display(prepared: &PreparedRequest, parent: Option<&Turn>) -> Option<AddedOpt
 
 fn diagnosis(prepared: &PreparedRequest, parent: Option<&Turn>) -> Option<AddedOption> {
     let conversation = &prepared.conversation;
-    if !prepared.policy.cache.diagnose || !conversation.is_whole_turn() {
+    if !prepared.info.policy.cache.diagnose || !conversation.is_whole_turn() {
         return None;
     }
     // The request is compared with its parent's (`docs/protocols.md` 1.3, 7.2). OpenAI's models before GPT-5.6,
     // whose cache writes are free, refuse it.
     let dialect = conversation.dialect;
     let beta = dialect == Dialect::Anthropic;
-    let bills_writes = prepared.model.price.is_some_and(|price| price.cache_write > price.input);
-    if !beta && prepared.model.known && !bills_writes {
+    let bills_writes =
+        prepared.info.model.price.is_some_and(|price| price.cache_write > price.input);
+    if !beta && prepared.info.model.known && !bills_writes {
         return None;
     }
     let previous = match parent {
-        Some(turn) if turn.dialect == dialect && turn.upstream == prepared.upstream.name => {
+        Some(turn) if turn.dialect == dialect && turn.upstream == prepared.info.upstream.name => {
             turn.response.as_deref()
         }
         _ => None,
@@ -125,12 +126,13 @@ fn reasoning(prepared: &PreparedRequest) -> Option<AddedOption> {
     // sent back (`docs/protocols.md` 3.5).
     let conversation = &prepared.conversation;
     let is_alone = conversation.stored == Some(false) && conversation.held.is_none();
-    let bound = prepared.model.known && prepared.model.binding == ReasoningBinding::Prefix;
+    let bound =
+        prepared.info.model.known && prepared.info.model.binding == ReasoningBinding::Prefix;
     let reasons = conversation.thinks == Some(true) || bound;
     let may = prepared.mode == Mode::Active
         && !prepared.held_out
-        && prepared.policy.reasoning.reinject == ReinjectPolicy::Auto
-        && prepared.reasoning_rule != ReasoningRule::Unwanted;
+        && prepared.info.policy.reasoning.reinject == ReinjectPolicy::Auto
+        && prepared.info.reasoning_rule != ReasoningRule::Unwanted;
     if !(is_alone && reasons && may) || conversation.purpose != Purpose::Turn {
         return None;
     }

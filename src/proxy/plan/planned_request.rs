@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::undelivered::UndeliveredMessages;
+use super::undelivered::{self, UndeliveredMessages};
 use crate::config::Mode;
 use crate::context::budget::{Anchor, CarryOutlook, ContextView, MeasuredEstimate, WindowLimits};
 use crate::context::overflow::PartSums;
@@ -26,17 +26,19 @@ use crate::context::policy::SummaryAuthor;
 use crate::context::{DecisionEpoch, Estimate, ExchangeId, Fact, inject, prune, reasoning, repair};
 use crate::dialect::models::Family;
 use crate::dialect::refusal::RefusalCause;
+use crate::dialect::repair::RepairCause;
 use crate::dialect::summary::provider;
 use crate::dialect::{Dialect, PartKey};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
+use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::store::ledgers::{AnchorTurn, DecisionError, OpenedSession};
-use crate::telemetry::FailOpen;
+use crate::telemetry::{FailOpen, RefusalOutcome};
 use crate::tokens::bpe;
 use crate::wire::splice::Edit;
 
 /// A request with its plan and what it costs.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct PlannedRequest {
     /// The edits of the body; none in shadow mode. They stay here once they are sent, because a retry begins
     /// with them.
@@ -57,46 +59,9 @@ pub(crate) struct PlannedRequest {
     pub(crate) declined: Vec<PlanStep>,
     /// The turn that the estimate is based on.
     anchor: Option<Arc<AnchorTurn>>,
+    /// The edits contradicted each other, so none is made.
+    conflict: bool,
     pub(crate) done: RewriteSummary,
-}
-
-/// The result of planning a request.
-pub(crate) struct PlanOutcome {
-    pub(crate) planned: PlannedRequest,
-    /// The ids of the queued messages that it took.
-    pub(crate) dequeued: Vec<Box<str>>,
-    /// The messages that it injects. They are queued again if they are not delivered.
-    pub(crate) undelivered: Option<UndeliveredMessages>,
-    /// Why part of the plan was left out.
-    pub(crate) fail_open: Option<FailOpen>,
-    /// The output limit is lowered, because another request was refused for it.
-    pub(crate) is_spared: bool,
-}
-
-/// What a request is planned from.
-struct PlanBasis {
-    /// The recorded decisions, including new ones.
-    known: Arc<RecordedDecisions>,
-    /// The recorded decisions before new ones were made.
-    before: Arc<RecordedDecisions>,
-    /// What was decided against.
-    declined: Vec<PlanStep>,
-    /// The turn that the estimate is based on.
-    anchor: Option<Arc<AnchorTurn>>,
-}
-
-/// A plan, and the estimate of the request as planned.
-struct MeasuredPlan {
-    plan: Plan,
-    /// `None` if it was not measured.
-    measured: Option<Box<MeasuredEstimate>>,
-}
-
-/// A plan in shadow mode.
-struct ShadowPlan {
-    planned: PlannedRequest,
-    /// Why the original could not be measured, if so.
-    unmeasured: Option<FailOpen>,
 }
 
 /// The changes of a plan.
@@ -110,88 +75,89 @@ pub(crate) struct PlannedRewrite {
     pub(crate) beta: Option<&'static str>,
 }
 
+/// Plans a request. The messages that it injects are queued again if they are not delivered.
 pub(crate) async fn plan(
-    proxy: &Arc<Proxy>,
-    prepared: Arc<PreparedRequest>,
+    prepared: &Arc<PreparedRequest>,
     opened: &mut OpenedSession,
-) -> PlanOutcome {
-    load_vocabulary(prepared.model.family);
+    recorder: &mut ExchangeRecorder,
+) -> (PlannedRequest, Option<UndeliveredMessages>) {
+    let proxy = recorder.proxy.clone();
+    let exchange = &prepared.info.exchange;
+    load_vocabulary(prepared.info.model.family);
     let anchor = opened.anchor.take().map(Arc::new);
     // Cuts that would void reasoning do not count any more, neither here nor when it is planned again.
     let mut decisions = std::mem::take(&mut opened.known);
     Arc::make_mut(&mut decisions).drop_cuts_that_void_reasoning(&prepared.plan_request());
-    let draft = {
-        let decisions = decisions.clone();
-        let anchor = anchor.clone();
-        prepared
-            .off_thread(move |prepared| draft_plan(prepared, &decisions, anchor.as_deref()))
-            .await
-    };
-    let draft = match draft {
+    let unplanned = PlannedRequest::from_decisions(decisions.clone(), anchor);
+    let draft = prepared.off_thread(move |prepared| draft_plan(prepared, unplanned)).await;
+    let DraftPlan { mut planned, new, mut is_spared } = match draft {
         Ok(draft) => draft,
-        Err(why) => return PlanOutcome::unplanned(why),
+        Err(why) => {
+            recorder.record_fail_open(why);
+            return (PlannedRequest::default(), None);
+        }
     };
-    let DraftPlan { mut replayed, new, declined, mut is_spared } = draft;
-    let recorded = decisions.clone();
-    let mut fail_open = None;
-    let mut dequeued = Vec::new();
-    let mut undelivered = UndeliveredMessages::new(proxy, opened, &decisions, &prepared.exchange);
+    let mut undelivered = UndeliveredMessages::new(&proxy, opened, &decisions, exchange);
     if !new.is_empty() {
         let carried = inject::carried_ids(&new);
         // Boxed, because few requests decide anything and the future is large.
-        let saved = Box::pin(save(proxy, opened, new, decisions.epoch)).await;
+        let saved = Box::pin(save(&proxy, opened, new, decisions.epoch)).await;
         let saved = saved.unwrap_or_else(|error| {
-            fail_open = Some(match error {
+            recorder.record_fail_open(match error {
                 DecisionError::TooMany => FailOpen::Decisions,
                 DecisionError::Store(_) => FailOpen::Store,
             });
             is_spared = false;
             Vec::new()
         });
-        dequeued = inject::injected_ids(&saved, &prepared.exchange);
+        let mut dequeued = inject::injected_ids(&saved, exchange);
         if !saved.is_empty() {
             dequeued.extend(carried);
         }
         Arc::make_mut(&mut decisions).add(saved);
-        let with_dequeued = UndeliveredMessages::new(proxy, opened, &decisions, &prepared.exchange);
+        let with_dequeued = UndeliveredMessages::new(&proxy, opened, &decisions, exchange);
         if let Some(replaced) = std::mem::replace(&mut undelivered, with_dequeued) {
             replaced.end();
         }
-        let replanned = Box::pin(replay(&prepared, &decisions, anchor.as_ref())).await;
-        replayed = match replanned {
-            Ok(replanned) => replanned,
-            Err(why) => return PlanOutcome::unplanned(why),
+        planned.known = decisions;
+        planned = match Box::pin(planned.replayed(prepared)).await {
+            Ok(planned) => planned,
+            Err(why) => {
+                recorder.record_fail_open(why);
+                return (PlannedRequest::default(), None);
+            }
         };
+        undelivered::announce_dequeued(&dequeued, &opened.scope, recorder);
     }
     // Its edits are left out then, and the original is sent.
-    if replayed.plan.conflict {
-        fail_open = Some(FailOpen::EditsConflict);
+    if planned.conflict {
+        recorder.record_fail_open(FailOpen::EditsConflict);
     }
-    let basis = PlanBasis { known: decisions, before: recorded, declined, anchor };
-    let planned = match prepared.mode {
-        Mode::Shadow => {
-            let shadow = Box::pin(PlannedRequest::in_shadow(&prepared, basis, replayed)).await;
-            fail_open = shadow.unmeasured.or(fail_open);
-            shadow.planned
-        }
-        Mode::Observe | Mode::Active => PlannedRequest::new(&prepared, basis, replayed),
-    };
-    PlanOutcome { planned, dequeued, undelivered, fail_open, is_spared }
+    if prepared.mode == Mode::Shadow
+        && let Some(why) = Box::pin(planned.set_shadow(prepared)).await
+    {
+        recorder.record_fail_open(why);
+    }
+    if is_spared {
+        recorder.report_refusal(&[RepairCause::MaxTokens], RefusalOutcome::Spared);
+    }
+    (planned, undelivered)
 }
 
 pub(crate) async fn planned_original(
     prepared: &Arc<PreparedRequest>,
     opened: &mut OpenedSession,
-) -> PlanOutcome {
-    load_vocabulary(prepared.model.family);
+    recorder: &mut ExchangeRecorder,
+) -> PlannedRequest {
+    load_vocabulary(prepared.info.model.family);
     let anchor = opened.anchor.take().map(Arc::new);
-    let overlay = plan::original_overlay(&prepared.plan_request());
-    let measured = measure_original(prepared, overlay.clone(), anchor.clone()).await;
-    let (measured, unmeasured) = ok_or_why(measured);
-    let plan = Plan { sent: overlay, ..Plan::default() };
-    let basis = PlanBasis::recorded(Arc::default(), anchor);
-    let planned = PlannedRequest::new(prepared, basis, MeasuredPlan { plan, measured });
-    PlanOutcome::new(planned, unmeasured)
+    let mut planned = PlannedRequest::from_decisions(Arc::default(), anchor);
+    if let Some(why) = planned.set_sent_as_original(prepared).await {
+        recorder.record_fail_open(why);
+    }
+    let by_rules = planned.measured.as_ref().and_then(|measured| measured.removed);
+    planned.done = RewriteSummary { by_rules, ..prepared.rewrite_summary(&[]) };
+    planned
 }
 
 /// The plan of a request that is not a turn: earlier decisions are replayed, and nothing is decided or
@@ -199,75 +165,78 @@ pub(crate) async fn planned_original(
 pub(crate) async fn replay_recorded(
     prepared: &Arc<PreparedRequest>,
     known: Arc<RecordedDecisions>,
-) -> PlanOutcome {
-    let decisions = known.clone();
+    recorder: &mut ExchangeRecorder,
+) -> PlannedRequest {
+    let mut planned = PlannedRequest::from_decisions(known, None);
     let replayed = prepared
-        .off_thread(move |prepared| plan::replay(&prepared.plan_request(), &decisions))
+        .off_thread(move |prepared| {
+            let plan = plan::replay(&prepared.plan_request(), &planned.known);
+            planned.set_plan(prepared, plan, None);
+            planned
+        })
         .await;
-    let mut plan = match replayed {
-        Ok(plan) => plan,
-        Err(why) => return PlanOutcome::unplanned(why),
-    };
-    // Shadow mode changes nothing, and counts what is sent.
-    if prepared.mode == Mode::Shadow {
-        plan.edits = Vec::new();
-        plan.sent = plan::original_overlay(&prepared.plan_request());
+    match replayed {
+        Ok(mut planned) => {
+            if planned.conflict {
+                recorder.record_fail_open(FailOpen::EditsConflict);
+            }
+            // Shadow mode changes nothing, and counts what is sent.
+            if prepared.mode == Mode::Shadow {
+                planned.edits = Arc::default();
+                planned.sent = plan::original_overlay(&prepared.plan_request());
+            }
+            planned
+        }
+        Err(why) => {
+            recorder.record_fail_open(why);
+            PlannedRequest::default()
+        }
     }
-    let fail_open = if plan.conflict { Some(FailOpen::EditsConflict) } else { None };
-    let basis = PlanBasis::recorded(known, None);
-    let planned = PlannedRequest::new(prepared, basis, MeasuredPlan { plan, measured: None });
-    PlanOutcome::new(planned, fail_open)
 }
 
 /// The plan made from recorded decisions, and the new decisions that are proposed.
 struct DraftPlan {
-    replayed: MeasuredPlan,
+    planned: PlannedRequest,
     new: Vec<Fact>,
-    declined: Vec<PlanStep>,
     /// The output limit is lowered, because another request was refused for it.
     is_spared: bool,
 }
 
-fn draft_plan(
-    prepared: &PreparedRequest,
-    known: &RecordedDecisions,
-    anchor: Option<&AnchorTurn>,
-) -> DraftPlan {
+/// `planned`: its recorded decisions alone.
+fn draft_plan(prepared: &PreparedRequest, mut planned: PlannedRequest) -> DraftPlan {
     let request = prepared.plan_request();
+    let recorded = planned.known.clone();
     let Proposal { facts: mut new, mut declined } = match prepared.may_decide() {
-        true => reasoning::propose(&request, known),
+        true => reasoning::propose(&request, &recorded),
         false => Proposal::default(),
     };
-    new.retain(|fact| known.may_decide(fact));
+    new.retain(|fact| recorded.may_decide(fact));
     let mut is_spared = false;
     if prepared.may_decide()
         && prepared.may_rewrite()
-        && let Some(max_output) = prepared.max_output
-        && let Some(spare) = repair::spare(&request, known, max_output)
+        && let Some(max_output) = prepared.info.learned_max_output
+        && let Some(spare) = repair::spare(&request, &recorded, max_output)
     {
         is_spared = true;
         new.push(spare);
     }
     // Cuts are proposed last: what was put back counts against the window.
-    let mut with = Cow::Borrowed(known);
+    let mut with = Cow::Borrowed(&*recorded);
     if !new.is_empty() {
         with.to_mut().add(new.iter().cloned());
     }
     let mut plan = plan::replay(&request, &with);
-    let measured = prepared.measure(&plan.sent, &with, anchor);
+    let measured = prepared.measure(&plan.sent, &with, planned.anchor.as_deref());
     prepared.fit_output(&mut plan, &with, &measured);
     if prepared.may_decide() {
         let cuts = prune::propose(&request, &with, prepared.cost(&measured));
-        new.extend(cuts.facts.into_iter().filter(|fact| known.may_decide(fact)));
+        new.extend(cuts.facts.into_iter().filter(|fact| recorded.may_decide(fact)));
         declined.extend(cuts.declined);
     }
     new.extend(inject::propose(&request, &with));
-    DraftPlan {
-        replayed: MeasuredPlan { plan, measured: Some(measured) },
-        new,
-        declined,
-        is_spared,
-    }
+    planned.declined = declined;
+    planned.set_plan(prepared, plan, Some(measured));
+    DraftPlan { planned, new, is_spared }
 }
 
 fn load_vocabulary(family: Family) {
@@ -301,23 +270,6 @@ fn trimmed(fact: &Fact) -> Option<PartKey> {
     if cut.is_trim() { Some(cut.about) } else { None }
 }
 
-async fn replay(
-    prepared: &Arc<PreparedRequest>,
-    decisions: &Arc<RecordedDecisions>,
-    anchor: Option<&Arc<AnchorTurn>>,
-) -> Result<MeasuredPlan, FailOpen> {
-    let decisions = decisions.clone();
-    let anchor = anchor.cloned();
-    prepared
-        .off_thread(move |prepared| {
-            let mut plan = plan::replay(&prepared.plan_request(), &decisions);
-            let measured = prepared.measure(&plan.sent, &decisions, anchor.as_deref());
-            prepared.fit_output(&mut plan, &decisions, &measured);
-            MeasuredPlan { plan, measured: Some(measured) }
-        })
-        .await
-}
-
 async fn measure_original(
     prepared: &Arc<PreparedRequest>,
     sent: Overlay,
@@ -331,49 +283,45 @@ async fn measure_original(
         .await
 }
 
-fn ok_or_why<T, E>(result: Result<T, E>) -> (Option<T>, Option<E>) {
-    match result {
-        Ok(value) => (Some(value), None),
-        Err(why) => (None, Some(why)),
-    }
-}
-
-impl PlanOutcome {
-    fn unplanned(why: FailOpen) -> Self {
-        Self::new(PlannedRequest::unplanned(), Some(why))
-    }
-
-    fn new(planned: PlannedRequest, fail_open: Option<FailOpen>) -> Self {
-        Self { planned, dequeued: Vec::new(), undelivered: None, fail_open, is_spared: false }
-    }
-}
-
-impl PlanBasis {
-    fn recorded(known: Arc<RecordedDecisions>, anchor: Option<Arc<AnchorTurn>>) -> Self {
-        Self { before: known.clone(), known, declined: Vec::new(), anchor }
-    }
-}
-
 impl PlannedRequest {
-    fn new(prepared: &PreparedRequest, basis: PlanBasis, replayed: MeasuredPlan) -> Self {
-        let PlanBasis { known, before, declined, anchor } = basis;
-        let MeasuredPlan { plan, measured } = replayed;
-        let Plan { edits, sent, mut steps, conflict: _, summary: summary_by } = plan;
-        steps.extend(declined.iter().cloned());
+    fn from_decisions(known: Arc<RecordedDecisions>, anchor: Option<Arc<AnchorTurn>>) -> Self {
+        Self { before: known.clone(), known, anchor, ..Self::default() }
+    }
+
+    /// A request that is sent as it came; not measured.
+    pub(crate) fn original(prepared: &PreparedRequest) -> Self {
+        let sent = plan::original_overlay(&prepared.plan_request());
+        Self { sent, ..Self::default() }
+    }
+
+    /// Replays its decisions, and measures what is then sent.
+    async fn replayed(mut self, prepared: &Arc<PreparedRequest>) -> Result<Self, FailOpen> {
+        prepared
+            .off_thread(move |prepared| {
+                let mut plan = plan::replay(&prepared.plan_request(), &self.known);
+                let measured = prepared.measure(&plan.sent, &self.known, self.anchor.as_deref());
+                prepared.fit_output(&mut plan, &self.known, &measured);
+                self.set_plan(prepared, plan, Some(measured));
+                self
+            })
+            .await
+    }
+
+    fn set_plan(
+        &mut self,
+        prepared: &PreparedRequest,
+        plan: Plan,
+        measured: Option<Box<MeasuredEstimate>>,
+    ) {
+        let Plan { edits, sent, mut steps, conflict, summary } = plan;
+        steps.extend(self.declined.iter().cloned());
         let by_rules = measured.as_ref().and_then(|measured| measured.removed);
-        let done = RewriteSummary { by_rules, ..prepared.rewrite_summary(&steps) };
-        Self {
-            edits: edits.into(),
-            measured,
-            sent,
-            known,
-            before,
-            summary_by,
-            compacted_from: None,
-            declined,
-            anchor,
-            done,
-        }
+        self.done = RewriteSummary { by_rules, ..prepared.rewrite_summary(&steps) };
+        self.edits = edits.into();
+        self.measured = measured;
+        self.sent = sent;
+        self.conflict = conflict;
+        self.summary_by = summary;
     }
 
     fn in_place_of(mut self, earlier: &Self) -> Self {
@@ -386,40 +334,14 @@ impl PlannedRequest {
         self
     }
 
-    async fn in_shadow(
-        prepared: &Arc<PreparedRequest>,
-        basis: PlanBasis,
-        replayed: MeasuredPlan,
-    ) -> ShadowPlan {
-        let MeasuredPlan { mut plan, mut measured } = replayed;
-        let removed = measured.as_ref().and_then(|measured| measured.removed);
+    /// Measures the original. Returns the reason if it could not be measured.
+    async fn set_shadow(&mut self, prepared: &Arc<PreparedRequest>) -> Option<FailOpen> {
         // The summary is of the plan; what is sent and measured is the original.
-        let mut unmeasured = None;
-        if !plan.edits.is_empty() || !plan.sent.is_original() {
-            plan.edits = Vec::new();
-            plan.sent = plan::original_overlay(&prepared.plan_request());
-            let original =
-                measure_original(prepared, plan.sent.clone(), basis.anchor.clone()).await;
-            (measured, unmeasured) = ok_or_why(original);
+        if self.edits.is_empty() && self.sent.is_original() {
+            return None;
         }
-        let mut planned = Self::new(prepared, basis, MeasuredPlan { plan, measured });
-        planned.done.by_rules = removed;
-        ShadowPlan { planned, unmeasured }
-    }
-
-    fn unplanned() -> Self {
-        Self {
-            edits: Arc::default(),
-            measured: None,
-            sent: Overlay::default(),
-            known: Arc::default(),
-            before: Arc::default(),
-            summary_by: None,
-            compacted_from: None,
-            declined: Vec::new(),
-            anchor: None,
-            done: RewriteSummary::default(),
-        }
+        self.edits = Arc::default();
+        self.set_sent_as_original(prepared).await
     }
 
     pub(crate) fn beta(&self, prepared: &PreparedRequest) -> Option<&'static str> {
@@ -448,10 +370,10 @@ impl PlannedRequest {
     ) -> Option<Self> {
         let mut decisions = RecordedDecisions::clone(&self.before);
         if !cause.is_of_what_is_new() {
-            decisions.take_births(&self.known, &prepared.exchange);
+            decisions.take_births(&self.known, &prepared.info.exchange);
         }
         // As earlier requests of its branch were sent: without its own decisions that may be to blame.
-        let exchange = &prepared.exchange;
+        let exchange = &prepared.info.exchange;
         let is_same = decisions.decided_by(exchange) == self.known.decided_by(exchange);
         if prepared.mode != Mode::Active || is_same {
             return None;
@@ -475,13 +397,10 @@ impl PlannedRequest {
 
     pub(crate) async fn as_cached(&self, prepared: &Arc<PreparedRequest>) -> Option<Self> {
         // The provider has parts cached that were sent before: new cuts of them would miss the cache.
-        let decisions = Arc::new(self.known.as_cached(&prepared.exchange)?);
-        let replayed = replay(prepared, &decisions, self.anchor.as_ref()).await.ok()?;
-        if replayed.plan.conflict {
-            return None;
-        }
-        let basis = PlanBasis::recorded(decisions, self.anchor.clone());
-        Some(Self::new(prepared, basis, replayed))
+        let decisions = Arc::new(self.known.as_cached(&prepared.info.exchange)?);
+        let cached = Self::from_decisions(decisions, self.anchor.clone());
+        let cached = cached.replayed(prepared).await.ok()?;
+        if cached.conflict { None } else { Some(cached) }
     }
 
     pub(crate) async fn add_saved(
@@ -514,18 +433,15 @@ impl PlannedRequest {
         mut decisions: RecordedDecisions,
     ) -> Option<Self> {
         decisions.drop_cuts_that_void_reasoning(&prepared.plan_request());
-        let decisions = Arc::new(decisions);
-        let replayed = replay(prepared, &decisions, self.anchor.as_ref()).await.ok()?;
-        if replayed.plan.conflict {
-            return None;
-        }
-        let basis = PlanBasis {
-            known: decisions,
+        let replanned = Self {
+            known: Arc::new(decisions),
             before: self.before.clone(),
             declined: self.declined.clone(),
             anchor: self.anchor.clone(),
+            ..Self::default()
         };
-        Some(Self::new(prepared, basis, replayed).in_place_of(self))
+        let replanned = replanned.replayed(prepared).await.ok()?;
+        if replanned.conflict { None } else { Some(replanned.in_place_of(self)) }
     }
 
     pub(crate) fn add_declined(&mut self, step: PlanStep) {
@@ -564,8 +480,9 @@ impl PlannedRequest {
     pub(crate) fn view(&self, prepared: &PreparedRequest) -> Option<ContextView> {
         let MeasuredEstimate { estimate, contents, .. } = &**self.measured.as_ref()?;
         let anchor = self.anchor.as_ref().map(|anchor| &*anchor.turn);
-        let window = prepared.model.window;
-        let mut view = ContextView::before(estimate, window, prepared.reserve, anchor, &self.done);
+        let window = prepared.info.model.window;
+        let mut view =
+            ContextView::before(estimate, window, prepared.info.reserve, anchor, &self.done);
         view.rewriting.summary_by = self.summary_by;
         view.rewriting.compacted_from = self.compacted_from;
         let view = view.with(Some(self.limits(prepared)));
@@ -578,10 +495,16 @@ impl PlannedRequest {
         prepared: &Arc<PreparedRequest>,
     ) -> Option<FailOpen> {
         self.sent = plan::original_overlay(&prepared.plan_request());
-        let measured = measure_original(prepared, self.sent.clone(), self.anchor.clone()).await;
-        let (measured, unmeasured) = ok_or_why(measured);
-        self.measured = measured;
-        unmeasured
+        match measure_original(prepared, self.sent.clone(), self.anchor.clone()).await {
+            Ok(measured) => {
+                self.measured = Some(measured);
+                None
+            }
+            Err(why) => {
+                self.measured = None;
+                Some(why)
+            }
+        }
     }
 }
 
@@ -594,7 +517,7 @@ pub(crate) async fn estimate(
     sent: Overlay,
     decisions: &Arc<RecordedDecisions>,
 ) -> Result<Estimate, FailOpen> {
-    load_vocabulary(prepared.model.family);
+    load_vocabulary(prepared.info.model.family);
     let decisions = decisions.clone();
     prepared.off_thread(move |prepared| prepared.measure(&sent, &decisions, None).estimate).await
 }

@@ -12,6 +12,7 @@ use crate::context::inject::{self, DeliveryFailure};
 use crate::context::plan::RecordedDecisions;
 use crate::context::{ExchangeId, Fact};
 use crate::proxy::state::Proxy;
+use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::store::Scope;
 use crate::store::ledgers::{OpenedSession, SessionHandle};
 use crate::telemetry::{MessageEvent, MessageStep};
@@ -76,6 +77,20 @@ pub(crate) async fn requeue(proxy: &Proxy, handle: &SessionHandle, fact: Fact) {
     announce(proxy, handle, &fact);
     // If the store cannot save it, it stays in memory.
     let _ = proxy.ledgers.store_fact(handle, fact).await;
+}
+
+pub(super) fn announce_dequeued(ids: &[Box<str>], scope: &Scope, recorder: &ExchangeRecorder) {
+    for id in ids {
+        recorder.proxy.telemetry.announce(MessageEvent {
+            id: id.clone(),
+            step: MessageStep::Dequeued,
+            tenant: scope.tenant.clone(),
+            session: scope.session.clone(),
+            exchange: Some(recorder.id.clone()),
+            position: None,
+            at: now(),
+        });
+    }
 }
 
 fn announce(proxy: &Proxy, handle: &SessionHandle, fact: &Fact) {

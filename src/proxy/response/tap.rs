@@ -219,10 +219,10 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     fn data(&mut self, data: Bytes) {
         let began = Instant::now();
         let since = began - self.recorder.began;
-        let meter = &mut self.recorder.response;
-        meter.first_byte_us.get_or_insert(since.as_micros() as u64);
+        let meter = &mut self.recorder.meter;
+        meter.first_byte.get_or_insert(since);
         meter.frames += 1;
-        meter.bytes += data.len() as u64;
+        meter.response_bytes += data.len() as u64;
         let complete =
             self.actions.observer.as_mut().is_some_and(|observer| observer.observe(&data));
         if self.actions.model_list.as_mut().is_some_and(|list| !list.pass(&data)) {
@@ -238,7 +238,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         } else if complete || is_last {
             self.settle_whole();
         }
-        self.recorder.response.side_ns += began.elapsed().as_nanos() as u64;
+        self.recorder.meter.response_side += began.elapsed();
     }
 
     fn edited(&mut self, data: Bytes, is_last: bool) -> Option<Frame<Bytes>> {
@@ -283,7 +283,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     }
 
     fn fell_silent(&mut self, event: Option<Bytes>) {
-        self.recorder.event.silent_stream = true;
+        self.recorder.meter.silent_stream = true;
         self.settle_detached(Outcome::UpstreamFailed);
         // The client gets an error event, if one can be inserted.
         self.end = Some(match event {
@@ -306,10 +306,9 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         }
         self.recorder.stream = None;
         if let Some(silence) = &self.actions.silence {
-            let longest = silence.longest_gap.map(|gap| gap.as_micros() as u64);
-            self.recorder.event.longest_gap_us = longest;
+            self.recorder.meter.longest_gap = silence.longest_gap;
         }
-        self.recorder.event.outcome = outcome;
+        self.recorder.record_outcome(outcome);
         let model_list = self.actions.model_list.take();
         if outcome == Outcome::Complete
             && let Some(list) = model_list
@@ -323,7 +322,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         if observer.is_none() && settle.is_none() {
             return None;
         }
-        let mut record = ReplyRecord::new(outcome, self.recorder.response.bytes > 0);
+        let mut record = ReplyRecord::new(outcome, self.recorder.meter.response_bytes > 0);
         let commit = match (observer, late) {
             (Some(observer), Some(late)) => {
                 TurnWrite::Reading(Box::pin(read_late(tenant, observer, record, late)))

@@ -1,37 +1,44 @@
-//! The recorder of one exchange: collects what is reported when the exchange ends.
+//! The record of one exchange: its parts, added as they become known, and reported as one event when it ends.
 //!
 //! Guards invariant 6: a recorder emits its event when it is dropped, and only then. So its last owner (the
 //! exchange, the tap, a tunnel) cannot end without an event, nor emit two. If the turn is still being stored,
 //! the event is emitted after that, so that whoever receives it finds the turn. A drain waits for every open
-//! recorder. Others write to the event and never read it: what they need again, they hold themselves
-//! (`nobody_reads_the_event_back` in `tests/tidy.rs`).
+//! recorder. The event is private: what others need again, they hold themselves.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::clock::now;
+use crate::config::Upstream;
+use crate::context::budget::MeasuredEstimate;
 use crate::context::overflow::OverflowReport;
+use crate::context::plan::RewriteSummary;
 use crate::context::savings::ExchangeSavings;
-use crate::context::{ExchangeId, Millis, Outcome, Turn};
+use crate::context::{Estimate, ExchangeId, Millis, Outcome, SessionId, Turn};
 use crate::dialect::credentials::redact;
 use crate::dialect::error_kind::ErrorKind;
+use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::RepairCause;
-use crate::dialect::{Note, Reply, StopReason, Usage};
+use crate::dialect::{Dialect, Note, Purpose, Reply, StopReason, Usage};
 use crate::proxy::http::answer::{self, ProxyError};
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::connection::ClientConnection;
 use crate::proxy::http::upload::{SentTime, UploadProgress};
+use crate::proxy::state::request_info::RequestInfo;
 use crate::proxy::state::{Proxy, ServingPhase};
+use crate::store::ledgers::OpenedSession;
 use crate::store::recall::ReadBudget;
-use crate::telemetry::{Exchange, FailOpen, GaugeGuard, RefusalOutcome, RefusalReport};
+use crate::telemetry::{
+    CountEstimate, Exchange, FailOpen, GaugeGuard, RefusalOutcome, RefusalReport,
+};
 
 /// The response header that says what was repaired after a refusal.
 const HEALED: HeaderName = HeaderName::from_static("x-plimsoll-healed");
@@ -50,14 +57,14 @@ pub(crate) struct ExchangeRecorder {
     pub(crate) began: Instant,
     /// Whether the request is HEAD: its response has no body.
     is_head: bool,
-    /// The event that will be emitted: to be written to, never read.
-    pub(crate) event: Box<Exchange>,
+    /// The event that will be emitted.
+    event: Box<Exchange>,
     /// What a retry, or a repair before the first attempt, found out about a refusal.
     refusal: Option<RefusalReport>,
     /// Held while a response streams.
     pub(crate) stream: Option<GaugeGuard>,
-    /// What passed of the response.
-    pub(crate) response: ResponseMeter,
+    /// What was measured.
+    pub(crate) meter: ExchangeMeter,
     /// When its request was sent.
     pub(crate) sent: Arc<SentTime>,
     /// The progress of a request body that streams through.
@@ -92,13 +99,99 @@ impl ExchangeRecorder {
             proxy: proxy.clone(),
             refusal: None,
             stream: None,
-            response: ResponseMeter::default(),
+            meter: ExchangeMeter::default(),
             sent: Arc::default(),
             upload: None,
             storing: None,
             connection: connection.clone(),
             phase,
         }
+    }
+
+    /// What its path says.
+    pub(crate) fn record_endpoint(&mut self, dialect: Option<Dialect>, purpose: Option<Purpose>) {
+        self.event.dialect = dialect;
+        self.event.purpose = purpose;
+    }
+
+    pub(crate) fn record_upstream(&mut self, upstream: &Upstream) {
+        self.event.upstream = Some(upstream.name.clone());
+    }
+
+    pub(crate) fn record_request(&mut self, info: &RequestInfo) {
+        let event = &mut *self.event;
+        event.tenant.clone_from(&info.tenant);
+        event.model.clone_from(&info.requested_model);
+        event.family = Some(info.model.family);
+        event.window = Some(info.model.window);
+        event.purpose = Some(info.purpose);
+        event.repeated_calls = info.repeated_calls;
+        event.hints.clone_from(&info.hints);
+    }
+
+    /// The session of a request that takes no place in it, or not yet.
+    pub(crate) fn record_session(&mut self, session: Option<&SessionId>) {
+        self.event.session = session.cloned();
+    }
+
+    pub(crate) fn record_place(&mut self, opened: &OpenedSession) {
+        self.event.session = Some(opened.scope.session.clone());
+        self.event.thread = Some(opened.placed.position.thread.clone());
+        self.event.found_by = opened.origin.found_by;
+        self.event.agent.clone_from(&opened.origin.agent);
+        if opened.unread {
+            self.record_fail_open(FailOpen::FactUnread);
+        }
+        if opened.store_missed {
+            self.record_fail_open(FailOpen::Store);
+        }
+    }
+
+    /// The form in which the request is sent, as far as it is known.
+    pub(crate) fn record_plan(
+        &mut self,
+        done: &RewriteSummary,
+        measured: Option<&MeasuredEstimate>,
+    ) {
+        self.event.done = done.clone();
+        self.event.estimate = measured.map(|measured| measured.estimate.clone());
+        self.event.classic = measured.and_then(|measured| measured.classic.clone());
+    }
+
+    pub(crate) fn record_estimate(&mut self, estimate: Estimate) {
+        self.event.estimate = Some(estimate);
+    }
+
+    pub(crate) fn record_count_estimate(&mut self, estimate: Estimate, why: CountEstimate) {
+        self.event.estimate = Some(estimate);
+        self.event.count_estimated = Some(why);
+    }
+
+    /// The original was sent instead: `cause` is why, if it had been rewritten.
+    pub(crate) fn record_resent(&mut self, cause: Option<RefusalCause>) {
+        self.event.done.resent = cause;
+        self.clear_spared();
+    }
+
+    /// The rewrite was refused, and another form was not.
+    pub(crate) fn record_refused(&mut self, cause: RefusalCause) {
+        self.event.refused = Some(cause);
+    }
+
+    pub(crate) fn record_provider_request_id(&mut self, id: Option<&str>) {
+        self.event.provider_request_id = id.map(Into::into);
+    }
+
+    pub(crate) fn record_status(&mut self, status: StatusCode) {
+        self.event.status = Some(status.as_u16());
+    }
+
+    pub(crate) fn record_streamed(&mut self) {
+        self.event.streamed = true;
+    }
+
+    pub(crate) fn record_outcome(&mut self, outcome: Outcome) {
+        self.event.outcome = outcome;
     }
 
     pub(crate) fn stamp(&self, headers: &mut HeaderMap) {
@@ -116,7 +209,7 @@ impl ExchangeRecorder {
         self.event.status = Some(response.status().as_u16());
         self.event.outcome = outcome;
         if !self.is_head {
-            self.response.bytes = response.body().len() as u64;
+            self.meter.response_bytes = response.body().len() as u64;
         }
     }
 
@@ -161,7 +254,7 @@ impl ExchangeRecorder {
         }
         self.proxy.telemetry.session_loaded(waited);
         if reads.is_overspent() {
-            self.event.session_load_us = Some(waited.as_micros() as u64);
+            self.meter.session_load = Some(waited);
         }
     }
 
@@ -205,15 +298,47 @@ fn own_response(proxy: &Proxy, fault: &ProxyError) -> (ExchangeId, Response<Byte
     (id, response)
 }
 
-/// What passed of a response's body.
+/// What is measured of an exchange.
 #[derive(Default)]
-pub(crate) struct ResponseMeter {
-    /// When its first data came, µs after the request.
-    pub(crate) first_byte_us: Option<u64>,
+pub(crate) struct ExchangeMeter {
+    /// Bytes of the request body, without what streams through.
+    pub(crate) request_bytes: u64,
+    /// Our own time before the request was forwarded.
+    pub(crate) request_side: Duration,
+    /// How long it waited for the stored data of its session; only if that was long.
+    pub(crate) session_load: Option<Duration>,
+    pub(crate) summary_wait: Option<Duration>,
+    /// From the request to the response's head.
+    pub(crate) headers: Option<Duration>,
+    /// From the request to the first data of the response.
+    pub(crate) first_byte: Option<Duration>,
     pub(crate) frames: u64,
-    pub(crate) bytes: u64,
-    /// Time spent on its frames, ns; a single frame takes less than 1 µs.
-    pub(crate) side_ns: u64,
+    pub(crate) response_bytes: u64,
+    /// Time spent on its frames; a single frame takes less than 1 µs.
+    pub(crate) response_side: Duration,
+    pub(crate) longest_gap: Option<Duration>,
+    /// It was broken off because the upstream sent nothing.
+    pub(crate) silent_stream: bool,
+}
+
+impl ExchangeMeter {
+    fn write(self, event: &mut Exchange) {
+        event.request_bytes = self.request_bytes;
+        event.request_side_us = micros(self.request_side);
+        event.session_load_us = self.session_load.map(micros);
+        event.compaction_wait_us = self.summary_wait.map(micros);
+        event.headers_us = self.headers.map(micros);
+        event.first_byte_us = self.first_byte.map(micros);
+        event.frames = self.frames;
+        event.response_bytes = self.response_bytes;
+        event.response_side_us = micros(self.response_side);
+        event.longest_gap_us = self.longest_gap.map(micros);
+        event.silent_stream = self.silent_stream;
+    }
+}
+
+fn micros(duration: Duration) -> u64 {
+    duration.as_micros() as u64
 }
 
 /// A reply as the record has it, and what came of it: gathered while it is settled, written to the event
@@ -228,12 +353,6 @@ pub(crate) struct ReplyRecord {
     pub(crate) usage: Usage,
     pub(crate) notes: Vec<Note>,
     pub(crate) fail_open: Vec<FailOpen>,
-    pub(crate) turn: TurnRecord,
-}
-
-/// What the record has of a turn, or of a refusal that is none.
-#[derive(Default)]
-pub(crate) struct TurnRecord {
     /// What could have been repaired in the refused request.
     pub(crate) refusal: Option<RefusalReport>,
     /// The overflow that the reply shows.
@@ -260,7 +379,13 @@ impl ReplyRecord {
             usage: Usage::default(),
             notes: Vec::new(),
             fail_open: Vec::new(),
-            turn: TurnRecord::default(),
+            refusal: None,
+            overflow: None,
+            measured: None,
+            saved: None,
+            shown_capped: false,
+            window: None,
+            completed: None,
         }
     }
 
@@ -276,9 +401,7 @@ impl ReplyRecord {
     }
 
     fn write(self, event: &mut Exchange) {
-        let TurnRecord { refusal, overflow, measured, saved, shown_capped, window, completed } =
-            self.turn;
-        if let Some(turn) = completed {
+        if let Some(turn) = self.completed {
             event.model = Some(turn.model.clone());
             event.family = Some(turn.family);
             event.thread = Some(turn.position.thread.clone());
@@ -294,12 +417,12 @@ impl ReplyRecord {
         for note in self.notes {
             add_once(&mut event.notes, note);
         }
-        event.refusal = refusal;
-        event.done.overflow = overflow.or(event.done.overflow);
-        event.done.measured = measured.or(event.done.measured);
-        event.saved = saved.or(event.saved);
-        event.shown_capped = shown_capped;
-        event.window = window.or(event.window);
+        event.refusal = self.refusal;
+        event.done.overflow = self.overflow.or(event.done.overflow);
+        event.done.measured = self.measured.or(event.done.measured);
+        event.saved = self.saved.or(event.saved);
+        event.shown_capped = self.shown_capped;
+        event.window = self.window.or(event.window);
     }
 }
 
@@ -334,11 +457,7 @@ impl Drop for ExchangeRecorder {
         let empty = Exchange::begun("".into(), 0, "", "");
         let mut event = std::mem::replace(&mut *self.event, empty);
         event.duration_us = self.began.elapsed().as_micros() as u64;
-        let ResponseMeter { first_byte_us, frames, bytes, side_ns } = self.response;
-        event.first_byte_us = first_byte_us;
-        event.frames = frames;
-        event.response_bytes = bytes;
-        event.response_side_us = side_ns / 1000;
+        std::mem::take(&mut self.meter).write(&mut event);
         if let Some(upload) = &self.upload {
             event.request_bytes += upload.bytes();
         }

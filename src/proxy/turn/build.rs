@@ -9,7 +9,7 @@ use crate::dialect::reply::chain_after;
 use crate::dialect::{Chain, PartKey, PartKind, Reply, Usage, agent};
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
-use crate::proxy::turn::request_info::RequestInfo;
+use crate::proxy::state::request_info::RequestInfo;
 use crate::store::ledgers::OpenedSession;
 use crate::tokens::Tokenizer;
 
@@ -90,32 +90,32 @@ pub(super) fn draft(
     let position = opened.placed.position.clone();
     let measured = planned.measured.as_deref();
     Turn {
-        exchange: prepared.exchange.clone(),
+        exchange: prepared.info.exchange.clone(),
         after: Reply::default().chain_after(position.chain),
         position,
         done: planned.done.clone(),
         response: None,
         at,
         ended: at,
-        upstream: prepared.upstream.name.clone(),
+        upstream: prepared.info.upstream.name.clone(),
         dialect: prepared.conversation.dialect,
-        model: prepared.model_name().into(),
-        family: prepared.model.family,
+        model: prepared.info.model_name().into(),
+        family: prepared.info.model.family,
         purpose: prepared.conversation.purpose,
         estimate: measured.map(|measured| measured.estimate.clone()),
         usage: Usage::default(),
         counted: None,
         stop: None,
         outcome: Outcome::Interrupted,
-        window: prepared.model.window,
-        reserve: prepared.reserve,
+        window: prepared.info.model.window,
+        reserve: prepared.info.reserve,
         sketch: measured.map(|measured| measured.sketch.clone()).unwrap_or_default(),
         reply: Vec::new(),
         anchor_keys: Vec::new(),
         others: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
-        hints: prepared.conversation.hints.clone(),
+        hints: prepared.info.hints.clone(),
         origin: Some(Box::new(opened.origin.clone())),
         carry: None,
     }

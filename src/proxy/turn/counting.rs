@@ -87,13 +87,15 @@ pub(super) fn request_count(
     sent: &OutgoingBody,
 ) -> Option<PendingCount> {
     let near = prepared.plan_request().fillable() as f64 * NEAR;
-    let count = prepared.policy.estimate.count;
+    let count = prepared.info.policy.estimate.count;
     let wanted = match count {
         CountSchedule::Off => false,
         CountSchedule::Cold => estimate.method == EstimateMethod::Estimated,
         CountSchedule::NearThreshold => estimate.tokens as f64 > near,
         CountSchedule::Media => prepared.conversation.parts().any(|part| is_media(part.kind)),
-        CountSchedule::Sample(share) => is_rewritten && draw(prepared.exchange.as_str()) < share,
+        CountSchedule::Sample(share) => {
+            is_rewritten && draw(prepared.info.exchange.as_str()) < share
+        }
     };
     if !wanted || prepared.conversation.purpose != Purpose::Turn {
         return None;
@@ -168,10 +170,10 @@ impl CountRequest {
     ) -> Self {
         Self {
             proxy: proxy.clone(),
-            tenant: prepared.tenant.clone(),
-            upstream: prepared.upstream.clone(),
-            model: prepared.model_name().into(),
-            is_missing: proxy.knows(&prepared.lesson_source(), Lesson::CountMissing),
+            tenant: prepared.info.tenant.clone(),
+            upstream: prepared.info.upstream.clone(),
+            model: prepared.info.model_name().into(),
+            is_missing: proxy.knows(&prepared.info.lesson_source(), Lesson::CountMissing),
             dialect: prepared.conversation.dialect,
             uri: head.uri.clone(),
             headers: head.headers.clone(),

@@ -67,7 +67,7 @@ impl LateReply {
                     record.usage = turn.usage.clone();
                     record.notes.push(Note::ImpossibleCount);
                 }
-                record.turn.completed = Some(turn);
+                record.completed = Some(turn);
                 (record, None)
             }
             Ok(None) | Err(StoreError::Deleted) => (record, None),

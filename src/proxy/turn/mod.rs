@@ -9,4 +9,3 @@ pub(super) mod drafts;
 pub(super) mod late;
 pub(super) mod open;
 pub(super) mod pending;
-pub(super) mod request_info;

@@ -32,9 +32,9 @@ use crate::proxy::response::status::may_not_fit;
 use crate::proxy::response::tap::{CommitFuture, SettleReply};
 use crate::proxy::state::Proxy;
 use crate::proxy::state::calibration;
-use crate::proxy::state::exchange_recorder::{ReplyRecord, TurnRecord};
+use crate::proxy::state::exchange_recorder::ReplyRecord;
+use crate::proxy::state::request_info::RequestInfo;
 use crate::proxy::turn::counting::PendingCount;
-use crate::proxy::turn::request_info::RequestInfo;
 use crate::store::ledgers::{DraftGuard, DraftProgress, OpenedSession};
 use crate::store::lessons::LessonSource;
 use crate::telemetry::FailOpen;
@@ -44,27 +44,22 @@ use crate::tokens::learn::{EstimatorState, Observation};
 /// ms and more, and other streams must not wait for it.
 const LARGE: usize = 32 * 1024;
 
-/// What the head of a response says, which its body does not.
-pub(crate) struct ResponseHead {
-    pub(crate) status: StatusCode,
-    pub(crate) provider_request_id: Option<Box<str>>,
-}
-
 /// The turn of an exchange in flight.
 pub(crate) struct OpenTurn {
     opened: OpenedSession,
-    head: ResponseHead,
+    /// The status and the request id of its response.
+    status: StatusCode,
+    provider_request_id: Option<Box<str>>,
     /// The turn as it would be if nothing more arrived.
     draft: DraftGuard,
-    info: RequestInfo,
+    info: Arc<RequestInfo>,
     body: Arc<RequestBody>,
     counted: Option<PendingCount>,
     /// Messages injected at the end of the request. They are queued again if the reply does not arrive, or if
     /// this is dropped before its end is known.
     undelivered: Option<UndeliveredMessages>,
-    /// The data for calibration, and the calibration before it.
+    /// The data for calibration.
     seen: Option<Box<Observation>>,
-    learned: Arc<EstimatorState>,
     /// Predicts what the next request will contain of it; `None` if it was not measured.
     prospect: Option<CarryOutlook>,
     /// The estimated tokens that were sent.
@@ -79,7 +74,12 @@ pub(crate) struct OpenTurn {
 }
 
 impl PendingExchange {
-    pub(crate) fn open(mut self, proxy: &Arc<Proxy>, head: ResponseHead) -> Box<OpenTurn> {
+    pub(crate) fn open(
+        mut self,
+        proxy: &Arc<Proxy>,
+        status: StatusCode,
+        provider_request_id: Option<Box<str>>,
+    ) -> Box<OpenTurn> {
         // Called when the request was sent for the last time: what was parsed of it is released.
         let undelivered = UndeliveredMessages::with(proxy, &self.opened, self.unsent_messages());
         // From now on, the end of the exchange decides whether they were delivered.
@@ -99,24 +99,24 @@ impl PendingExchange {
         opened.anchor = None;
         let overlay = &planned.sent;
         // Reasoning that was made after some that we put back needs it there, whatever policy says now.
-        let records =
-            prepared.policy.reasoning.reinject != ReinjectPolicy::Off || overlay.has_put_back();
+        let records = prepared.info.policy.reasoning.reinject != ReinjectPolicy::Off
+            || overlay.has_put_back();
         let forwarded = match records {
             true => Some(ForwardedPrefix { prefix: overlay.chain(), order: overlay.thought() }),
             false => None,
         };
         Box::new(OpenTurn {
             opened,
-            head,
+            status,
+            provider_request_id,
             draft,
-            info: RequestInfo::new(&prepared),
+            info: prepared.info.clone(),
             body: RequestBody::new(prepared.body.clone()),
             counted,
             undelivered,
             prospect: planned.prospect(&prepared),
             sums: planned.part_sums(),
             seen: planned.measured.as_mut().and_then(|measured| measured.seen.take()),
-            learned: prepared.learned.clone(),
             forwarded,
             may_make_room,
             content,
@@ -129,7 +129,7 @@ impl PendingExchange {
         let placed = self.opened.placed.clone();
         async move {
             let is_large = prepared.body.len() > OFF_THREAD;
-            let tenant = prepared.tenant.clone();
+            let tenant = prepared.info.tenant.clone();
             // Only what the request adds to its parent: the rest is stored with earlier turns.
             long_work_if(is_large, tenant.as_ref(), move || {
                 ExchangeContent::of_request(&prepared.conversation, &prepared.body, &placed, most)
@@ -169,12 +169,9 @@ impl OpenTurn {
         // A refusal is no turn; requests that wait for this one may continue.
         let turn = self.draft.turn();
         let overflow = self.overflow_in(&turn, record.has_body, &reply);
-        record.turn = TurnRecord {
-            refusal: self.info.refusal(self.head.status.as_u16(), reply.error.as_ref()),
-            overflow,
-            window: overflow.and_then(|overflow| overflow.reported.window),
-            ..TurnRecord::default()
-        };
+        record.refusal = self.info.refusal(self.status.as_u16(), reply.error.as_ref());
+        record.overflow = overflow;
+        record.window = overflow.and_then(|overflow| overflow.reported.window);
         Box::pin(self.learn_from_refusal(proxy, reply, turn.estimate, overflow.is_some()))
     }
 
@@ -200,16 +197,13 @@ impl OpenTurn {
         turn.done.overflow = turn.done.overflow.or(overflow);
         turn.usage = reply.usage.clone();
         turn.measure_removed(self.opened.placed.parent.as_deref());
-        record.turn = TurnRecord {
-            overflow,
-            measured: turn.done.measured,
-            saved: Some(self.saved(&turn, &proxy)),
-            shown_capped: ContextView::after(&turn).breakdown.capped,
-            ..TurnRecord::default()
-        };
+        record.overflow = overflow;
+        record.measured = turn.done.measured;
+        record.saved = Some(self.saved(&turn, &proxy));
+        record.shown_capped = ContextView::after(&turn).breakdown.capped;
         let ending = ExchangeEnding {
             ended: now(),
-            provider_request_id: self.head.provider_request_id.clone(),
+            provider_request_id: self.provider_request_id.clone(),
             outcome: record.outcome,
         };
         Box::pin(async move {
@@ -229,10 +223,10 @@ impl OpenTurn {
         reply: Reply,
     ) -> Option<FailOpen> {
         let sample = self.calibration_sample(&turn, &ending, &reply);
-        let applied = sample.map(|sample| sample.applied_to(&self.learned));
+        let applied = sample.map(|sample| sample.applied_to(&self.info.learned));
         let learned = match &applied {
             Some(applied) => applied.after.clone(),
-            None => self.learned.clone(),
+            None => self.info.learned.clone(),
         };
         let limits = proxy.config.content;
         let at = turn.at;
@@ -259,7 +253,7 @@ impl OpenTurn {
         draft.release();
         if let Some(applied) = applied {
             // Backends of a router count alike: only what they refuse differs.
-            let source = LessonSource { model: &info.model_name, ..info.lesson_source() };
+            let source = LessonSource { model: info.model_name(), ..info.lesson_source() };
             proxy.calibration.learn(&proxy.ledgers, &source, &applied);
         }
         if stored.is_ok()
@@ -352,13 +346,13 @@ impl OpenTurn {
         let error = lessons::RefusalResponse::InReply { status, error };
         let tenant = self.info.tenant.as_ref();
         let refused =
-            QuotableRequest { tenant, body: &body, model: &self.info.model_name, head: None };
+            QuotableRequest { tenant, body: &body, model: self.info.model_name(), head: None };
         lessons::taught(error, &refused).await
     }
 
     fn overflow_in(&self, turn: &Turn, has_body: bool, reply: &Reply) -> Option<OverflowReport> {
         // Only of a refusal that was forwarded unread; any other was judged before.
-        let status = self.head.status;
+        let status = self.status;
         if self.may_make_room || turn.done.overflow.is_some() || !may_not_fit(status) {
             return None;
         }
@@ -387,7 +381,7 @@ impl OpenTurn {
         let counted = self.counted.as_ref().and_then(PendingCount::arrived);
         // Another model may have answered.
         let input =
-            SavingsInput::from_turn(turn, parent, |model| match model == &*info.model_name {
+            SavingsInput::from_turn(turn, parent, |model| match model == info.model_name() {
                 true => info.model.price,
                 false => info.upstream.price.or_else(|| proxy.catalogue.model(model, "").price),
             });
@@ -398,7 +392,7 @@ impl OpenTurn {
         // Before anything is concluded from them.
         let info = &self.info;
         // What was learned may be less than the truth; a beta may allow more.
-        let window = proxy.catalogue.largest_window(&info.model_name, info.upstream.window);
+        let window = proxy.catalogue.largest_window(info.model_name(), info.upstream.window);
         let window = window.map(|window| window.max(info.model.window));
         if !reply.usage.clone().forget_impossible(CountLimit::new(window, None)) {
             return; // as nearly always
@@ -430,7 +424,7 @@ impl OpenTurn {
         if !demands && !overflows {
             return None;
         }
-        let status = self.head.status.as_u16();
+        let status = self.status.as_u16();
         let taught = self.taught(status, error).await;
         let info = &self.info;
         let window = info.window_to_learn(&taught, size(estimate.as_ref()), &proxy);

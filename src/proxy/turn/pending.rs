@@ -9,13 +9,11 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use futures_util::FutureExt;
 use http::request;
 
 use super::{build, drafts};
 use crate::clock::now;
-use crate::context::budget::ClassicEstimate;
 use crate::context::inject::{self, DeliveryFailure};
 use crate::context::overflow::{self, OverflowReport, OverflowSign};
 use crate::context::policy::{Mode, ReportedUsage};
@@ -26,14 +24,13 @@ use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::{Refusal, RepairCause};
 use crate::dialect::{PartKey, Purpose};
 use crate::proxy::http::body::OutgoingBody;
-use crate::proxy::plan::planned_request::{PlannedRequest, PlannedRewrite, RepairedPlan};
+use crate::proxy::plan::planned_request::{PlannedRequest, RepairedPlan};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::plan::undelivered::{UndeliveredMessages, requeue};
 use crate::proxy::response::usage_rewrite::UsageAddition;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::counting::{self, PendingCount};
-use crate::proxy::turn::request_info::RequestInfo;
 use crate::store::ledgers::{DraftGuard, OpenedSession, SessionHandle};
 use crate::telemetry::{OpenExchange, RefusalOutcome};
 
@@ -95,7 +92,7 @@ impl PendingExchange {
 
     pub(crate) fn add_summary_wait(&mut self, waited: Duration, recorder: &mut ExchangeRecorder) {
         self.summary_wait += waited;
-        recorder.event.compaction_wait_us = Some(self.summary_wait.as_micros() as u64);
+        recorder.meter.summary_wait = Some(self.summary_wait);
     }
 
     pub(crate) fn prepared(&self) -> &PreparedRequest {
@@ -126,7 +123,7 @@ impl PendingExchange {
     pub(crate) fn open_exchange(&self, at: Millis) -> Option<OpenExchange> {
         let scope = &self.opened.scope;
         Some(OpenExchange {
-            id: self.prepared.exchange.clone(),
+            id: self.prepared.info.exchange.clone(),
             tenant: scope.tenant.clone(),
             session: scope.session.clone(),
             thread: self.opened.placed.position.thread.clone(),
@@ -136,15 +133,13 @@ impl PendingExchange {
         })
     }
 
-    pub(crate) fn classic(&self) -> Option<&ClassicEstimate> {
-        self.planned.measured.as_ref()?.classic.as_ref()
-    }
-
-    pub(crate) fn rewrite(&self) -> Option<PlannedRewrite> {
-        self.planned.rewrite(&self.prepared)
-    }
-
-    pub(crate) async fn set_sent_as_original(&mut self, recorder: &mut ExchangeRecorder) {
+    /// `cause`: why it was sent again, if it had been rewritten.
+    pub(crate) async fn set_sent_as_original(
+        &mut self,
+        cause: Option<RefusalCause>,
+        recorder: &mut ExchangeRecorder,
+    ) {
+        self.planned.done.resent = cause;
         let unmeasured = self.planned.set_sent_as_original(&self.prepared).await;
         if let Some(why) = unmeasured {
             recorder.record_fail_open(why);
@@ -152,8 +147,7 @@ impl PendingExchange {
         if let Some(count) = &mut self.counted {
             count.set_replaced();
         }
-        recorder.event.estimate = self.estimate().cloned();
-        recorder.event.classic = self.classic().cloned();
+        self.record_plan(recorder);
     }
 
     /// `taught`: the lessons of the same message.
@@ -165,16 +159,16 @@ impl PendingExchange {
         recorder: &mut ExchangeRecorder,
     ) {
         let overflowed = OverflowReport { sign, reported: overflow, saved: false };
-        recorder.event.done.overflow = Some(overflowed);
         self.planned.done.overflow = Some(overflowed);
+        self.record_plan(recorder);
         // The window in the message applies to this request, and is learned if the message teaches it.
         let Some(window) = overflow.window else { return };
         let proxy = recorder.proxy.clone();
-        let prepared = Arc::make_mut(&mut self.prepared);
-        let believed = prepared.set_named_window(window, proxy.config.output_reserve);
-        recorder.event.window = Some(window);
+        let info = Arc::make_mut(&mut Arc::make_mut(&mut self.prepared).info);
+        let believed = info.set_named_window(window, proxy.config.output_reserve);
+        recorder.record_request(&self.prepared.info);
         let estimate = self.estimate().map(|estimate| (estimate.tokens, estimate.method));
-        let info = RequestInfo::new(&self.prepared);
+        let info = self.prepared.info.clone();
         let Some(window) = info.window_to_learn(taught, estimate, &proxy) else { return };
         let timeout = Duration::from_millis(proxy.config.limits.store_ms);
         let learning = tokio::spawn(async move {
@@ -191,12 +185,12 @@ impl PendingExchange {
     ) -> bool {
         let parts = &self.prepared.conversation;
         let Some(estimate) = self.estimate() else { return false };
-        let pictures = &self.prepared.model.pictures;
+        let pictures = &self.prepared.info.model.pictures;
         let is_wild = overflow::contradicts(overflow, estimate, parts, pictures);
         // The message must be about something else. Nothing is learned from it, which is counted.
         if is_wild {
             let size = Some((estimate.tokens, estimate.method));
-            let _ = RequestInfo::new(&self.prepared).window_to_learn(taught, size, &recorder.proxy);
+            let _ = self.prepared.info.window_to_learn(taught, size, &recorder.proxy);
         }
         is_wild
     }
@@ -204,7 +198,7 @@ impl PendingExchange {
     pub(crate) fn confirms(&self, stated: &Overflow) -> bool {
         // Whether the numbers in a message, which has nothing else to say, may be those of this request.
         let conversation = &self.prepared.conversation;
-        let pictures = &self.prepared.model.pictures;
+        let pictures = &self.prepared.info.model.pictures;
         self.estimate().is_some_and(|estimate| {
             !overflow::contradicts(stated, estimate, conversation, pictures)
         })
@@ -221,9 +215,9 @@ impl PendingExchange {
         let max_output = taught
             .max_output()
             .filter(|limit| requested.is_some_and(|requested| requested > *limit));
-        let info = RequestInfo::new(&self.prepared);
+        let info = self.prepared.info.clone();
         let proxy = recorder.proxy.clone();
-        proxy.count_quoted(&self.prepared.upstream.name, taught);
+        proxy.count_quoted(&self.prepared.info.upstream.name, taught);
         // Once the provider accepted a request with no more than that, no other request is to be refused for
         // it.
         let Some(max_output) = max_output else { return };
@@ -239,49 +233,47 @@ impl PendingExchange {
     }
 
     pub(crate) fn allows_repair(&self, cause: RepairCause) -> bool {
-        self.prepared.policy.heal.causes.contains(&cause)
+        self.prepared.info.policy.heal.causes.contains(&cause)
     }
 
     /// `before`: the form with the repairs so far. `None` if there is no repair, or it could not be saved.
     pub(crate) async fn repair(
         &mut self,
         refusal: &Refusal,
-        before: Option<&RevisedRequest>,
+        before: Option<&PlannedRequest>,
         recorder: &mut ExchangeRecorder,
-    ) -> Option<RepairedRequest> {
+    ) -> Option<RepairedPlan> {
         if repair::is_of_window(refusal) {
             Arc::make_mut(&mut self.prepared).set_counted_input(refusal.count);
         }
         let proxy = recorder.proxy.clone();
         let prepared = self.prepared.clone();
-        let base = before.map_or(&self.planned, |before| &before.planned);
+        let base = before.unwrap_or(&self.planned);
         let repairing = base.repaired(&proxy, &prepared, &self.opened, refusal);
         let repaired = AssertUnwindSafe(repairing).catch_unwind().await.ok();
-        let RepairedPlan { planned, decisions } =
-            match repaired.unwrap_or(Err(RefusalOutcome::NoRepair)) {
-                Ok(repaired) => repaired,
-                Err(why) => {
-                    recorder.report_refusal(&[refusal.cause], why);
-                    return None;
-                }
-            };
-        Some(RepairedRequest { revised: RevisedRequest::new(&prepared, planned), decisions })
+        match repaired.unwrap_or(Err(RefusalOutcome::NoRepair)) {
+            Ok(repaired) => Some(repaired),
+            Err(why) => {
+                recorder.report_refusal(&[refusal.cause], why);
+                None
+            }
+        }
     }
 
     pub(crate) fn set_repaired(
         &mut self,
-        repaired: RevisedRequest,
+        repaired: PlannedRequest,
         healed: &[RepairCause],
         recorder: &mut ExchangeRecorder,
     ) {
         self.replace(repaired);
         self.planned.done.healed = healed.to_vec();
-        self.update_event(recorder);
+        self.record_plan(recorder);
     }
 
     pub(crate) fn set_room(
         &mut self,
-        room: RevisedRequest,
+        room: PlannedRequest,
         accepted: bool,
         recorder: &mut ExchangeRecorder,
     ) {
@@ -289,24 +281,22 @@ impl PendingExchange {
         self.replace(room);
         self.planned.done.overflow =
             overflow.map(|overflow| OverflowReport { saved: accepted, ..overflow });
-        self.update_event(recorder);
+        self.record_plan(recorder);
     }
 
-    fn replace(&mut self, revised: RevisedRequest) {
-        self.planned = revised.planned;
+    fn replace(&mut self, revised: PlannedRequest) {
+        self.planned = revised;
         if let Some(count) = &mut self.counted {
             count.set_replaced();
         }
     }
 
-    fn update_event(&self, recorder: &mut ExchangeRecorder) {
-        recorder.event.done = self.planned.done.clone();
-        recorder.event.estimate = self.estimate().cloned();
-        recorder.event.classic = self.classic().cloned();
+    pub(crate) fn record_plan(&self, recorder: &mut ExchangeRecorder) {
+        recorder.record_plan(&self.planned.done, self.planned.measured.as_deref());
     }
 
     pub(crate) fn may_overflow(&self) -> bool {
-        let model = &self.prepared.model;
+        let model = &self.prepared.info.model;
         // Above half of the window, or if that is unknown, above what every window holds.
         let least = if model.known { model.window / 2 } else { overflow::ANY_HOLDS };
         let is_turn = self.prepared.conversation.purpose == Purpose::Turn;
@@ -329,40 +319,35 @@ impl PendingExchange {
         made.count() > made.repaired + made.removed || decisions.takes_out_unrefused()
     }
 
-    pub(crate) async fn as_last_accepted(&mut self, cause: RefusalCause) -> Option<RevisedRequest> {
+    pub(crate) async fn as_last_accepted(&mut self, cause: RefusalCause) -> Option<PlannedRequest> {
         // What the refusal says about the model already applies to the form of the last accepted request.
         if cause == RefusalCause::Bound {
-            Arc::make_mut(&mut self.prepared).set_bound();
+            Arc::make_mut(&mut Arc::make_mut(&mut self.prepared).info).set_bound();
         }
         let replanning = self.planned.without_own_decisions(&self.prepared, cause);
-        let planned = AssertUnwindSafe(replanning).catch_unwind().await.ok().flatten()?;
-        Some(RevisedRequest::new(&self.prepared, planned))
+        AssertUnwindSafe(replanning).catch_unwind().await.ok().flatten()
     }
 
     /// Returns the keys of the decisions that the form left out, which are void.
     pub(crate) fn set_sent_as_last_accepted(
         &mut self,
-        revised: RevisedRequest,
+        revised: PlannedRequest,
         cause: RefusalCause,
         recorder: &mut ExchangeRecorder,
     ) -> Vec<PartKey> {
-        let void = self.planned.decided_beyond(Some(&revised.planned), &self.prepared.exchange);
+        let void = self.planned.decided_beyond(Some(&revised), &self.prepared.info.exchange);
         self.replace(revised);
         self.planned.done.revoked = Some(cause);
-        self.update_event(recorder);
+        self.record_plan(recorder);
         void
     }
 
-    pub(crate) fn room_decisions(&self, room: &RevisedRequest) -> Vec<PartKey> {
-        room.planned.decided_beyond(Some(&self.planned), &self.prepared.exchange)
+    pub(crate) fn room_decisions(&self, room: &PlannedRequest) -> Vec<PartKey> {
+        room.decided_beyond(Some(&self.planned), &self.prepared.info.exchange)
     }
 
     pub(crate) fn own_decisions(&self) -> Vec<PartKey> {
-        self.planned.decided_beyond(None, &self.prepared.exchange)
-    }
-
-    pub(crate) fn set_resent(&mut self, cause: RefusalCause) {
-        self.planned.done.resent = Some(cause);
+        self.planned.decided_beyond(None, &self.prepared.info.exchange)
     }
 
     pub(crate) fn set_blamed(&mut self) {
@@ -375,7 +360,7 @@ impl PendingExchange {
         let position = &mut self.opened.placed.position;
         position.suspended = Some(at);
         let suspension = Suspension {
-            exchange: self.prepared.exchange.clone(),
+            exchange: self.prepared.info.exchange.clone(),
             thread: position.thread.clone(),
             parent: position.parent.clone(),
             at,
@@ -393,7 +378,7 @@ impl PendingExchange {
         }
         let position = &self.opened.placed.position;
         let revocation = Revocation {
-            exchange: self.prepared.exchange.clone(),
+            exchange: self.prepared.info.exchange.clone(),
             thread: position.thread.clone(),
             parent: position.parent.clone(),
             at: now(),
@@ -407,7 +392,7 @@ impl PendingExchange {
     pub(crate) fn usage_addition(&self, hides_diagnosis: bool) -> Option<UsageAddition> {
         let done = &self.planned.done;
         let mut tokens = 0;
-        if self.prepared.policy.client_usage == ReportedUsage::Unpruned && done.is_sent() {
+        if self.prepared.info.policy.client_usage == ReportedUsage::Unpruned && done.is_sent() {
             let removed_tokens = done.tokens_removed.saturating_add(done.tokens_compacted);
             tokens = removed_tokens.saturating_sub(done.tokens_added);
         }
@@ -427,7 +412,7 @@ impl PendingExchange {
             true => DeliveryFailure::Refused,
             false => DeliveryFailure::NoReply,
         };
-        inject::requeue(&self.planned.known, &self.prepared.exchange, now(), failure)
+        inject::requeue(&self.planned.known, &self.prepared.info.exchange, now(), failure)
     }
 
     pub(crate) async fn requeue_messages(&mut self, proxy: &Proxy) {
@@ -448,37 +433,8 @@ impl PendingExchange {
     }
 }
 
-/// A request with a repair, and the keys of the decisions of that repair.
-pub(crate) struct RepairedRequest {
-    pub(crate) revised: RevisedRequest,
-    pub(crate) decisions: Vec<PartKey>,
-}
-
 /// A fact, and the session that it is stored in.
 pub(crate) struct SessionFact {
     pub(crate) session: SessionHandle,
     pub(crate) fact: Fact,
-}
-
-/// A request that was planned again after a refusal, and is not sent yet.
-pub(crate) struct RevisedRequest {
-    /// The body, decompressed.
-    plain: Bytes,
-    /// The beta that the head has to list.
-    beta: Option<&'static str>,
-    pub(crate) planned: PlannedRequest,
-}
-
-impl RevisedRequest {
-    pub(crate) fn new(prepared: &PreparedRequest, planned: PlannedRequest) -> Self {
-        Self { plain: prepared.body.clone(), beta: planned.beta(prepared), planned }
-    }
-
-    pub(crate) fn rewrite(&self) -> PlannedRewrite {
-        PlannedRewrite {
-            plain: self.plain.clone(),
-            edits: self.planned.edits.clone(),
-            beta: self.beta,
-        }
-    }
 }

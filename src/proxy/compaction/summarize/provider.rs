@@ -28,7 +28,7 @@ impl SummaryJob {
         point: &CutPoint,
         spent: &mut Usage,
     ) -> Result<CompactionRecord, SummaryError> {
-        let window = self.prepared.model.window;
+        let window = self.prepared.info.model.window;
         let output = OUTPUT.min(window / 6);
         // The chunk's share of the request's total, which is more exact than the sum of parts.
         let all: u64 = self.parts.iter().map(|part| u64::from(part.tokens)).sum();
@@ -52,7 +52,7 @@ impl SummaryJob {
         };
         add(spent, &written.usage);
         if written.raw.len() as u64
-            > self.prepared.policy.compact.max_bytes.saturating_mul(ENVELOPE)
+            > self.prepared.info.policy.compact.max_bytes.saturating_mul(ENVELOPE)
         {
             return Err(SummaryError::Rejected);
         }
@@ -71,7 +71,7 @@ impl SummaryJob {
         // The provider's own instructions are better than ours, unless there is something to focus on.
         let has_focus = self.focuses().next().is_some();
         let instruction = has_focus.then(|| self.instruction());
-        let (size, tenant) = (prepared.body.len(), self.prepared.tenant.as_ref());
+        let (size, tenant) = (prepared.body.len(), self.prepared.info.tenant.as_ref());
         let made = off_thread(size.max(OFF_THREAD + 1), tenant, move || {
             let slices = splice(&prepared.body, edits).ok()?;
             let body = Bytes::from(slices.concat());
@@ -88,7 +88,8 @@ impl SummaryJob {
         let uri = Uri::from_parts(parts).map_err(|_| SummaryError::Rejected)?;
         let response = self.send(SummaryAuthor::Provider, None, uri, body).await?;
         let status = response.status();
-        let most = usize::try_from(self.prepared.policy.compact.max_bytes).unwrap_or(usize::MAX);
+        let most =
+            usize::try_from(self.prepared.info.policy.compact.max_bytes).unwrap_or(usize::MAX);
         let body = Limited::new(response.into_body(), most.saturating_mul(FRAMING));
         let read = body.collect().await.map_err(|_| SummaryError::Upstream)?.to_bytes();
         match status {
@@ -116,13 +117,13 @@ impl SummaryJob {
         // request.
         let error = lessons::RefusalResponse::Refused { status: status.as_u16(), body };
         let refused = QuotableRequest {
-            tenant: self.prepared.tenant.as_ref(),
+            tenant: self.prepared.info.tenant.as_ref(),
             body: &self.prepared.body,
-            model: self.prepared.model_name(),
+            model: self.prepared.info.model_name(),
             head: Some(&self.head),
         };
         let taught = lessons::taught(error, &refused).await;
-        self.proxy.count_quoted(&self.prepared.upstream.name, &taught);
+        self.proxy.count_quoted(&self.prepared.info.upstream.name, &taught);
         match taught.holds(Lesson::CompactionRefused) {
             true => self.learn_not_offered().await,
             false => SummaryError::NotOffered,
@@ -131,7 +132,9 @@ impl SummaryJob {
 
     /// Remembers that this upstream does not compact this model's context.
     async fn learn_not_offered(&self) -> SummaryError {
-        self.proxy.learn(&self.prepared.lesson_source(), Lesson::CompactionRefused, None).await;
+        self.proxy
+            .learn(&self.prepared.info.lesson_source(), Lesson::CompactionRefused, None)
+            .await;
         SummaryError::NotOffered
     }
 }

@@ -43,7 +43,8 @@ impl SummaryJob {
             return Err(self.why_refused(response).await);
         }
         let dialect: Dialect = self.prepared.conversation.dialect;
-        let most = usize::try_from(self.prepared.policy.compact.max_bytes).unwrap_or(usize::MAX);
+        let most =
+            usize::try_from(self.prepared.info.policy.compact.max_bytes).unwrap_or(usize::MAX);
         let limit = most.saturating_mul(FRAMING);
         let (status, memory) = (status.as_u16(), self.proxy.memory.clone());
         let mut reading =
@@ -80,9 +81,9 @@ impl SummaryJob {
         }
         let error = lessons::RefusalResponse::Refused { status, body: &body };
         let refused = QuotableRequest {
-            tenant: self.prepared.tenant.as_ref(),
+            tenant: self.prepared.info.tenant.as_ref(),
             body: &self.prepared.body,
-            model: self.prepared.model_name(),
+            model: self.prepared.info.model_name(),
             head: Some(&self.head),
         };
         let taught = lessons::taught(error, &refused).await;
@@ -99,7 +100,7 @@ impl SummaryJob {
     ) -> Result<Response<OutgoingBody>, SummaryError> {
         let mut head = self.head.clone();
         head.uri = uri;
-        let from = &self.prepared.upstream;
+        let from = &self.prepared.info.upstream;
         let (to, credentials) = (other.unwrap_or(from), &self.proxy.credentials);
         head.headers = questions::headers(&head.headers, from, to, credentials);
         let is_block = |compact: &CompactionRecord| compact.by == SummaryAuthor::Provider;

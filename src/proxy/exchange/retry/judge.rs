@@ -195,9 +195,9 @@ impl Retry<'_> {
         let error = lessons::RefusalResponse::Refused { status, body: &refused.start };
         let prepared = pending.prepared();
         let refused = QuotableRequest {
-            tenant: prepared.tenant.as_ref(),
+            tenant: prepared.info.tenant.as_ref(),
             body: &prepared.body,
-            model: prepared.model_name(),
+            model: prepared.info.model_name(),
             head: Some(&self.original.head),
         };
         lessons::taught(error, &refused).await

@@ -11,8 +11,8 @@ use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::RepairCause;
 use crate::proxy::state::Proxy;
+use crate::proxy::state::request_info::RequestInfo;
 use crate::proxy::turn::pending::SessionFact;
-use crate::proxy::turn::request_info::RequestInfo;
 use crate::telemetry::{LessonOutcome, RefusalOutcome};
 
 impl Retry<'_> {
@@ -30,7 +30,7 @@ impl Retry<'_> {
         if let AttemptFinding::ChangeRefused(cause)
         | AttemptFinding::OwnDecisionsRefused { cause, accepted: true } = finding
         {
-            self.recorder.event.refused = Some(cause);
+            self.recorder.record_refused(cause);
         }
         let consequence = finding.consequence(self.context());
         let fact = consequence.revokes.and_then(|scope| self.revocation(scope, left_out, seen));
@@ -99,12 +99,10 @@ impl Retry<'_> {
     }
 
     async fn record_original_sent(&mut self, cause: RefusalCause) {
-        self.recorder.event.done.resent = if self.is_rewritten { Some(cause) } else { None };
-        self.recorder.clear_spared();
-        let Some(pending) = &mut self.pending else { return };
-        pending.set_sent_as_original(self.recorder).await;
-        if self.is_rewritten {
-            pending.set_resent(cause);
+        let cause = if self.is_rewritten { Some(cause) } else { None };
+        self.recorder.record_resent(cause);
+        if let Some(pending) = &mut self.pending {
+            pending.set_sent_as_original(cause, self.recorder).await;
         }
     }
 
@@ -147,7 +145,7 @@ struct RefusalLessons {
 }
 
 impl RefusalLessons {
-    async fn store_in_time(self, proxy: &Arc<Proxy>, info: &RequestInfo) {
+    async fn store_in_time(self, proxy: &Arc<Proxy>, info: &Arc<RequestInfo>) {
         if self.lesson.is_none() && self.fact.is_none() {
             return;
         }
@@ -157,7 +155,7 @@ impl RefusalLessons {
         let _ = tokio::time::timeout(timeout, keeping).await;
     }
 
-    async fn store(self, proxy: Arc<Proxy>, info: RequestInfo) {
+    async fn store(self, proxy: Arc<Proxy>, info: Arc<RequestInfo>) {
         if let Some(SessionFact { session, fact }) = self.fact {
             let _ = proxy.ledgers.store_fact(&session, fact).await;
         }

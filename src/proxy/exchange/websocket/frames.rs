@@ -20,13 +20,13 @@ use crate::context::Outcome;
 use crate::dialect::reading::SocketReader;
 use crate::dialect::{Dialect, Reply};
 use crate::proxy::exchange::client_request::ClientRequest;
+use crate::proxy::exchange::live_exchange::{LiveExchange, Received};
 use crate::proxy::http::connection::ClientConnection;
 use crate::proxy::http::memory::HeldMemory;
 use crate::proxy::offload::{OFF_THREAD, long_work};
 use crate::proxy::plan::body_reader::ParsedBody;
 use crate::proxy::state::exchange_recorder::{ExchangeRecorder, ReplyRecord};
 use crate::proxy::state::{Proxy, ServingPhase};
-use crate::proxy::turn::open::ResponseHead;
 use crate::telemetry::{FailOpen, GaugeGuard, MemoryKind};
 use crate::wire::memory::Memory as _;
 use crate::wire::websocket::{FrameError, MessageDecoder, negotiated};
@@ -346,12 +346,11 @@ impl FrameObserverState {
         let mut request = Request::new(());
         *request.uri_mut() = client_request.path().parse().unwrap_or_default();
         let mut recorder = ExchangeRecorder::open(proxy, &request, client, phase.clone());
-        recorder.event.upstream = Some(upstream.name.clone());
-        let id = &self.connection.provider_request_id;
-        recorder.event.provider_request_id.clone_from(id);
-        recorder.event.dialect = client_request.dialect;
-        recorder.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
-        recorder.event.streamed = true;
+        recorder.record_endpoint(client_request.dialect, None);
+        recorder.record_upstream(upstream);
+        recorder.record_provider_request_id(self.connection.provider_request_id.as_deref());
+        recorder.record_status(StatusCode::SWITCHING_PROTOCOLS);
+        recorder.record_streamed();
         recorder
     }
 }
@@ -426,7 +425,7 @@ impl SocketConversation {
         });
         let Some((number, parsed)) = request else { return };
         let mut recorder = shared.recorder();
-        recorder.event.request_bytes = message.len() as u64;
+        recorder.meter.request_bytes = message.len() as u64;
         let Some(permit) = permit else {
             return recorder.record_fail_open(FailOpen::AnalysisBudget);
         };
@@ -468,32 +467,34 @@ impl SocketConversation {
 async fn record_exchange(
     connection: Arc<SocketConnection>,
     read: Result<ParsedBody, FailOpen>,
-    mut recorder: ExchangeRecorder,
+    recorder: ExchangeRecorder,
     _guards: (OwnedSemaphorePermit, GaugeGuard),
     answered: oneshot::Receiver<(Reply, Outcome)>,
 ) {
-    let pending = match read {
+    let mut exchange = LiveExchange {
+        recorder,
+        client: connection.client_request.clone(),
+        upstream: connection.upstream.clone(),
+        phase: Received,
+    };
+    let mut pending = None;
+    match read {
         Ok(parsed) => {
-            recorder.record_notes(parsed.conversation.notes.iter().copied());
-            let SocketConnection { client_request, upstream, .. } = &*connection;
-            let placing = client_request.place_and_plan(upstream, parsed, None, &mut recorder);
-            let placed = AssertUnwindSafe(placing).catch_unwind().await;
-            placed
-                .map_err(|_| recorder.record_fail_open(FailOpen::Panicked))
-                .unwrap_or_default()
-                .pending
+            exchange.recorder.record_notes(parsed.conversation.notes.iter().copied());
+            let placing = exchange.place_and_plan(parsed, None);
+            match AssertUnwindSafe(placing).catch_unwind().await {
+                Ok(plan) => pending = plan.pending,
+                Err(_) => exchange.recorder.record_fail_open(FailOpen::Panicked),
+            }
         }
-        Err(why) => {
-            recorder.record_fail_open(why);
-            None
-        }
-    };
+        Err(why) => exchange.recorder.record_fail_open(why),
+    }
+    let mut recorder = exchange.recorder;
     let proxy = recorder.proxy.clone();
-    let response_head = ResponseHead {
-        status: StatusCode::SWITCHING_PROTOCOLS,
-        provider_request_id: connection.provider_request_id.clone(),
-    };
-    let settle = pending.map(|pending| pending.open(&proxy, response_head).settle(proxy));
+    let settle = pending.map(|pending| {
+        let id = connection.provider_request_id.clone();
+        pending.open(&proxy, StatusCode::SWITCHING_PROTOCOLS, id).settle(proxy)
+    });
     // Dropped: treated as if the client had left before any reply.
     let Ok((reply, outcome)) = answered.await else { return };
     let has_body = true;

@@ -34,7 +34,7 @@ pub(crate) async fn carry(
     let mut phase = recorder.phase.clone();
     let Ok(client) = client.await else { return };
     let Ok(upstream) = upstream.await else {
-        recorder.event.outcome = Outcome::UpstreamFailed;
+        recorder.record_outcome(Outcome::UpstreamFailed);
         return;
     };
     let (from_client, to_client) = tokio::io::split(TokioIo::new(client));
@@ -81,9 +81,9 @@ pub(crate) async fn carry(
     {
         recorder.record_fail_open(why);
     }
-    recorder.event.request_bytes = up;
-    recorder.response.bytes = down;
-    recorder.event.outcome = outcome;
+    recorder.meter.request_bytes = up;
+    recorder.meter.response_bytes = down;
+    recorder.record_outcome(outcome);
 }
 
 async fn drained(phase: &mut watch::Receiver<ServingPhase>, frames: Option<&FrameObserver>) {

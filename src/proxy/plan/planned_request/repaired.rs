@@ -90,7 +90,7 @@ impl PlannedRequest {
         // Images are decoded off the async threads, for one request at a time; if that would take too long, the
         // text is used.
         let room = opened.room_for_pictures();
-        let tenant = prepared.tenant.as_ref();
+        let tenant = prepared.info.tenant.as_ref();
         let prepared = prepared.clone();
         let decisions = self.known.clone();
         let refusal = refusal.clone();

@@ -6,7 +6,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-use super::{PlanBasis, PlannedRequest, replay, save};
+use super::{PlannedRequest, save};
 use crate::config::Mode;
 use crate::context::plan::{PlanRequest, RecordedDecisions};
 use crate::context::{Fact, compact, prune};
@@ -56,18 +56,18 @@ impl PlannedRequest {
         let saved = save(proxy, opened, cuts, self.known.epoch).await.ok()?;
         let mut decisions = self.known.clone();
         Arc::make_mut(&mut decisions).add(saved);
-        let replayed = replay(prepared, &decisions, self.anchor.as_ref()).await.ok()?;
-        // What was given up before is not cut again: then it is the same as before.
-        if replayed.plan.edits.is_empty() || *replayed.plan.edits == *self.edits {
-            return None;
-        }
-        let basis = PlanBasis {
+        let pruned = Self {
             known: decisions,
             before: self.before.clone(),
-            declined: Vec::new(),
             anchor: self.anchor.clone(),
+            ..Self::default()
         };
-        Some(Self::new(prepared, basis, replayed).in_place_of(self))
+        let pruned = pruned.replayed(prepared).await.ok()?;
+        // What was given up before is not cut again: then it is the same as before.
+        if pruned.edits.is_empty() || pruned.edits == self.edits {
+            return None;
+        }
+        Some(pruned.in_place_of(self))
     }
 
     /// Without the reasoning that is bound to what was cut. `None` if there is none, or it could not be saved.

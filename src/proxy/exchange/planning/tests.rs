@@ -3,6 +3,8 @@ use hyper_util::client::proxy::matcher::Matcher;
 use tokio::sync::watch;
 
 use super::*;
+use crate::dialect::Dialect;
+use crate::proxy::exchange::client_request::ClientRequest;
 use crate::proxy::offload::AllPermits;
 use crate::proxy::state::ServingPhase;
 use crate::proxy::tests::{config, upstream};
@@ -30,16 +32,17 @@ async fn late_plans_are_no_panics() {
     for can_change in [true, false] {
         let mut reported = telemetry.subscribe();
         let request = Request::post("/v1/messages").header("x-api-key", "k").body(()).unwrap();
-        let mut recorder =
-            ExchangeRecorder::open(&proxy, &request, &Arc::default(), watching.clone());
+        let recorder = ExchangeRecorder::open(&proxy, &request, &Arc::default(), watching.clone());
         let (head, ()) = request.into_parts();
-        let client_request = ClientRequest::new(&head);
-        let reader = client_request.reader(Dialect::Anthropic, &proxy, &proxy.memory);
+        let client = Arc::new(ClientRequest::new(&head));
+        let upstream = upstream.clone();
+        let mut exchange = LiveExchange { recorder, client, upstream, phase: Received };
+        let reader = exchange.client.reader(Dialect::Anthropic, &proxy, &proxy.memory);
         let parsed = reader.parse(large_body()).map_err(|why| panic!("{why:?}")).unwrap();
         let permits = AllPermits::take().await;
         let head = can_change.then_some(&head);
-        client_request.place_and_plan(&upstream, parsed, head, &mut recorder).await;
-        drop((permits, recorder));
+        exchange.place_and_plan(parsed, head).await;
+        drop((permits, exchange));
         let event = reported.recv().await.unwrap();
         assert_eq!(event.fail_open, [FailOpen::AnalysisBudget], "{can_change}");
         assert_eq!(event.estimate, None);

@@ -1,0 +1,337 @@
+//! Reads, places and plans the request of an exchange before it is forwarded.
+//!
+//! A compressed body is read from a decompressed copy. Changes nothing itself. What cannot be understood is
+//! left out and reported: the request is then sent as it is.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use http::request;
+
+use super::count_estimate::CountFallback;
+use super::live_exchange::{LiveExchange, Received};
+use super::{latest_request, request_origin};
+use crate::clock::now;
+use crate::config::Mode;
+use crate::context::policy::draw;
+use crate::context::{SessionId, TenantId};
+use crate::dialect::identity::{self, Identity};
+use crate::dialect::lesson::Lesson;
+use crate::dialect::models::ReasoningBinding;
+use crate::dialect::{Conversation, Note, Purpose, Role};
+use crate::proxy::compaction::context::CompactionContext;
+use crate::proxy::compaction::summarize::SummaryJob;
+use crate::proxy::plan::added_option::AddedOption;
+use crate::proxy::plan::body_reader::ParsedBody;
+use crate::proxy::plan::planned_request::{self, PlannedRequest, PlannedRewrite};
+use crate::proxy::plan::prepared_request::PreparedRequest;
+use crate::proxy::state::calibration::RecalledState;
+use crate::proxy::state::exchange_recorder::ExchangeRecorder;
+use crate::proxy::state::request_info::RequestInfo;
+use crate::proxy::state::{Proxy, lesson_source};
+use crate::proxy::turn::pending::PendingExchange;
+use crate::store::ledgers;
+use crate::store::lessons::LessonSource;
+use crate::store::recall::{ReadBudget, RecallOutcome};
+use crate::telemetry::FailOpen;
+
+/// How a request is sent, as planned, and what is done with its response.
+#[derive(Default)]
+pub(super) struct RequestPlan {
+    /// Makes a turn from the reply.
+    pub(super) pending: Option<Box<PendingExchange>>,
+    /// The summary to write after the response.
+    pub(super) writer: Option<Box<SummaryJob>>,
+    /// Answers a token count if the upstream does not.
+    pub(super) count: Option<Box<CountFallback>>,
+}
+
+impl RequestPlan {
+    fn planned(&self) -> Option<(&PreparedRequest, &PlannedRequest)> {
+        match (&self.pending, &self.count) {
+            (Some(pending), _) => Some((&pending.prepared, &pending.planned)),
+            (None, Some(count)) => Some((&count.prepared, &count.planned)),
+            (None, None) => None,
+        }
+    }
+
+    /// The edits of the plan.
+    pub(super) fn rewrite(&self) -> Option<PlannedRewrite> {
+        let (prepared, planned) = self.planned()?;
+        planned.rewrite(prepared)
+    }
+
+    /// What is requested on the client's behalf.
+    pub(super) fn added(&self) -> Vec<AddedOption> {
+        self.planned().map(|(prepared, _)| prepared.added.clone()).unwrap_or_default()
+    }
+
+    /// Whether it may be repaired if it is refused, however small it is.
+    pub(super) fn may_repair(&self) -> bool {
+        self.pending.as_ref().is_some_and(|pending| pending.may_repair())
+    }
+}
+
+impl LiveExchange<Received> {
+    /// Reads the body, and plans the request. `head`: the request's, as it is sent.
+    pub(super) async fn read_and_plan(
+        &mut self,
+        body: &Bytes,
+        head: &request::Parts,
+    ) -> RequestPlan {
+        let planning = AssertUnwindSafe(self.plan_body(body, head));
+        // A panic in here only costs the plan.
+        match planning.catch_unwind().await {
+            Ok(plan) => plan.unwrap_or_default(),
+            Err(_) => {
+                self.recorder.record_fail_open(FailOpen::Panicked);
+                RequestPlan::default()
+            }
+        }
+    }
+
+    async fn plan_body(&mut self, body: &Bytes, head: &request::Parts) -> Option<RequestPlan> {
+        let dialect = self.client.body_dialect()?;
+        let proxy = &self.recorder.proxy;
+        let reader = self.client.reader(dialect, proxy, &proxy.memory);
+        let parsed = match reader.read(&self.client.headers, body).await {
+            Ok(parsed) => parsed,
+            Err(why) => {
+                self.recorder.record_fail_open(why);
+                return None;
+            }
+        };
+        let notes = &parsed.conversation.notes;
+        self.recorder.record_notes(notes.iter().copied());
+        if notes.contains(&Note::NotJson) {
+            self.recorder.record_fail_open(FailOpen::BodyUnread);
+            return None;
+        }
+        Some(self.place_and_plan(parsed, Some(head)).await)
+    }
+
+    /// Finds the request's place among the turns of its session, and plans it. `head`: as it is sent, if the
+    /// request can still be changed.
+    pub(super) async fn place_and_plan(
+        &mut self,
+        parsed: ParsedBody,
+        head: Option<&request::Parts>,
+    ) -> RequestPlan {
+        // 5. Open.
+        let identity =
+            identity::identify(&self.client.headers, &parsed.conversation, self.client.transport);
+        let tenant = self.client.tenant(&self.recorder.proxy);
+        let reads = self.read_budget(&parsed.conversation, head.is_some());
+        let known_tenant = tenant.as_ref().ok();
+        let mut prepared = self.prepare(known_tenant, parsed, &identity, &reads).await;
+        let tenant = match tenant {
+            Ok(tenant) => tenant,
+            // Boxed like the next one, because few requests get here and the futures are large.
+            Err(why) => return Box::pin(self.without_tenant(prepared, why)).await,
+        };
+        if prepared.info.purpose == Purpose::Count {
+            let placed = self.plan_count(prepared, &tenant, &identity, &reads);
+            let placed = Box::pin(placed).await;
+            self.recorder.record_store_wait(&reads);
+            return placed;
+        }
+        let proxy = self.recorder.proxy.clone();
+        let head = if self.client.is_signed() { None } else { head };
+        let lookup = self.session_lookup(&prepared, &tenant, &identity, &reads);
+        let opened = proxy.ledgers.open(lookup, &prepared.conversation).await;
+        self.recorder.record_store_wait(&reads);
+        let Some(mut opened) = opened else {
+            // It is sent unchanged, and not stored as a turn; the next request will find the session.
+            self.recorder.record_fail_open(FailOpen::SessionLate);
+            Box::pin(estimate_alone(&Arc::new(prepared), &mut self.recorder)).await;
+            return RequestPlan::default();
+        };
+        request_origin::set(&mut opened, &self.client.headers, &prepared, &proxy);
+        self.recorder.record_place(&opened);
+        let held_out = is_held_out(&opened.scope.session, prepared.mode, &proxy);
+        prepared.place(&mut opened, held_out);
+        if head.is_some() {
+            prepared.added =
+                self.client.added_options(&prepared, opened.placed.parent.as_deref(), &proxy);
+        }
+        let prepared = Arc::new(prepared);
+        // 6. Plan. 7. Save.
+        let mut writer = None;
+        let mut summary_wait = None;
+        let (planned, undelivered) = match head {
+            Some(head) => {
+                let (mut planned, undelivered) =
+                    planned_request::plan(&prepared, &mut opened, &mut self.recorder).await;
+                let mut compaction =
+                    CompactionContext::new(&proxy, &prepared, &mut opened, &mut planned, head);
+                writer = compaction.compact_if_due().await.map(Box::new);
+                summary_wait = compaction.waited;
+                latest_request::keep(&proxy, &prepared, &planned, &opened, head);
+                (planned, undelivered)
+            }
+            None => {
+                let original =
+                    planned_request::planned_original(&prepared, &mut opened, &mut self.recorder);
+                (Box::pin(original).await, None)
+            }
+        };
+        let at = self.recorder.at;
+        let pending = PendingExchange::begin(&proxy, opened, prepared, planned, undelivered, at);
+        let mut pending = Box::new(pending);
+        if let Some(wait) = summary_wait {
+            pending.add_summary_wait(wait, &mut self.recorder);
+        }
+        pending.record_plan(&mut self.recorder);
+        if let Some(open_exchange) = pending.open_exchange(at) {
+            proxy.telemetry.exchange_opened(open_exchange);
+        }
+        RequestPlan { pending: Some(pending), writer, count: None }
+    }
+
+    async fn without_tenant(&mut self, prepared: PreparedRequest, why: FailOpen) -> RequestPlan {
+        // Without a tenant it gets no place in a session, and its estimate uses no earlier turn.
+        self.recorder.record_fail_open(why);
+        let prepared = Arc::new(prepared);
+        estimate_alone(&prepared, &mut self.recorder).await;
+        self.count_original(prepared)
+    }
+
+    async fn prepare(
+        &mut self,
+        tenant: Option<&TenantId>,
+        mut parsed: ParsedBody,
+        identity: &Identity,
+        reads: &ReadBudget,
+    ) -> PreparedRequest {
+        let conversation = &mut parsed.conversation;
+        conversation.purpose = identity.purpose.unwrap_or(conversation.purpose);
+        let info = self.request_info(tenant, &parsed, identity, reads).await;
+        self.recorder.record_request(&info);
+        self.recorder.record_session(identity.session.as_ref());
+        let mode = self.client.mode(&self.upstream, &self.recorder.proxy);
+        PreparedRequest::new(info, parsed, mode, self.client.is_signed())
+    }
+
+    async fn request_info(
+        &mut self,
+        tenant: Option<&TenantId>,
+        parsed: &ParsedBody,
+        identity: &Identity,
+        reads: &ReadBudget,
+    ) -> RequestInfo {
+        let proxy = self.recorder.proxy.clone();
+        let client = &self.client;
+        let upstream = &self.upstream;
+        let conversation = &parsed.conversation;
+        let name = conversation.model.as_deref().unwrap_or_default();
+        let mut model = client.model(name, upstream, &proxy);
+        let lesson_model = conversation.model_and_backend();
+        let source = lesson_source(tenant, upstream, &lesson_model, model.door);
+        let lessons = proxy.ledgers.lessons();
+        let taught = lessons.ready(reads, now()).await;
+        // A list is believed before the catalogue; a refusal corrects both, and what is configured.
+        let listed = lessons.listed_window(&LessonSource { model: name, ..source }, now());
+        if let Some(window) = listed
+            && !model.is_configured
+        {
+            model.known = true;
+            model.window = window;
+        }
+        let window = lessons.window(&source, model.window, now());
+        model.known |= window != model.window;
+        if !model.known && !name.is_empty() {
+            proxy.telemetry.unknown_model(&upstream.name, name);
+        }
+        model.window = window;
+        let reasoning_rule = client.reasoning_rule(&proxy, upstream, &source, name);
+        if proxy.knows(&source, Lesson::ReasoningBound) {
+            model.binding = ReasoningBinding::Prefix;
+        }
+        // Credentials that the upstream does not check could be made up, so each then has a state of its own.
+        let own_tenant = if source.vouched { None } else { tenant };
+        let ledgers = &proxy.ledgers;
+        let RecalledState { learned, outcome } = proxy
+            .calibration
+            .recall(ledgers, &upstream.name, name, own_tenant, model.family, reads)
+            .await;
+        if taught != RecallOutcome::Known || outcome != RecallOutcome::Known {
+            self.recorder.record_fail_open(FailOpen::Store);
+        }
+        RequestInfo {
+            exchange: self.recorder.id.clone(),
+            tenant: tenant.cloned(),
+            upstream: upstream.clone(),
+            requested_model: conversation.model.clone(),
+            learned,
+            reasoning_rule,
+            compaction_refused: proxy.knows(&source, Lesson::CompactionRefused),
+            learned_max_output: lessons.max_output(&source, now()),
+            policy: proxy.policy(upstream, name),
+            client_compacts: request_origin::compacts(&client.headers, &proxy),
+            purpose: conversation.purpose,
+            hints: identity.hints.clone(),
+            max_output: conversation.max_output,
+            reserve: model.reserve(proxy.config.output_reserve),
+            is_held: conversation.held.is_some(),
+            repeated_calls: match conversation.purpose {
+                Purpose::Turn => parsed.repeated_calls,
+                _ => None,
+            },
+            lessons_missed: taught != RecallOutcome::Known,
+            lesson_model: lesson_model.into(),
+            model,
+        }
+    }
+
+    /// How long the request may wait for the store. `can_change`: the request can still be changed.
+    fn read_budget(&self, conversation: &Conversation, can_change: bool) -> ReadBudget {
+        let limits = &self.recorder.proxy.config.limits;
+        let reads = ReadBudget::new(Duration::from_millis(limits.store_ms));
+        let is_continued = conversation.held.is_some()
+            || conversation.parts().any(|part| part.role == Role::Assistant);
+        if !is_continued || !can_change || self.client.is_signed() {
+            return reads;
+        }
+        // The cuts in its prefix may only be in the store. Without them the cache would break, so the wait is
+        // longer, whatever the mode is now.
+        let first_load = Duration::from_millis(limits.first_load_ms);
+        reads.with_first_load(first_load, self.recorder.proxy.shutdown.subscribe())
+    }
+
+    pub(super) fn session_lookup<'a>(
+        &self,
+        prepared: &'a PreparedRequest,
+        tenant: &'a TenantId,
+        identity: &'a Identity,
+        reads: &'a ReadBudget,
+    ) -> ledgers::SessionLookup<'a> {
+        ledgers::SessionLookup {
+            tenant,
+            session: identity.session.as_ref(),
+            client_thread: identity.thread.as_deref(),
+            exchange: &prepared.info.exchange,
+            decisions: prepared.mode.decisions(),
+            timeout: Duration::from_millis(self.recorder.proxy.config.limits.store_ms),
+            reads,
+            source: request_origin::source(&self.client.headers, &self.recorder.connection),
+        }
+    }
+}
+
+async fn estimate_alone(prepared: &Arc<PreparedRequest>, recorder: &mut ExchangeRecorder) {
+    match PlannedRequest::alone(prepared).await {
+        Ok(estimate) => recorder.record_estimate(estimate),
+        Err(why) => recorder.record_fail_open(why),
+    }
+}
+
+pub(super) fn is_held_out(session: &SessionId, mode: Mode, proxy: &Proxy) -> bool {
+    // A fixed share of all sessions, chosen by hash, for comparison.
+    mode == Mode::Active && draw(session.as_str()) < proxy.config.policy.prune.hold_out
+}
+
+#[cfg(test)]
+mod tests;
