@@ -22,15 +22,14 @@ mod sections;
 mod sums;
 mod view;
 
+pub use super::records::{MessageTokens, ToolTokens, WindowLimits};
 pub use anchor::Anchor;
 pub use carry::CarryOutlook;
 pub use classic::{ClassicEstimate, classic};
-pub use contents::{MessageTokens, ToolTokens};
 pub use decided::estimate;
 pub use hidden::HiddenInput;
-pub use limits::{Thresholds, WindowLimits};
+pub use limits::Thresholds;
 pub use line::grouped;
 pub use measure::{MeasuredEstimate, measure};
 pub use reply::{other_forms, reply};
-pub(crate) use sections::SectionTokens;
 pub use view::{ContextView, RewriteView};

@@ -5,12 +5,11 @@
 //! cuts. Pure; proposes facts, which `plan` replays.
 
 mod main_line;
-mod message;
 
+pub(crate) use super::records::InjectionPlace;
+pub use super::records::{InjectedMessage, InjectionState, QueuedMessage};
 pub use main_line::is_or_begins_main_line;
 pub(super) use main_line::waiting;
-pub(crate) use message::InjectionPlace;
-pub use message::{InjectedMessage, InjectionState, QueuedMessage};
 
 use super::plan::{HistoryEnd, PlanRequest, RecordedDecisions};
 use super::policy::Mode;

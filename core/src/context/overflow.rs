@@ -6,7 +6,7 @@
 
 mod report;
 
-pub use report::{OverflowReport, OverflowSign};
+pub use super::records::{OverflowReport, OverflowSign};
 
 use super::budget::Anchor;
 use super::{Estimate, EstimateMethod, SketchPart};

@@ -10,10 +10,13 @@ mod proposal;
 mod recorded;
 mod repairs;
 mod replay;
-mod report;
 mod request;
-mod step;
 
+pub(crate) use super::records::NewTokens;
+pub use super::records::{
+    Change, ChangeCounts, Decision, DecisionReason, MOST_STORED_STEPS, PlanStep, RemovedTokens,
+    RewriteSummary, waiting_savings,
+};
 pub use overlay::Overlay;
 pub use proposal::Proposal;
 pub(crate) use recorded::CutOfPart;
@@ -21,11 +24,7 @@ pub(crate) use recorded::ReturnedReply;
 pub use recorded::{ForeignReasoning, RecordedDecisions};
 pub(in crate::context) use recorded::{HistoryEnd, clearing_key};
 pub use replay::{original_overlay, replay};
-pub(crate) use report::NewTokens;
-pub(in crate::context) use report::is_default;
-pub use report::{ChangeCounts, MOST_STORED_STEPS, RemovedTokens, RewriteSummary};
 pub use request::PlanRequest;
-pub use step::{Change, Decision, DecisionReason, PlanStep, waiting_savings};
 
 use super::policy::SummaryAuthor;
 use crate::dialect::{Chain, PartKey};

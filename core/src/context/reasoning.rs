@@ -6,7 +6,7 @@
 
 mod order;
 
-pub use super::facts::Signature;
+pub use super::records::Signature;
 pub use super::signature::literal;
 pub(crate) use super::signature::signature_key;
 pub use order::{chosen, newest};

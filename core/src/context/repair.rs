@@ -10,7 +10,7 @@ mod refused;
 mod smaller;
 mod thoughts;
 
-pub(crate) use decision::RepairDecision;
+pub(crate) use super::records::RepairDecision;
 pub(crate) use output::lowered_output;
 pub use output::{fit_output, refused_output, spare};
 pub use smaller::{may_be_smaller, smaller};

@@ -9,15 +9,15 @@ use foldhash::HashSet;
 
 use super::anchor::{Anchor, cache_blocks, evidence_of, sum};
 use super::classic::first_new;
-use super::contents::MessageTokens;
-use super::limits::WindowLimits;
 use super::measure::MeasuredEstimate;
 use super::returned::{has_content, reply_weight};
 use super::sums::{TokenSums, cleared_next, reasoning_of};
 use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
 use crate::context::reasoning::{self, NextRequest};
-use crate::context::turn::CarryOver;
+use crate::context::records::CarryOver;
+use crate::context::records::MessageTokens;
+use crate::context::records::WindowLimits;
 use crate::context::{EstimateMethod, ExchangeId, PromptSection, SketchPart, Turn};
 use crate::dialect::models::{Family, Model};
 use crate::dialect::{

@@ -6,10 +6,8 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
-
 use super::line::{grouped, line};
-use crate::context::SketchPart;
+use crate::context::records::{MessageTokens, SketchPart, ToolTokens};
 use crate::dialect::reply::runs;
 use crate::dialect::{Part, PartKind, Reply, Role};
 
@@ -21,49 +19,6 @@ const MOST_DEFERRED: usize = 16;
 const NAME: usize = 64;
 /// The name for the tools that are summed up.
 const OTHERS: &str = "(others)";
-
-/// Tokens of messages, by kind.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct MessageTokens {
-    /// The user's text, including what clients add to it.
-    pub user: u64,
-    /// The model's text.
-    pub assistant: u64,
-    /// Names and arguments of tool calls.
-    pub tool_calls: u64,
-    /// Results of tools, by tool, the largest first.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub tool_results: Vec<ToolTokens>,
-    /// Reasoning that is sent back and read.
-    pub reasoning: u64,
-    /// Images, documents, audio and video.
-    pub media: u64,
-    /// Summaries that replace older messages.
-    pub summaries: u64,
-    /// Parts that are not understood.
-    pub other: u64,
-    /// Tools that are offered but not loaded: they cost nothing until the model looks for them.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub deferred: Vec<ToolTokens>,
-    /// How many more deferred tools there are.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub deferred_more: u64,
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "the form that serde asks for")]
-fn is_zero(number: &u64) -> bool {
-    *number == 0
-}
-
-/// Tokens of one tool: of its results, or of its definition.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ToolTokens {
-    /// The tool's name, at most 64 characters.
-    pub tool: Box<str>,
-    /// The sum over all of its parts, estimated.
-    pub tokens: u64,
-}
 
 impl MessageTokens {
     /// Adds a part of the history; `tool`: the name of the tool that a result comes from.
@@ -124,10 +79,6 @@ impl MessageTokens {
             tools.push(ToolTokens { tool: OTHERS.into(), tokens });
         }
         self
-    }
-
-    pub(crate) fn is_nothing(&self) -> bool {
-        *self == Self::default()
     }
 
     /// Tokens of all results.

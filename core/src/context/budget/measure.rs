@@ -8,15 +8,15 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::anchor::{Anchor, cache_blocks, evidence_of, sum};
 use super::classic::ClassicEstimate;
-use super::contents::MessageTokens;
 use super::known::KnownCosts;
 use super::recounted::{FirstTools, recounted};
-use super::sections::SectionTokens;
 use super::sums::{
     FEW, TokenSums, fit, floored, gone_history, grown, moved, places, reasoning_of, rescaled,
     thoughts,
 };
 use crate::context::plan::{Overlay, RemovedTokens};
+use crate::context::records::MessageTokens;
+use crate::context::records::SectionTokens;
 use crate::context::turn_start::{is_users, last_user_text, turn_start};
 use crate::context::{
     Breakdown, Estimate, EstimateMethod, PromptSection, Sketch, SketchPart, Turn,

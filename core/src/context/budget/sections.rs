@@ -5,32 +5,9 @@
 //! section as a whole. What is not recognised stays in its category.
 
 use memchr::memmem;
-use serde::{Deserialize, Serialize};
 
+use crate::context::records::SectionTokens;
 use crate::dialect::{Part, PartKind, Role};
-
-/// Tokens of the recognised sections, estimated.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub struct SectionTokens {
-    /// The share of `tools` that comes from MCP servers (`mcp__*`).
-    #[serde(skip_serializing_if = "is_zero")]
-    pub mcp_tools: u64,
-    /// The share of `messages` that is memory files (CLAUDE.md).
-    #[serde(skip_serializing_if = "is_zero")]
-    pub memory: u64,
-    /// The share of `messages` that lists skills.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub skills: u64,
-    /// The share of `messages` that lists agents.
-    #[serde(skip_serializing_if = "is_zero")]
-    pub agents: u64,
-}
-
-#[allow(clippy::trivially_copy_pass_by_ref, reason = "the form that serde asks for")]
-fn is_zero(tokens: &u64) -> bool {
-    *tokens == 0
-}
 
 /// The beginning of a reminder, as a JSON string.
 const REMINDER: &[u8] = b"\"<system-reminder>";

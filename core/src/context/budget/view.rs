@@ -8,13 +8,14 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::HiddenInput;
-use super::contents::MessageTokens;
-use super::limits::{Thresholds, WindowLimits, percent};
+use super::limits::{Thresholds, percent};
 use super::line::{grouped, line};
 use super::sums::fit;
 use crate::context::overflow::OverflowReport;
 use crate::context::plan::{ChangeCounts, RewriteSummary};
 use crate::context::policy::{Mode, SummaryAuthor};
+use crate::context::records::MessageTokens;
+use crate::context::records::WindowLimits;
 use crate::context::{Breakdown, Estimate, EstimateMethod, ProviderCount, Turn};
 use crate::dialect::LastCall;
 

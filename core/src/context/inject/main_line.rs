@@ -4,10 +4,10 @@
 
 use std::sync::Arc;
 
-use super::message::QueuedMessage;
 use crate::context::Turn;
 use crate::context::ledger::Ledger;
 use crate::context::lineage::Placement;
+use crate::context::records::QueuedMessage;
 use crate::dialect::Purpose;
 
 pub(in crate::context) fn waiting(ledger: &Ledger, placed: &Placement) -> Vec<Arc<QueuedMessage>> {

@@ -2,8 +2,8 @@
 //!
 //! Nothing of it is saved yet, so nothing of it is sent. Pure.
 
-use super::step::PlanStep;
 use crate::context::Fact;
+use crate::context::records::PlanStep;
 
 /// New decisions for a request, and those that were decided against.
 #[derive(Clone, Debug, Default)]

@@ -1,36 +1,13 @@
-//! The decision to change what a provider refused, as it is stored: which change, and for which model and
-//! upstream.
+//! Makes the decision to change what a provider refused, for one model and upstream.
 //!
 //! One change has one key, whoever decided it, so that it is stored once.
 
-use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::context::plan::PlanRequest;
-use crate::context::{DecisionEpoch, ExchangeId, Millis};
+use crate::context::records::RepairDecision;
 use crate::dialect::PartKey;
 use crate::dialect::repair::Repair;
-
-/// A change of a request that answers a refusal.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct RepairDecision {
-    /// The key that it is stored under.
-    pub about: PartKey,
-    /// When it was decided.
-    pub at: Millis,
-    /// The exchange that decided it.
-    pub exchange: ExchangeId,
-    /// The model that refused, as the client named it.
-    pub model: Box<str>,
-    /// The configured name of the upstream that refused.
-    pub upstream: Box<str>,
-    /// The edit, repeated from then on.
-    #[serde(flatten)]
-    pub repair: Repair,
-    /// Decided again after this refusal, as in [`Cut`](crate::context::Cut).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub epoch: Option<DecisionEpoch>,
-}
 
 impl RepairDecision {
     pub(super) fn new(request: &PlanRequest<'_>, repair: Repair) -> Self {

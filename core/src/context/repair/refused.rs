@@ -2,9 +2,9 @@
 //!
 //! Chooses no repair: `repair` does, with `output`, `pictures`, `smaller` and `thoughts`.
 
-use super::decision::RepairDecision;
 use crate::context::Fact;
 use crate::context::plan::{PlanRequest, RecordedDecisions};
+use crate::context::records::RepairDecision;
 use crate::dialect::repair::path::PathTarget;
 use crate::dialect::repair::{Refusal, Repair};
 use crate::wire::json::Document;

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::context::Turn;
+use crate::context::records::CarryOver;
 use crate::context::scene::{SessionFixture, messages};
-use crate::context::turn::CarryOver;
 use crate::dialect::Dialect;
 
 const FREE: &str = "claude-opus-4-6";

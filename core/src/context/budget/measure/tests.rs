@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::context::budget::{ContextView, reply};
-use crate::context::turn::CarryOver;
+use crate::context::records::CarryOver;
 use crate::context::{Band, CountingMethod, Outcome, Position};
 use crate::dialect::editing::{ClearingReport, ContextEditing};
 use crate::dialect::key::Chain;

@@ -330,7 +330,7 @@ fn rewritten() -> (Turn, RewriteView) {
     turn.counted = Some(ProviderCount { of_original: true, tokens: 901 });
     turn.usage.tool_use_prompt = Some(12);
     turn.estimate.as_mut().unwrap().tokens = 990;
-    let carry = crate::context::turn::CarryOver { tokens: 960, reasoning: 30, ..<_>::default() };
+    let carry = crate::context::records::CarryOver { tokens: 960, reasoning: 30, ..<_>::default() };
     turn.carry = Some(carry);
     let rewriting = RewriteView {
         mode: Mode::Shadow,

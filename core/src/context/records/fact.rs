@@ -8,13 +8,13 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use super::epoch::DecisionEpoch;
-use super::plan::{self, DecisionReason};
-use super::policy::SummaryAuthor;
-use super::repair::RepairDecision;
-use super::signature::signature_key;
-use super::trim::{self, TrimRange};
-use super::{ExchangeId, InjectedMessage, Millis, QueuedMessage, ThreadId, Turn};
+use super::{
+    DecisionEpoch, DecisionReason, InjectedMessage, QueuedMessage, RepairDecision, Turn, is_default,
+};
+use crate::context::policy::SummaryAuthor;
+use crate::context::signature::signature_key;
+use crate::context::trim::{self, TrimRange};
+use crate::context::{ExchangeId, Millis, ThreadId};
 use crate::dialect::{Chain, Part, PartKey, Usage};
 
 /// Reasoning as it was received, kept for clients that drop it.
@@ -24,7 +24,7 @@ pub struct ReasoningRecord {
     pub after: Chain,
     /// When the exchange ended.
     pub at: Millis,
-    /// What was forwarded before it, system prompt and tools included: its prefix ([`plan::Overlay`]).
+    /// What was forwarded before it, system prompt and tools included: its prefix ([`Overlay`](crate::context::plan::Overlay)).
     pub prefix: Chain,
     /// The newest reasoning before it: bound reasoning is bound to the order of reasoning, too.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -69,7 +69,7 @@ pub struct ReasoningBlock {
     /// How many of the reply's keyed parts come before it.
     pub before: u32,
     /// How many parts without a key (calls that ran at the provider) are between the last keyed part and it.
-    #[serde(default, skip_serializing_if = "plan::is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub hosted: u32,
     /// Whether such a part came directly after it: the block led to it, and has to stay before it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -140,7 +140,7 @@ pub enum Replacement {
 }
 
 impl Replacement {
-    pub(super) fn text(&self, part: &Part, body: &[u8]) -> Option<Cow<'_, str>> {
+    pub(in crate::context) fn text(&self, part: &Part, body: &[u8]) -> Option<Cow<'_, str>> {
         match self {
             Self::Text(text) => Some(Cow::Borrowed(text)),
             // The text may differ from the one that was decided on: then nothing is cut.
@@ -229,7 +229,7 @@ pub struct CompactionRecord {
 }
 
 impl CompactionRecord {
-    pub(super) fn key(&self) -> PartKey {
+    pub(in crate::context) fn key(&self) -> PartKey {
         PartKey::of_bytes(self.raw.as_bytes())
     }
 
@@ -242,7 +242,7 @@ impl CompactionRecord {
         }
     }
 
-    pub(super) fn is_for(&self, model: Option<&str>) -> bool {
+    pub(in crate::context) fn is_for(&self, model: Option<&str>) -> bool {
         // A provider's own summary is opaque: only the model that wrote it can read it.
         self.by == SummaryAuthor::Summary || model == Some(&*self.model)
     }
@@ -312,7 +312,7 @@ impl Revocation {
     }
 
     /// The epoch of decisions that are made again after this revocation; `None` if they may not be.
-    pub(super) fn epoch(&self) -> Option<DecisionEpoch> {
+    pub(in crate::context) fn epoch(&self) -> Option<DecisionEpoch> {
         if self.retry == RevocationRetry::Never {
             return None;
         }

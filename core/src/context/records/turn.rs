@@ -7,12 +7,11 @@
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter};
 
-use super::budget::{MessageTokens, SectionTokens, WindowLimits};
-use super::plan::{self, RewriteSummary};
 use super::{
-    CostPrediction, CountingMethod, EstimateMethod, ExchangeId, Millis, Sketch, SketchPart,
-    ThreadId, TurnOrigin,
+    EstimateMethod, MessageTokens, RewriteSummary, SectionTokens, Sketch, SketchPart, TurnOrigin,
+    WindowLimits, is_default,
 };
+use crate::context::{CostPrediction, CountingMethod, ExchangeId, Millis, ThreadId};
 use crate::dialect::hints::ClientHints;
 use crate::dialect::models::Family;
 use crate::dialect::{Chain, Dialect, LastCall, PartKey, Purpose, StopReason, Usage};
@@ -33,7 +32,7 @@ pub struct Estimate {
     /// that is not sent back or not read.
     pub gone: u64,
     /// The share of `gone` that is history other than reasoning: cut, compacted, or dropped by the client.
-    #[serde(default, skip_serializing_if = "plan::is_default")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub gone_history: u64,
     /// A compaction that only the provider can read is counted from its length.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -201,15 +200,15 @@ pub struct ReplyForm {
 
 /// One form of a turn's reply.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ReplyView<'t> {
-    pub(super) after: Chain,
-    pub(super) parts: &'t [SketchPart],
-    pub(super) anchor_keys: &'t [PartKey],
+pub(in crate::context) struct ReplyView<'t> {
+    pub(in crate::context) after: Chain,
+    pub(in crate::context) parts: &'t [SketchPart],
+    pub(in crate::context) anchor_keys: &'t [PartKey],
 }
 
 impl Turn {
     /// The forms in which the client may send the reply back, the first one first.
-    pub(super) fn forms(&self) -> impl Iterator<Item = ReplyView<'_>> {
+    pub(in crate::context) fn forms(&self) -> impl Iterator<Item = ReplyView<'_>> {
         let Self { after, reply: parts, anchor_keys, .. } = self;
         let others = self.others.iter().map(|form| ReplyView {
             after: form.after,
@@ -219,11 +218,11 @@ impl Turn {
         std::iter::once(ReplyView { after: *after, parts, anchor_keys }).chain(others)
     }
 
-    pub(super) fn is_after(&self, chain: Chain) -> bool {
+    pub(in crate::context) fn is_after(&self, chain: Chain) -> bool {
         self.forms().any(|form| form.after == chain)
     }
 
-    pub(super) fn has_in_reply(&self, key: PartKey) -> bool {
+    pub(in crate::context) fn has_in_reply(&self, key: PartKey) -> bool {
         self.forms().any(|form| form.parts.iter().any(|part| part.key == key))
     }
 }
@@ -289,7 +288,7 @@ pub struct CarryOver {
 }
 
 impl CarryOver {
-    pub(super) fn displayed(&self) -> u64 {
+    pub(in crate::context) fn displayed(&self) -> u64 {
         if self.ruled { self.by_rules } else { self.tokens }
     }
 }

@@ -3,7 +3,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::context::{DecisionEpoch, ExchangeId, Millis, ThreadId};
+use super::DecisionEpoch;
+use crate::context::{ExchangeId, Millis, ThreadId};
 use crate::dialect::PartKey;
 
 /// A message that an operator queued for a session. It waits for the session's next request.

@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter};
 
-use super::ExchangeId;
+use crate::context::ExchangeId;
 use crate::dialect::PartKey;
 
 /// Where a part stands in the prompt.

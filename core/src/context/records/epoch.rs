@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Millis;
+use crate::context::Millis;
 
 /// The refusal after which a decision was made anew: a suspension's time, or a hash of a revocation. Only
 /// compared for equality.
@@ -18,7 +18,7 @@ impl DecisionEpoch {
         Self(at)
     }
 
-    pub(super) fn of_revocation(key: u128) -> Self {
+    pub(in crate::context) fn of_revocation(key: u128) -> Self {
         // The highest bit is set, so that it never equals a real time.
         Self((key >> 64) as u64 | 1 << 63)
     }

@@ -150,7 +150,7 @@ pub struct PlanStep {
 }
 
 impl PlanStep {
-    pub(super) fn made(
+    pub(in crate::context) fn made(
         change: Change,
         decision: Decision,
         why: DecisionReason,
@@ -192,7 +192,7 @@ impl PlanStep {
         }
     }
 
-    pub(super) fn removed(&self) -> u64 {
+    pub(in crate::context) fn removed(&self) -> u64 {
         self.tokens_before.saturating_sub(self.tokens_after)
     }
 }

@@ -4,8 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Change, Decision, DecisionReason, PlanStep};
-use crate::context::overflow::OverflowReport;
+use super::{Change, Decision, DecisionReason, OverflowReport, PlanStep, is_default};
 use crate::context::policy::Mode;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::RepairCause;
@@ -243,10 +242,6 @@ impl RewriteSummary {
         }
         done
     }
-}
-
-pub(in crate::context) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
 }
 
 /// The documents and headings that state the rules.
