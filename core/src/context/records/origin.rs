@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn the_documents_list_each_witness() {
-        let documents = include_str!("../../../docs/protocols.md");
+        let documents = include_str!("../../../../docs/protocols.md");
         for witness in SessionWitness::iter().filter(|it| *it != SessionWitness::Unknown) {
             let name = serde_json::to_value(witness).unwrap();
             let row = format!("| `{}` | {} |\n", name.as_str().unwrap(), witness.meaning());

@@ -1,7 +1,7 @@
 //! The text of a context view, character by character.
 
 use super::*;
-use crate::context::budget::{SectionTokens, ToolTokens};
+use crate::context::records::{SectionTokens, ToolTokens};
 
 fn view() -> ContextView {
     let breakdown = Breakdown { system: 4_000, tools: 8_000, messages: 40_100, ..<_>::default() };
