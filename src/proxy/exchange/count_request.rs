@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use super::count_estimate::CountFallback;
-use super::live_exchange::{LiveExchange, Received};
-use super::planning::{RequestPlan, is_held_out};
+use super::live_exchange::{LiveExchange, Received, RequestPlan};
+use super::planning::is_held_out;
 use crate::config::{Mode, ProviderCounting};
 use crate::context::TenantId;
 use crate::context::plan::RecordedDecisions;

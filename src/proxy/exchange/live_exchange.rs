@@ -8,25 +8,27 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::{Response, StatusCode, request};
+use http::Response;
 
 use super::client_request::ClientRequest;
-use super::original_request::OriginalRequest;
+use super::count_estimate::CountFallback;
 use super::outbound::OutboundRequest;
-use super::planning::RequestPlan;
-use crate::config::{ServerLimits, Upstream};
+use crate::config::Upstream;
 use crate::context::Outcome;
 use crate::dialect::Dialect;
+use crate::proxy::compaction::summarize::SummaryJob;
 use crate::proxy::http::answer::ProxyError;
-use crate::proxy::http::arriving::ClientBody;
-use crate::proxy::http::body::{self, CollectOutcome, OutgoingBody};
+use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::upstream::error::UpstreamError;
-use crate::proxy::plan::added_option::AddedOptionKind;
+use crate::proxy::plan::added_option::AddedOption;
+use crate::proxy::plan::planned_request::{PlannedRequest, PlannedRewrite};
+use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::response::response_body::ResponseBody;
 use crate::proxy::response::usage_rewrite::UsageAddition;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::open::OpenTurn;
-use crate::telemetry::{ClientTimeout, FailOpen};
+use crate::proxy::turn::pending::PendingExchange;
+use crate::telemetry::ClientTimeout;
 
 /// An exchange that has not ended.
 pub(super) struct LiveExchange<Phase> {
@@ -41,9 +43,46 @@ pub(super) struct Received;
 
 /// Its body was read and planned, or streams through unread.
 pub(super) struct Planned {
-    outbound: OutboundRequest,
-    plan: RequestPlan,
-    body_complete_at: Instant,
+    pub(super) outbound: OutboundRequest,
+    pub(super) plan: RequestPlan,
+    pub(super) body_complete_at: Instant,
+}
+
+/// How a request is sent, as planned, and what is done with its response.
+#[derive(Default)]
+pub(super) struct RequestPlan {
+    /// Makes a turn from the reply.
+    pub(super) pending: Option<Box<PendingExchange>>,
+    /// The summary to write after the response.
+    pub(super) writer: Option<Box<SummaryJob>>,
+    /// Answers a token count if the upstream does not.
+    pub(super) count: Option<Box<CountFallback>>,
+}
+
+impl RequestPlan {
+    fn planned(&self) -> Option<(&PreparedRequest, &PlannedRequest)> {
+        match (&self.pending, &self.count) {
+            (Some(pending), _) => Some((&pending.prepared, &pending.planned)),
+            (None, Some(count)) => Some((&count.prepared, &count.planned)),
+            (None, None) => None,
+        }
+    }
+
+    /// The edits of the plan.
+    pub(super) fn rewrite(&self) -> Option<PlannedRewrite> {
+        let (prepared, planned) = self.planned()?;
+        planned.rewrite(prepared)
+    }
+
+    /// What is requested on the client's behalf.
+    pub(super) fn added(&self) -> Vec<AddedOption> {
+        self.planned().map(|(prepared, _)| prepared.added.clone()).unwrap_or_default()
+    }
+
+    /// Whether it may be repaired if it is refused, however small it is.
+    pub(super) fn may_repair(&self) -> bool {
+        self.pending.as_ref().is_some_and(|pending| pending.may_repair())
+    }
 }
 
 /// Its response has begun.
@@ -65,12 +104,12 @@ pub(super) struct Sent {
 pub(super) type OwnResponse = Box<Response<ResponseBody>>;
 
 impl<Phase> LiveExchange<Phase> {
-    fn split(self) -> (LiveExchange<()>, Phase) {
+    pub(super) fn split(self) -> (LiveExchange<()>, Phase) {
         let Self { recorder, client, upstream, phase } = self;
         (LiveExchange { recorder, client, upstream, phase: () }, phase)
     }
 
-    fn into_phase<Next>(self, phase: Next) -> LiveExchange<Next> {
+    pub(super) fn into_phase<Next>(self, phase: Next) -> LiveExchange<Next> {
         let Self { recorder, client, upstream, .. } = self;
         LiveExchange { recorder, client, upstream, phase }
     }
@@ -84,133 +123,6 @@ impl<Phase> LiveExchange<Phase> {
         let fault = self.recorder.upload_fault();
         let fault = fault.unwrap_or_else(|| proxy_error(&self.upstream, error));
         self.refuse(&fault)
-    }
-}
-
-impl LiveExchange<Received> {
-    /// Makes the request ready to be sent. `head`: as it is sent.
-    ///
-    /// # Errors
-    /// The response to a client whose body did not arrive.
-    pub(super) async fn plan(
-        mut self,
-        head: request::Parts,
-        body: ClientBody,
-    ) -> Result<LiveExchange<Planned>, OwnResponse> {
-        // 3. Body.
-        let body = permitted(body, &self.upstream);
-        let collected = match self.client.body_dialect() {
-            Some(_) => {
-                let proxy = &self.recorder.proxy;
-                let ServerLimits { body_bytes, body_s, .. } = proxy.config.limits;
-                let timeout = Duration::from_secs(body_s);
-                body::collect(body, body_bytes, timeout, &proxy.memory).await
-            }
-            None => CollectOutcome::Unread(OutgoingBody::request(body)),
-        };
-        let body_complete_at = Instant::now();
-        let mut plan = RequestPlan::default();
-        let recorder = &mut self.recorder;
-        let outbound = match collected {
-            CollectOutcome::Broken => return Err(self.refuse(&ProxyError::RequestBroken)),
-            CollectOutcome::TimedOut => return Err(self.refuse(&ProxyError::BodyTooSlow)),
-            CollectOutcome::Unread(body) => {
-                OutboundRequest::plain(head, recorder.count_upload(body))
-            }
-            CollectOutcome::TooLarge(body) => {
-                recorder.record_fail_open(FailOpen::BodyTooLarge);
-                OutboundRequest::plain(head, recorder.count_upload(body))
-            }
-            CollectOutcome::NoMemory(body) => {
-                recorder.record_fail_open(FailOpen::MemoryBudget);
-                OutboundRequest::plain(head, recorder.count_upload(body))
-            }
-            CollectOutcome::Whole { bytes, trailers } => {
-                recorder.meter.request_bytes = bytes.len() as u64;
-                // 4. Read. 5. Open the ledger. 6. Plan. 7. Save.
-                plan = self.read_and_plan(&bytes, &head).await;
-                // 8. Splice.
-                let original = OriginalRequest { head, bytes, trailers, added: plan.added() };
-                OutboundRequest::edited(original, plan.rewrite(), plan.may_repair())
-            }
-        };
-        Ok(self.into_phase(Planned { outbound, plan, body_complete_at }))
-    }
-}
-
-impl LiveExchange<Planned> {
-    /// Sends the request, again if need be, until there is a response to forward.
-    ///
-    /// # Errors
-    /// Our own response, if there is none, or if it counts tokens where the upstream does not.
-    pub(super) async fn send(self) -> Result<LiveExchange<Sent>, OwnResponse> {
-        let (mut exchange, Planned { outbound, plan, body_complete_at }) = self.split();
-        let RequestPlan { mut pending, writer, count } = plan;
-        let recorder = &mut exchange.recorder;
-        let proxy = recorder.proxy.clone();
-        // The wait for a summary is reported separately.
-        let summary_wait =
-            pending.as_ref().map(|pending| pending.summary_wait()).unwrap_or_default();
-        recorder.meter.request_side = body_complete_at.elapsed().saturating_sub(summary_wait);
-        if let Some(pending) = &mut pending {
-            let (head, body) = outbound.parts();
-            pending.count_if_wanted(&proxy, head, body);
-        }
-        if let Some(count) = &count
-            && let Some(counted) = Box::pin(count.answer_at_once(recorder)).await
-        {
-            return Err(answer(counted, Outcome::Complete, exchange.recorder));
-        }
-        // Sending consumes the head, and the response to a count is judged by it.
-        let head = count.as_ref().map(|_| outbound.parts().0.clone());
-        let counted = count.as_ref().map(|count| &*count.prepared);
-        // 9. Forward.
-        let (mut response, added) =
-            match outbound.send(pending.as_deref_mut(), counted, recorder).await {
-                Ok(sent) => sent,
-                Err(error) => {
-                    if let Some(pending) = &mut pending {
-                        pending.requeue_messages(&proxy).await;
-                    }
-                    return Err(exchange.fail(error));
-                }
-            };
-        let upstream_time = recorder.sent.elapsed();
-        let id =
-            exchange.client.provider_request_id(response.headers(), &proxy, &exchange.upstream);
-        recorder.record_provider_request_id(id.as_deref());
-        if let (Some(count), Some(head)) = (count, head) {
-            let answered = count.answer_missing(response, &head, recorder);
-            response = match Box::pin(answered).await {
-                Ok(counted) => return Err(answer(counted, Outcome::Complete, exchange.recorder)),
-                Err(response) => response,
-            };
-        }
-        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            let why = "it switched to a protocol that was not requested".to_owned();
-            let fault = proxy_error(&exchange.upstream, UpstreamError::Failed(why));
-            return Err(exchange.refuse(&fault));
-        }
-        if response.status().is_success()
-            && let Some(writer) = writer
-        {
-            writer.begin();
-        }
-        let hides_diagnosis =
-            added.iter().any(|kind| matches!(kind, AddedOptionKind::Diagnosis { .. }));
-        let usage_addition =
-            pending.as_ref().and_then(|pending| pending.usage_addition(hides_diagnosis));
-        let several = pending.as_ref().is_some_and(|pending| pending.prepared.conversation.several);
-        let turn = pending.map(|pending| pending.open(&proxy, response.status(), id));
-        recorder.meter.headers = Some(recorder.began.elapsed());
-        Ok(exchange.into_phase(Sent {
-            response,
-            upstream_time,
-            turn,
-            several,
-            added_usage: added.contains(&AddedOptionKind::Usage),
-            usage_addition,
-        }))
     }
 }
 
@@ -236,7 +148,7 @@ pub(super) fn answer(
     Box::new(response.map(|body| ResponseBody::Ours(Some(body))))
 }
 
-fn proxy_error(upstream: &Upstream, error: UpstreamError) -> ProxyError {
+pub(super) fn proxy_error(upstream: &Upstream, error: UpstreamError) -> ProxyError {
     let upstream = upstream.name.clone();
     match error {
         UpstreamError::RequestBroken => ProxyError::RequestBroken,
@@ -244,9 +156,4 @@ fn proxy_error(upstream: &Upstream, error: UpstreamError) -> ProxyError {
         UpstreamError::Failed(reason) => ProxyError::UpstreamFailed { upstream, reason },
         UpstreamError::ResponseLost => ProxyError::ResponseLost,
     }
-}
-
-/// Beside the operator's credential, a client's trailers could say what its headers may not.
-pub(super) fn permitted(body: ClientBody, upstream: &Upstream) -> ClientBody {
-    if upstream.credential.is_some() { body.without_trailers() } else { body }
 }

@@ -16,6 +16,7 @@ mod respond;
 mod response_peek;
 mod retry;
 mod room;
+mod sending;
 mod websocket;
 
 use std::sync::Arc;
@@ -26,7 +27,8 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, V
 use tokio::sync::watch;
 
 use self::client_request::ClientRequest;
-use self::live_exchange::{LiveExchange, OwnResponse, Received, Sent, permitted, refuse};
+use self::live_exchange::{LiveExchange, OwnResponse, Received, Sent, refuse};
+use self::planning::permitted;
 use self::respond::response_headers;
 use self::websocket::frames::FrameObserver;
 use self::websocket::tunnel;

@@ -5,17 +5,18 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::request;
 
-use super::count_estimate::CountFallback;
-use super::live_exchange::{LiveExchange, Received};
+use super::live_exchange::{LiveExchange, OwnResponse, Planned, Received, RequestPlan};
+use super::original_request::OriginalRequest;
+use super::outbound::OutboundRequest;
 use super::{latest_request, request_origin};
 use crate::clock::now;
-use crate::config::Mode;
+use crate::config::{Mode, ServerLimits, Upstream};
 use crate::context::policy::draw;
 use crate::context::{SessionId, TenantId};
 use crate::dialect::identity::{self, Identity};
@@ -23,10 +24,11 @@ use crate::dialect::lesson::Lesson;
 use crate::dialect::models::ReasoningBinding;
 use crate::dialect::{Conversation, Note, Purpose, Role};
 use crate::proxy::compaction::context::CompactionContext;
-use crate::proxy::compaction::summarize::SummaryJob;
-use crate::proxy::plan::added_option::AddedOption;
+use crate::proxy::http::answer::ProxyError;
+use crate::proxy::http::arriving::ClientBody;
+use crate::proxy::http::body::{self, CollectOutcome, OutgoingBody};
 use crate::proxy::plan::body_reader::ParsedBody;
-use crate::proxy::plan::planned_request::{self, PlannedRequest, PlannedRewrite};
+use crate::proxy::plan::planned_request::{self, PlannedRequest};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::calibration::RecalledState;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
@@ -38,50 +40,58 @@ use crate::store::lessons::LessonSource;
 use crate::store::recall::{ReadBudget, RecallOutcome};
 use crate::telemetry::FailOpen;
 
-/// How a request is sent, as planned, and what is done with its response.
-#[derive(Default)]
-pub(super) struct RequestPlan {
-    /// Makes a turn from the reply.
-    pub(super) pending: Option<Box<PendingExchange>>,
-    /// The summary to write after the response.
-    pub(super) writer: Option<Box<SummaryJob>>,
-    /// Answers a token count if the upstream does not.
-    pub(super) count: Option<Box<CountFallback>>,
-}
-
-impl RequestPlan {
-    fn planned(&self) -> Option<(&PreparedRequest, &PlannedRequest)> {
-        match (&self.pending, &self.count) {
-            (Some(pending), _) => Some((&pending.prepared, &pending.planned)),
-            (None, Some(count)) => Some((&count.prepared, &count.planned)),
-            (None, None) => None,
-        }
-    }
-
-    /// The edits of the plan.
-    pub(super) fn rewrite(&self) -> Option<PlannedRewrite> {
-        let (prepared, planned) = self.planned()?;
-        planned.rewrite(prepared)
-    }
-
-    /// What is requested on the client's behalf.
-    pub(super) fn added(&self) -> Vec<AddedOption> {
-        self.planned().map(|(prepared, _)| prepared.added.clone()).unwrap_or_default()
-    }
-
-    /// Whether it may be repaired if it is refused, however small it is.
-    pub(super) fn may_repair(&self) -> bool {
-        self.pending.as_ref().is_some_and(|pending| pending.may_repair())
-    }
-}
-
 impl LiveExchange<Received> {
+    /// Makes the request ready to be sent. `head`: as it is sent.
+    ///
+    /// # Errors
+    /// The response to a client whose body did not arrive.
+    pub(super) async fn plan(
+        mut self,
+        head: request::Parts,
+        body: ClientBody,
+    ) -> Result<LiveExchange<Planned>, OwnResponse> {
+        // 3. Body.
+        let body = permitted(body, &self.upstream);
+        let collected = match self.client.body_dialect() {
+            Some(_) => {
+                let proxy = &self.recorder.proxy;
+                let ServerLimits { body_bytes, body_s, .. } = proxy.config.limits;
+                let timeout = Duration::from_secs(body_s);
+                body::collect(body, body_bytes, timeout, &proxy.memory).await
+            }
+            None => CollectOutcome::Unread(OutgoingBody::request(body)),
+        };
+        let body_complete_at = Instant::now();
+        let mut plan = RequestPlan::default();
+        let recorder = &mut self.recorder;
+        let outbound = match collected {
+            CollectOutcome::Broken => return Err(self.refuse(&ProxyError::RequestBroken)),
+            CollectOutcome::TimedOut => return Err(self.refuse(&ProxyError::BodyTooSlow)),
+            CollectOutcome::Unread(body) => {
+                OutboundRequest::plain(head, recorder.count_upload(body))
+            }
+            CollectOutcome::TooLarge(body) => {
+                recorder.record_fail_open(FailOpen::BodyTooLarge);
+                OutboundRequest::plain(head, recorder.count_upload(body))
+            }
+            CollectOutcome::NoMemory(body) => {
+                recorder.record_fail_open(FailOpen::MemoryBudget);
+                OutboundRequest::plain(head, recorder.count_upload(body))
+            }
+            CollectOutcome::Whole { bytes, trailers } => {
+                recorder.meter.request_bytes = bytes.len() as u64;
+                // 4. Read. 5. Open the ledger. 6. Plan. 7. Save.
+                plan = self.read_and_plan(&bytes, &head).await;
+                // 8. Splice.
+                let original = OriginalRequest { head, bytes, trailers, added: plan.added() };
+                OutboundRequest::edited(original, plan.rewrite(), plan.may_repair())
+            }
+        };
+        Ok(self.into_phase(Planned { outbound, plan, body_complete_at }))
+    }
+
     /// Reads the body, and plans the request. `head`: the request's, as it is sent.
-    pub(super) async fn read_and_plan(
-        &mut self,
-        body: &Bytes,
-        head: &request::Parts,
-    ) -> RequestPlan {
+    async fn read_and_plan(&mut self, body: &Bytes, head: &request::Parts) -> RequestPlan {
         let planning = AssertUnwindSafe(self.plan_body(body, head));
         // A panic in here only costs the plan.
         match planning.catch_unwind().await {
@@ -319,6 +329,11 @@ impl LiveExchange<Received> {
             source: request_origin::source(&self.client.headers, &self.recorder.connection),
         }
     }
+}
+
+/// Beside the operator's credential, a client's trailers could say what its headers may not.
+pub(super) fn permitted(body: ClientBody, upstream: &Upstream) -> ClientBody {
+    if upstream.credential.is_some() { body.without_trailers() } else { body }
 }
 
 async fn estimate_alone(prepared: &Arc<PreparedRequest>, recorder: &mut ExchangeRecorder) {

@@ -1,0 +1,88 @@
+//! Sends the request of an exchange, until there is a response to forward.
+//!
+//! What its plan needs no more is released here. A response of our own ends the exchange.
+
+use http::StatusCode;
+
+use super::live_exchange::{
+    LiveExchange, OwnResponse, Planned, RequestPlan, Sent, answer, proxy_error,
+};
+use crate::context::Outcome;
+use crate::proxy::http::upstream::error::UpstreamError;
+use crate::proxy::plan::added_option::AddedOptionKind;
+
+impl LiveExchange<Planned> {
+    /// Sends the request, again if need be, until there is a response to forward.
+    ///
+    /// # Errors
+    /// Our own response, if there is none, or if it counts tokens where the upstream does not.
+    pub(super) async fn send(self) -> Result<LiveExchange<Sent>, OwnResponse> {
+        let (mut exchange, Planned { outbound, plan, body_complete_at }) = self.split();
+        let RequestPlan { mut pending, writer, count } = plan;
+        let recorder = &mut exchange.recorder;
+        let proxy = recorder.proxy.clone();
+        // The wait for a summary is reported separately.
+        let summary_wait =
+            pending.as_ref().map(|pending| pending.summary_wait()).unwrap_or_default();
+        recorder.meter.request_side = body_complete_at.elapsed().saturating_sub(summary_wait);
+        if let Some(pending) = &mut pending {
+            let (head, body) = outbound.parts();
+            pending.count_if_wanted(&proxy, head, body);
+        }
+        if let Some(count) = &count
+            && let Some(counted) = Box::pin(count.answer_at_once(recorder)).await
+        {
+            return Err(answer(counted, Outcome::Complete, exchange.recorder));
+        }
+        // Sending consumes the head, and the response to a count is judged by it.
+        let head = count.as_ref().map(|_| outbound.parts().0.clone());
+        let counted = count.as_ref().map(|count| &*count.prepared);
+        // 9. Forward.
+        let (mut response, added) =
+            match outbound.send(pending.as_deref_mut(), counted, recorder).await {
+                Ok(sent) => sent,
+                Err(error) => {
+                    if let Some(pending) = &mut pending {
+                        pending.requeue_messages(&proxy).await;
+                    }
+                    return Err(exchange.fail(error));
+                }
+            };
+        let upstream_time = recorder.sent.elapsed();
+        let id =
+            exchange.client.provider_request_id(response.headers(), &proxy, &exchange.upstream);
+        recorder.record_provider_request_id(id.as_deref());
+        if let (Some(count), Some(head)) = (count, head) {
+            let answered = count.answer_missing(response, &head, recorder);
+            response = match Box::pin(answered).await {
+                Ok(counted) => return Err(answer(counted, Outcome::Complete, exchange.recorder)),
+                Err(response) => response,
+            };
+        }
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            let why = "it switched to a protocol that was not requested".to_owned();
+            let fault = proxy_error(&exchange.upstream, UpstreamError::Failed(why));
+            return Err(exchange.refuse(&fault));
+        }
+        if response.status().is_success()
+            && let Some(writer) = writer
+        {
+            writer.begin();
+        }
+        let hides_diagnosis =
+            added.iter().any(|kind| matches!(kind, AddedOptionKind::Diagnosis { .. }));
+        let usage_addition =
+            pending.as_ref().and_then(|pending| pending.usage_addition(hides_diagnosis));
+        let several = pending.as_ref().is_some_and(|pending| pending.prepared.conversation.several);
+        let turn = pending.map(|pending| pending.open(&proxy, response.status(), id));
+        recorder.meter.headers = Some(recorder.began.elapsed());
+        Ok(exchange.into_phase(Sent {
+            response,
+            upstream_time,
+            turn,
+            several,
+            added_usage: added.contains(&AddedOptionKind::Usage),
+            usage_addition,
+        }))
+    }
+}
