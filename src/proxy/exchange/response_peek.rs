@@ -27,25 +27,20 @@ const BYTES: usize = 16 * 1024;
 /// How long the start of a response without content may be delayed, accepted or refused.
 pub(super) const TIMEOUT: Duration = Duration::from_millis(250);
 
-/// A response whose start was read.
-pub(super) struct PeekedResponse {
-    pub(super) response: StartedResponse,
-    /// What it says about the window, if it is an error instead of a reply.
-    pub(super) overflow: Option<OverflowInStart>,
-}
-
-/// An error at the start of an accepted response: the request does not fit.
-pub(super) struct OverflowInStart {
+/// What a response says about the window, and the lessons of its message.
+#[derive(Clone)]
+pub(super) struct SeenOverflow {
+    pub(super) sign: OverflowSign,
     pub(super) reported: Overflow,
-    /// The lessons of its message.
     pub(super) taught: LessonMatch,
 }
 
+/// Reads the start of a response. With it comes what it says about the window, if it is an error instead of a reply.
 pub(super) async fn read(
     response: Response<OutgoingBody>,
     pending: &PendingExchange,
     recorder: &ExchangeRecorder,
-) -> PeekedResponse {
+) -> (StartedResponse, Option<SeenOverflow>) {
     let conversation = &pending.prepared().conversation;
     let mut partial_reply = Reply::default();
     let reading =
@@ -58,17 +53,17 @@ pub(super) async fn read(
     let response = reading.await;
     // Content has begun: whatever comes after it, the request fitted.
     if !partial_reply.parts.is_empty() {
-        return PeekedResponse { response, overflow: None };
+        return (response, None);
     }
     let host = pending.prepared().info.upstream.host();
     let evidence = OverflowEvidence { host, ..OverflowEvidence::default() };
     let Some(OverflowReport { sign: OverflowSign::InReply, reported, .. }) =
         overflow::detected(&partial_reply, conversation.purpose, &evidence)
     else {
-        return PeekedResponse { response, overflow: None };
+        return (response, None);
     };
     let Some(error) = &partial_reply.error else {
-        return PeekedResponse { response, overflow: None };
+        return (response, None);
     };
     let error = lessons::RefusalResponse::InReply { status: StatusCode::OK.as_u16(), error };
     let prepared = pending.prepared();
@@ -79,7 +74,8 @@ pub(super) async fn read(
         head: None,
     };
     let taught = lessons::taught(error, &request).await;
-    PeekedResponse { response, overflow: Some(OverflowInStart { reported, taught }) }
+    let sign = OverflowSign::InReply;
+    (response, Some(SeenOverflow { sign, reported, taught }))
 }
 
 fn reply(dialect: Dialect, head: &Parts, start: &[u8], memory: &Arc<MemoryBudget>) -> Reply {

@@ -13,12 +13,11 @@ use http::Response;
 
 use super::latest_request;
 use super::original_request::{OriginalRequest, send};
+use super::response_peek::SeenOverflow;
 use crate::context::attempt::{
     AttemptContext, NextAction, RefusableOption, RequestForm, RetryState, Verdict, next,
 };
-use crate::context::overflow::OverflowSign;
 use crate::dialect::lesson::LessonMatch;
-use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::{Refusal, RepairCause};
 use crate::dialect::{PartKey, Purpose};
@@ -46,14 +45,6 @@ pub(super) struct Retry<'a> {
 struct HeldResponse {
     form: RequestForm,
     response: StartedResponse,
-}
-
-/// What a response said about the window, and the lessons of its message.
-#[derive(Clone)]
-struct SeenOverflow {
-    sign: OverflowSign,
-    reported: Overflow,
-    taught: LessonMatch,
 }
 
 /// The responses so far, and what they showed.

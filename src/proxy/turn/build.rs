@@ -22,29 +22,19 @@ pub(super) struct ForwardedPrefix {
     pub(super) order: Option<PartKey>,
 }
 
-/// The end of an exchange.
-pub(super) struct ExchangeEnding {
-    pub(super) ended: Millis,
-    pub(super) provider_request_id: Option<Box<str>>,
-    pub(super) outcome: Outcome,
-}
-
-impl ExchangeEnding {
-    pub(super) fn turn(self, draft: Turn, info: &RequestInfo, reply: &Reply) -> Turn {
-        Turn {
-            response: reply.id.clone(),
-            provider_request_id: self.provider_request_id,
-            repeated_calls: info.repeated_calls,
-            ended: self.ended,
-            outcome: match self.outcome {
-                // The provider still works on it: its reply comes later.
-                Outcome::Complete if reply.pending && reply.id.is_some() => Outcome::Interrupted,
-                outcome => outcome,
-            },
-            window: info.model.window,
-            reserve: info.reserve,
-            ..with_reply(draft, reply)
-        }
+/// The turn of an exchange that ended, without what is counted or learned of it.
+pub(super) fn turn(draft: Turn, info: &RequestInfo, reply: &Reply) -> Turn {
+    Turn {
+        response: reply.id.clone(),
+        repeated_calls: info.repeated_calls,
+        outcome: match draft.outcome {
+            // The provider still works on it: its reply comes later.
+            Outcome::Complete if reply.pending && reply.id.is_some() => Outcome::Interrupted,
+            outcome => outcome,
+        },
+        window: info.model.window,
+        reserve: info.reserve,
+        ..with_reply(draft, reply)
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use http::StatusCode;
 use tokio::task::JoinHandle;
 
-use super::build::{self, ExchangeEnding, ForwardedPrefix};
+use super::build::{self, ForwardedPrefix};
 use super::pending::PendingExchange;
 use crate::clock::now;
 use crate::context::budget::{CarryOutlook, ContextView};
@@ -201,17 +201,15 @@ impl OpenTurn {
         record.measured = turn.done.measured;
         record.saved = Some(self.saved(&turn, &proxy));
         record.shown_capped = ContextView::after(&turn).breakdown.capped;
-        let ending = ExchangeEnding {
-            ended: now(),
-            provider_request_id: self.provider_request_id.clone(),
-            outcome: record.outcome,
-        };
+        turn.ended = now();
+        turn.outcome = record.outcome;
+        turn.provider_request_id = self.provider_request_id.take();
         Box::pin(async move {
             let reply = reply.delivered();
             if is_read {
-                self.learn(&proxy, &turn, ending.outcome, &reply).await;
+                self.learn(&proxy, &turn, &reply).await;
             }
-            self.store(proxy, turn, ending, reply).await
+            self.store(proxy, turn, reply).await
         })
     }
 
@@ -219,10 +217,9 @@ impl OpenTurn {
         mut self: Box<Self>,
         proxy: Arc<Proxy>,
         turn: Box<Turn>,
-        ending: ExchangeEnding,
         reply: Reply,
     ) -> Option<FailOpen> {
-        let sample = self.calibration_sample(&turn, &ending, &reply);
+        let sample = self.calibration_sample(&turn, &reply);
         let applied = sample.map(|sample| sample.applied_to(&self.info.learned));
         let learned = match &applied {
             Some(applied) => applied.after.clone(),
@@ -242,7 +239,7 @@ impl OpenTurn {
         let tenant = self.info.tenant.clone();
         let (this, facts, content) = long_work_if(is_large, tenant.as_ref(), move || {
             let content = content.map(|content| content.answered(&reply, limits.exchange_bytes));
-            let facts = self.complete(*turn, ending, &reply, &learned);
+            let facts = self.complete(*turn, &reply, &learned);
             (self, facts, content)
         })
         .await;
@@ -269,16 +266,10 @@ impl OpenTurn {
         }
     }
 
-    fn complete(
-        &mut self,
-        draft: Turn,
-        ending: ExchangeEnding,
-        reply: &Reply,
-        learned: &EstimatorState,
-    ) -> Vec<Fact> {
-        let is_delivered = ending.outcome == Outcome::Complete && draft.done.resent.is_none();
-        let counted = self.counted.as_ref().and_then(PendingCount::arrived);
-        let mut turn = Turn { counted, ..ending.turn(draft, &self.info, reply) };
+    fn complete(&mut self, draft: Turn, reply: &Reply, learned: &EstimatorState) -> Vec<Fact> {
+        let is_delivered = draft.outcome == Outcome::Complete && draft.done.resent.is_none();
+        let mut turn = build::turn(draft, &self.info, reply);
+        turn.counted = self.counted.as_ref().and_then(PendingCount::arrived);
         if self.opened.keeps_title {
             build::set_title(&mut turn, reply);
         }
@@ -311,7 +302,7 @@ impl OpenTurn {
         overflow::detected(reply, self.info.purpose, &evidence)
     }
 
-    async fn learn(&self, proxy: &Proxy, turn: &Turn, outcome: Outcome, reply: &Reply) {
+    async fn learn(&self, proxy: &Proxy, turn: &Turn, reply: &Reply) {
         let info = &self.info;
         let source = info.lesson_source();
 
@@ -327,7 +318,7 @@ impl OpenTurn {
                 proxy.learn(&source, Lesson::Window(window), believed).await;
             }
         }
-        if outcome != Outcome::Complete {
+        if turn.outcome != Outcome::Complete {
             return;
         }
         if let Some(context) = reply.usage.context() {
@@ -442,7 +433,6 @@ impl OpenTurn {
     fn calibration_sample(
         &mut self,
         turn: &Turn,
-        ending: &ExchangeEnding,
         reply: &Reply,
     ) -> Option<calibration::CalibrationSample> {
         // The reported usage must measure what was estimated, and nothing else.
@@ -453,7 +443,7 @@ impl OpenTurn {
             && usage.served_by.is_none()
             && usage.last_call.is_none()
             && usage.cleared.is_none()
-            && ending.outcome == Outcome::Complete
+            && turn.outcome == Outcome::Complete
             && self.info.purpose == Purpose::Turn;
         let seen = self.seen.take()?;
         let guess = turn.estimate.as_ref()?.guess;

@@ -6,14 +6,14 @@
 use http::header::CONTENT_ENCODING;
 use http::{Response, StatusCode};
 
-use super::{Retry, SeenOverflow, SeenResponses};
+use super::{Retry, SeenResponses};
 use crate::context::attempt::{RefusalKind, RequestForm, Verdict};
 use crate::context::overflow::OverflowSign;
 use crate::dialect::lesson::LessonMatch;
 use crate::dialect::overflow::{ErrorResponse, Overflow, overflow};
 use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::repair::{self, Refusal, RepairCause};
-use crate::proxy::exchange::response_peek::{self, OverflowInStart};
+use crate::proxy::exchange::response_peek::{self, SeenOverflow};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::learning::lessons::{self, QuotableRequest};
 use crate::proxy::response::status::{blames_request, may_not_fit};
@@ -127,19 +127,16 @@ impl Retry<'_> {
             seen.hold(form, StartedResponse::unread(response, &self.recorder.proxy.memory));
             return Verdict::Accepted;
         };
-        let peeked = response_peek::read(response, pending, self.recorder).await;
-        seen.hold(form, peeked.response);
-        match peeked.overflow {
+        let (response, overflow) = response_peek::read(response, pending, self.recorder).await;
+        seen.hold(form, response);
+        match overflow {
             // Room was made already; its overflow is final.
             Some(_) if matches!(form, RequestForm::WithRoom | RequestForm::WithRoomUnbound) => {
                 Verdict::OverflowInReply
             }
-            Some(OverflowInStart { reported, taught })
-                if self.agrees_with_estimate(&reported, &taught) =>
-            {
-                let sign = OverflowSign::InReply;
-                seen.overflow = Some(SeenOverflow { sign, reported, taught });
-                seen.refusal = self.output_refused(&reported);
+            Some(overflow) if self.agrees_with_estimate(&overflow.reported, &overflow.taught) => {
+                seen.refusal = self.output_refused(&overflow.reported);
+                seen.overflow = Some(overflow);
                 match seen.refusal {
                     Some(_) => Verdict::Repairable(RefusalKind {
                         overflows: true,

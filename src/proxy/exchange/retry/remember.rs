@@ -4,12 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::{Retry, SeenOverflow, SeenResponses};
+use super::{Retry, SeenResponses};
 use crate::context::attempt::{AttemptFinding, RevocationScope};
 use crate::dialect::PartKey;
 use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::RepairCause;
+use crate::proxy::exchange::response_peek::SeenOverflow;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::request_info::RequestInfo;
 use crate::proxy::turn::pending::SessionFact;
