@@ -126,7 +126,8 @@ BY_HAND = {
     "DeepSeek": {"deepseek-v4.1-flash": (1_000_000, 384_000, None)},
     "Z.ai": {
         "glm-5.3-flashx": (1_000_000, 128_000, None),
-        "glm-5-turbo": (200_000, 128_000, None),
+        # pi-ai 1.5.2 (2026-11-10), as no other table has it.
+        "glm-5-turbo": (200_000, 128_000, (1.2, 4, 0.24, 1.2)),
     },
     "Alibaba": {
         "qwen3": (40_960, 32_768, None),
@@ -155,6 +156,8 @@ BY_HAND = {
         "sonar-reasoning-pro": (128_000, 8_000, (2, 8, 2, 2)),
     },
     "Meta": {
+        # pi-ai 1.5.2 (2026-11-10), as no other table has it.
+        "muse-ember-1.0": (1_048_576, 131_072, (0.1, 0.5, 0.004, 0.1)),
         "llama-4-maverick": (1_000_000, 16_384, None),
         "llama-4-scout": (10_000_000, 16_384, None),
         "llama-3.3": (131_072, 8_192, None),
@@ -293,10 +296,15 @@ def number(value):
     return f"{round(value, 6):g}"
 
 
-def prices_text(prices):
-    named = ((key, value) for key, value in prices.items() if key != "long")
-    text = ", ".join(f"{key} = {value:_}" if key == "above" else f"{key} = {number(value)}" for key, value in named)
-    return f"{{ {text}, long = {prices_text(prices['long'])} }}" if prices.get("long") else f"{{ {text} }}"
+def toml(value):
+    """A value of the catalogue as TOML in one line."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {toml(one)}' for key, one in value.items() if one)} }}"
+    if isinstance(value, list):
+        return f"[{', '.join(toml(one) for one in value)}]"
+    if isinstance(value, str):
+        return f'"{value}"'
+    return f"{value:_}" if isinstance(value, int) else number(value)
 
 
 def line(maker, name, window, output, price):
@@ -317,7 +325,7 @@ def line(maker, name, window, output, price):
         fields.append(f"tool_offering = {tool_offering(name)}")
     fields += [f"cache_min = {least}", f"cache_ttl_s = {ttl}"]
     if price:
-        fields.append(f"price = {prices_text(price)}")
+        fields.append(f"price = {toml(price)}")
     return f'"{name}" = {{ {", ".join(fields)} }}'
 
 
@@ -332,6 +340,35 @@ def with_defaults(prices):
     }
 
 
+# The tiers, as LiteLLM ends its keys.
+TIERS = {"priority": "priority", "flex": "flex", "batches": "batch", "ultrafast": "ultrafast"}
+
+
+def terms(entry, base):
+    """What else decides about a price, as LiteLLM has it: tiers as factors, searches, audio."""
+    tiers = {}
+    for suffix, tier in TIERS.items():
+        factor, read = (
+            entry.get(f"{key}_{suffix}") and price and round(entry[f"{key}_{suffix}"] * 1e6 / price, 4)
+            for key, price in (("input_cost_per_token", base[0]), ("cache_read_input_token_cost", base[2]))
+        )
+        if factor:
+            # Published prices are rounded.
+            apart = read and abs(read / factor - 1) > 0.1
+            tiers[tier] = {"other": factor, "cache_read": read} if apart else factor
+    fast = entry.get("provider_specific_entry", {}).get("fast")
+    if fast:
+        tiers["fast"] = float(fast)
+    search = entry.get("search_context_cost_per_query", {}).get("search_context_size_medium")
+    audio = entry.get("input_cost_per_audio_token")
+    return {"audio": audio and audio * 1e6, "search": search, "tiers": tiers}
+
+
+def regional(name):
+    """Claude from 4.5 on costs a tenth more where a call has to stay in a region ("Pricing", Anthropic's documentation)."""
+    return 1.1 if name.startswith("claude") and claude_generation(name)[1] >= 4.5 else None
+
+
 def price(entry):
     """LiteLLM's price; `long`: that of a prompt above a number of tokens."""
 
@@ -342,7 +379,7 @@ def price(entry):
     base = at()
     if not base[0] or not base[1]:
         return None
-    found = with_defaults(base)
+    found = {**with_defaults(base), **terms(entry, base)}
     steps = [re.fullmatch(r"input_cost_per_token_above_(\d+)k_tokens", key) for key in entry]
     above = min((int(step[1]) for step in steps if step), default=None)
     if above:
@@ -352,7 +389,7 @@ def price(entry):
 
 
 def makers_prices(wheel, today):
-    """The prices in genai-prices by maker and model name: those that hold today, at the hour at which they are lowest."""
+    """The prices in genai-prices by maker and model name: those that hold today at peak hours; and when others hold."""
     # It wants an HTTP client, which nothing here uses.
     sys.modules["httpx2"] = types.ModuleType("httpx2")
     sys.modules["httpx2"].__getattr__ = lambda name: type(name, (), {})
@@ -360,14 +397,22 @@ def makers_prices(wheel, today):
     from genai_prices.data import providers
 
     def of_today(prices):
+        """The price of today at peak hours, that of other hours, the peak hours, the day of a change, and its price."""
         if not isinstance(prices, list):
-            return prices
-        held = [prices[0].prices]
+            return prices, None, [], None, None
+        now, hours, change = prices[0].prices, [], None
         for one in prices[1:]:
             starts = getattr(one.constraint, "start_date", None)
             if starts and starts <= today:
-                held.append(one.prices)
-        return held[-1]
+                now, hours = one.prices, []
+            elif starts:
+                change = one
+            else:
+                hours.append(one)
+        if not hours:
+            return now, None, [], change and change.constraint.start_date, change and change.prices
+        spans = [[f"{at:%H:%M}" for at in (one.constraint.start_time, one.constraint.end_time)] for one in hours]
+        return hours[0].prices, now, spans, None, None
 
     def both(value):
         """The price, the number of tokens above which it is another one, and that one."""
@@ -377,7 +422,9 @@ def makers_prices(wheel, today):
         return float(value.base), tiers[0].start, float(tiers[0].price)
 
     def found(model):
-        now = of_today(model.prices)
+        now, off_peak, spans, day, then = of_today(model.prices)
+        if spans and len(spans) != 2:
+            return None  # DeepSeek's discount at night, which has ended
         parts = [both(getattr(now, f"{key}_mtok", None)) for key in ("input", "output", "cache_read", "cache_write")]
         if not parts[0][0] or not parts[1][0]:
             return None
@@ -386,6 +433,15 @@ def makers_prices(wheel, today):
         if above:
             long = with_defaults([long or base for base, _, long in parts])
             priced["long"] = {"above": above, **long}
+        searches = getattr(now, "web_searches_kcount", None)
+        if searches:
+            priced["search"] = float(searches) / 1e3
+        if off_peak:
+            priced["off_peak"] = {"factor": float(off_peak.input_mtok / now.input_mtok), "peak": spans}
+        if then:
+            keys = ("input", "output", "cache_read", "cache_write")
+            later = with_defaults([both(getattr(then, f"{key}_mtok", None))[0] for key in keys])
+            priced["change"] = {"from": f"{day}", **later}
         return priced
 
     by_maker = {provider.id: provider.models for provider in providers}
@@ -437,7 +493,10 @@ def main():
 # a turn's reasoning is dropped if text comes with tool results; plain_results: tool results cost no more
 # than their text and their tool's name; tool_offering: what the first tool costs beside itself;
 # cache_min: smallest cached prefix; cache_ttl_s: how long it lives unused; price: US dollars per million
-# tokens at the standard tier and the cheapest hour; long: what all tokens of a prompt above so many cost.
+# tokens at the standard tier and at peak hours; long: what all tokens of a prompt above so many cost;
+# audio: its input; search: a search of the web, US dollars; tiers, regional, off_peak: how many times as
+# much a call costs at this tier, if it has to stay in a region, outside the peak hours (Monday to Friday,
+# UTC); change: what it costs from a day on.
 
 [models]""")
     makers = dict.fromkeys([maker for _, maker, _ in MAKERS] + list(BY_HAND))
@@ -451,7 +510,12 @@ def main():
             window, output, listed = found[name]
             if isinstance(listed, tuple):
                 listed = with_defaults(listed)
-            print(line(maker, name, window, output, makers_price(maker, name) or listed))
+            # What the makers' own table does not say holds as LiteLLM says it, except a step in the length of a prompt:
+            # there it would not say that there is none.
+            own = makers_price(maker, name)
+            kept = {key: value for key, value in (listed or {}).items() if key != "long" or not own}
+            price = {**kept, **(own or {}), "regional": regional(name)} if own or listed else None
+            print(line(maker, name, window, output, price))
     print("\n# By the beginning of a name, for models newer than this file: the family is certain, the rest is a guess.")
     print("[families]")
     for start, (window, output) in FAMILIES.items():

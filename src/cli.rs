@@ -27,6 +27,7 @@ use std::process::ExitCode;
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
 
+use crate::admin::spend::SpendBy;
 use crate::clock::wall;
 use crate::config::{ConfigFlag, ConfigSources};
 use admin_client::AdminClient;
@@ -104,6 +105,20 @@ enum Command {
         /// How many sessions to count.
         #[arg(long, default_value_t = 50)]
         limit: usize,
+        #[command(flatten)]
+        at: AdminTarget,
+    },
+    /// Show what was spent, and who spent it.
+    Spend {
+        /// By which name the calls are listed.
+        #[arg(long, value_enum, default_value = "model")]
+        by: SpendBy,
+        /// Since how long, such as 12h or 7d.
+        #[arg(long, default_value = "30d", value_parser = humantime::parse_duration)]
+        since: std::time::Duration,
+        /// Print comma-separated values.
+        #[arg(long, conflicts_with = "json")]
+        csv: bool,
         #[command(flatten)]
         at: AdminTarget,
     },
@@ -356,6 +371,9 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
             at.ask(async |client| {
                 sessions::savings(&client, session.as_deref(), *limit, at.json).await
             })?;
+        }
+        Command::Spend { by, since, csv, at } => {
+            at.ask(async |client| sessions::spend(&client, *by, *since, *csv, at.json).await)?;
         }
         Command::Export { session, content, at } => {
             at.ask(async |client| sessions::export(&client, session.as_deref(), *content).await)?;

@@ -474,6 +474,8 @@ fn turn(
         repeated_calls: None,
         hints: None,
         origin: None,
+        served: None,
+        dollars: None,
         carry: None,
     }
 }

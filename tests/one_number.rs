@@ -653,6 +653,8 @@ impl<'a> Session<'a> {
             repeated_calls: None,
             hints: None,
             origin: None,
+            served: None,
+            dollars: None,
             carry: None,
         }
     }

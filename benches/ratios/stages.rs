@@ -262,6 +262,8 @@ fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
         repeated_calls: None,
         hints: None,
         origin: None,
+        served: None,
+        dollars: None,
         carry: None,
     }
 }

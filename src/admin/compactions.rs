@@ -9,7 +9,7 @@ use super::prices::PriceList;
 use crate::context::budget::grouped;
 use crate::context::compact::report::{CompactionReport, Compactions};
 use crate::context::ledger::Ledger;
-use crate::context::{Turn, savings};
+use crate::context::{Turn, cost};
 use crate::telemetry::log::clean;
 
 /// The compactions of a turn's context, with their cost.
@@ -17,7 +17,8 @@ pub(super) fn of_turn(ledger: &Ledger, turn: &Turn, prices: &PriceList) -> Compa
     let mut compactions = Compactions::of_turn(ledger, turn);
     for report in compactions.iter_mut() {
         let price = prices.price(&report.upstream, &report.model);
-        report.dollars = price.and_then(|price| savings::cost(&report.spent, price, turn.dialect));
+        report.dollars =
+            price.and_then(|price| cost::call(&report.spent, &price, turn.dialect, turn.at));
     }
     compactions
 }

@@ -87,6 +87,12 @@ pub(super) struct Explanation {
     pub cache: CacheEffect,
     /// The estimate of its input; `None` if it was not read.
     pub estimate: Option<ExplainedEstimate>,
+    /// The model that the reply names, if it is not called as it was requested.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub served: Option<String>,
+    /// What it cost, US dollars; `None` if a price of it is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dollars: Option<f64>,
     /// What rewriting saved or cost.
     pub saved: Option<ExchangeSavings>,
 }
@@ -185,6 +191,8 @@ impl Explanation {
             thread: Some(turn.position.thread.clone()),
             upstream: Some(turn.upstream.to_string()),
             model: Some(turn.model.to_string()),
+            served: turn.served.as_deref().map(str::to_owned),
+            dollars: savings.spent,
             saved: Some(savings.saved()),
             compactions: compactions::of_turn(ledger, turn, prices),
             ..Self::new(
@@ -287,6 +295,8 @@ impl Explanation {
                 ..CacheEffect::default()
             },
             estimate,
+            served: None,
+            dollars: None,
             saved: None,
         }
     }

@@ -50,6 +50,9 @@ struct ExportLine<'l> {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     reply: Vec<TranscriptPart>,
     usage: ExportUsage<'l>,
+    /// What it cost, US dollars.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dollars: Option<f64>,
     estimate: Option<&'l Estimate>,
     window: u64,
 }
@@ -201,6 +204,7 @@ impl<'l> ExportLine<'l> {
             new_parts: ExportParts::Sized(new_parts(turn, before)),
             reply: Vec::new(),
             usage: ExportUsage { input_total: turn.usage.input.unwrap_or(0), usage: &turn.usage },
+            dollars: turn.dollars,
             estimate: turn.estimate.as_ref(),
             window: turn.window,
         }

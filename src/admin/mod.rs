@@ -17,6 +17,7 @@ mod rate_limit;
 mod responses;
 pub mod routes;
 mod savings;
+pub mod spend;
 mod state;
 pub mod view;
 

@@ -30,8 +30,8 @@ use super::view::{
     self, CompactionRequest, CompactionStart, DeleteOutcome, DryRun, ServerInfo, SessionDetails,
     SessionLine, SessionPage, SessionView, id_of,
 };
-use crate::context::ExchangeId;
 use crate::context::ledger::Ledger;
+use crate::context::ExchangeId;
 use crate::dialect::percent::decoded_whole;
 use crate::store::ledgers::{FOCUS_BYTES, PENDING_TTL};
 use crate::store::{Scope, ScopeLine, ScopePage, StoreError};
@@ -42,7 +42,7 @@ use crate::wire::sse::write_event;
 /// Sessions on a page of the list, unless the query names a number.
 const DEFAULT_PAGE: usize = 50;
 /// The most sessions on a page.
-const LARGEST_PAGE: usize = 500;
+pub(super) const LARGEST_PAGE: usize = 500;
 /// How often a live stream without events sends a sign of life.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 /// How long the store may take to report that it is ready.
@@ -224,7 +224,7 @@ async fn list_scopes(admin: &Admin, query: Option<&str>) -> Result<ListedScopes,
     Ok(ListedScopes { lines, next })
 }
 
-fn number(query: Option<&str>, name: &str) -> Result<Option<usize>, AdminError> {
+pub(super) fn number(query: Option<&str>, name: &str) -> Result<Option<usize>, AdminError> {
     let Some(raw) = parameter(query, name) else { return Ok(None) };
     raw.parse().map(Some).map_err(|_| {
         let message = format!("{name} should be a whole number, 0 or more.");
@@ -232,14 +232,16 @@ fn number(query: Option<&str>, name: &str) -> Result<Option<usize>, AdminError> 
     })
 }
 
-fn parameter<'q>(query: Option<&'q str>, name: &str) -> Option<&'q str> {
+pub(super) fn parameter<'q>(query: Option<&'q str>, name: &str) -> Option<&'q str> {
     let mut pairs = query?.split('&').filter_map(|pair| pair.split_once('='));
     pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
 }
 
 pub(super) async fn session(admin: &Admin, id: &str) -> AdminResponse {
     let scope = scope(admin, id).await?;
-    let session = admin.ledgers.look(&scope, |ledger| SessionView::new(&scope, ledger)).await?;
+    let looking =
+        admin.ledgers.look(&scope, |ledger| SessionView::new(&scope, ledger, &admin.prices));
+    let session = looking.await?;
     session.map(|session| json(&session)).ok_or_else(|| unknown_session(id))
 }
 

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::guard::{self, AdminPeer, AdminRole};
 use super::responses::{self, AdminBody, AdminError};
 use super::state::{Admin, AdminAccess};
-use super::{count, lessons, messages};
+use super::{count, lessons, messages, spend};
 use crate::dialect::percent::decoded_whole;
 use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;
@@ -59,6 +59,8 @@ pub enum AdminQuery {
     Clear,
     /// Remove a queued message.
     TakeBack,
+    /// Who spent what.
+    Spend,
     /// The lessons that upstreams taught.
     Lessons,
     /// Forget one lesson.
@@ -93,6 +95,7 @@ pub const ROUTES: &[(Method, &str, AdminQuery)] = &[
     (Method::POST, "/api/v1/sessions/{session}/say", AdminQuery::Say),
     (Method::DELETE, "/api/v1/sessions/{session}/say", AdminQuery::Clear),
     (Method::DELETE, "/api/v1/sessions/{session}/say/{id}", AdminQuery::TakeBack),
+    (Method::GET, "/api/v1/spend", AdminQuery::Spend),
     (Method::GET, "/api/v1/lessons", AdminQuery::Lessons),
     (Method::DELETE, "/api/v1/lessons/{id}", AdminQuery::ForgetLesson),
     (Method::POST, "/api/v1/lessons/{id}/share", AdminQuery::ShareLesson),
@@ -115,6 +118,7 @@ impl AdminQuery {
             | Self::Explain
             | Self::Savings
             | Self::SessionSavings
+            | Self::Spend
             | Self::Lessons
             | Self::Events => AdminRole::Reader,
             // Without content it has only sizes.
@@ -200,6 +204,7 @@ async fn respond(
         AdminQuery::Exchange => responses::exchange(admin, &name(0).into()).await,
         AdminQuery::Explain => responses::explain(admin, &name(0).into(), request).await,
         AdminQuery::Savings => responses::savings(admin, request).await,
+        AdminQuery::Spend => spend::answer(admin, request).await,
         AdminQuery::SessionSavings => responses::session_savings(admin, name(0), request).await,
         AdminQuery::Export => responses::export(admin, name(0), request.uri().query()).await,
         AdminQuery::Queue => messages::queue(admin, name(0), request).await,

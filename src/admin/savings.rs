@@ -11,6 +11,7 @@ use super::prices::PriceList;
 use super::view::id_of;
 use crate::config::Mode;
 use crate::context::budget::grouped;
+use crate::context::cost;
 use crate::context::ledger::Ledger;
 use crate::context::policy::DecisionMode;
 use crate::context::savings::{self, SavingsInput, SummaryCosts};
@@ -110,16 +111,17 @@ impl SessionSums {
             let side = side(turn);
             gathered.side = Some(gathered.side.map_or(side, |before| before.with(side)));
             gathered.inputs.extend(turn.usage.input);
-            let cost = savings::billed_cost(&turn.usage, &turn.model, turn.dialect, price);
-            gathered.cost += cost.unwrap_or(0.0);
-            gathered.priced += u64::from(cost.is_some());
+            let dollars = turn.cost(price);
+            gathered.cost += dollars.unwrap_or(0.0);
+            gathered.priced += u64::from(dollars.is_some());
         }
         for one in ledger.summaries(DecisionMode::Active) {
             // The protocol changes the cost only by cache lifetimes, which are not reported.
             let turn = ledger.turn(&one.exchange);
             let dialect = turn.map_or(Dialect::OpenaiChat, |turn| turn.dialect);
             let price = prices.price(&one.upstream, &one.model);
-            gathered.savings.wrote(SummaryCosts::from_usage(&one.spent, price, dialect));
+            let dollars = price.and_then(|price| cost::call(&one.spent, &price, dialect, one.at));
+            gathered.savings.wrote(SummaryCosts::from_usage(&one.spent, dollars));
         }
         gathered
     }

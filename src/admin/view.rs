@@ -55,6 +55,8 @@ pub(super) fn exchange(
         estimate: turn.estimate.clone(),
         done: turn.done.clone(),
         usage: turn.usage.clone(),
+        served: turn.served.clone(),
+        dollars: savings.spent,
         saved: Some(savings.saved()),
         window: Some(turn.window),
         duration_us: turn.ended.saturating_sub(turn.at).saturating_mul(1000),
@@ -190,6 +192,12 @@ pub(crate) struct SessionView {
     pub turns: usize,
     /// The sums of what was reported for them.
     pub totals: Totals,
+    /// What they cost, US dollars, as far as their prices are known.
+    #[serde(default)]
+    pub dollars: f64,
+    /// The number of exchanges whose price is not known.
+    #[serde(default)]
+    pub unpriced: usize,
     /// Its agent, project, title and main thread.
     #[serde(flatten)]
     pub names: SessionNames,
@@ -421,7 +429,10 @@ impl From<ScopeLine> for SessionLine {
 
 impl SessionView {
     /// `None` if the session has no turns.
-    pub(super) fn new(scope: &Scope, ledger: &Ledger) -> Option<Self> {
+    pub(super) fn new(scope: &Scope, ledger: &Ledger, prices: &PriceList) -> Option<Self> {
+        let turns = ledger.turns().filter(|turn| turn.usage.input.is_some());
+        let costs = turns.map(|turn| turn.cost(|model| prices.price(&turn.upstream, model)));
+        let costs: Vec<Option<f64>> = costs.collect();
         let began = ledger.turns().map(|turn| turn.at).min()?;
         let newest = ledger.turns().map(|turn| turn.ended).max()?;
         let threads = ledger.threads();
@@ -438,6 +449,8 @@ impl SessionView {
             newest,
             turns: ledger.turns().count(),
             totals: ledger.totals(),
+            dollars: costs.iter().flatten().sum(),
+            unpriced: costs.iter().filter(|cost| cost.is_none()).count(),
             names: SessionNames::from_ledger(ledger),
             threads,
         })

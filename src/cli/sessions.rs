@@ -3,6 +3,7 @@
 //! Every number comes from the admin API; nothing is computed here except columns.
 
 use std::fmt::Write as _;
+use std::time::Duration;
 
 use http::Method;
 
@@ -10,6 +11,7 @@ use super::admin_client::AdminClient;
 use super::print::{self, CliError, ProgressLine};
 use crate::admin::count::CountComparison;
 use crate::admin::routes::encoded;
+use crate::admin::spend::{SpendBy, SpendPage};
 use crate::admin::view::{CompactionRequest, CompactionStart, DryRun, SessionView, ThreadView};
 use crate::clock::wall;
 use crate::context::Millis;
@@ -234,6 +236,25 @@ pub(super) async fn savings(
         None => format!("/api/v1/savings?limit={limit}&"),
     };
     show(client, &path, as_json).await
+}
+
+pub(super) async fn spend(
+    client: &AdminClient,
+    by: SpendBy,
+    since: Duration,
+    as_csv: bool,
+    as_json: bool,
+) -> Result<(), CliError> {
+    let since = wall().saturating_sub(since.as_millis() as Millis);
+    let path = format!("/api/v1/spend?by={}&since={since}&", by.as_ref());
+    if !as_csv {
+        return show(client, &path, as_json).await;
+    }
+    let progress = ProgressLine::begin("reading the store");
+    let page: SpendPage = client.read(&client.text(&format!("{path}format=json")).await?)?;
+    drop(progress);
+    print::out(&page.csv());
+    Ok(())
 }
 
 /// Prints a view that the API renders for people and for machines; `path` must accept one more parameter.

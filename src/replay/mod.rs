@@ -309,6 +309,8 @@ fn turn_of(
         repeated_calls: None,
         hints: None,
         origin: None,
+        served: None,
+        dollars: None,
         carry: None,
     }
 }

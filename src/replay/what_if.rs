@@ -21,6 +21,7 @@ use crate::context::compact::schedule::{
     WrittenSummary,
 };
 use crate::context::compact::{self, CompactionNeed, SummaryDraft, SummaryFocus, SummarySizes};
+use crate::context::cost;
 use crate::context::ledger::{Ledger, anchor_keys};
 use crate::context::lineage::place;
 use crate::context::plan::{
@@ -449,8 +450,10 @@ impl<'l> WhatIfSession<'l> {
         for summary in summaries {
             report.summaries += 1;
             report.spent_on_summaries.add(&summary.spent, turn, model);
-            let summary = SummaryCosts::from_usage(&summary.spent, model.price, turn.dialect);
-            report.savings.wrote(summary);
+            let price = model.price.as_ref();
+            let dollars =
+                price.and_then(|price| cost::call(&summary.spent, price, turn.dialect, turn.at));
+            report.savings.wrote(SummaryCosts::from_usage(&summary.spent, dollars));
         }
         if line.actual().is_none() || turn.usage.input.is_none() {
             return;

@@ -124,6 +124,12 @@ pub struct Exchange {
     pub done: RewriteSummary,
     /// The usage that was reported.
     pub usage: Usage,
+    /// The model that the reply names, if it is not called as it was requested.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub served: Option<Box<str>>,
+    /// What it cost, US dollars; `None` if a price of it is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dollars: Option<f64>,
     /// What rewriting saved or cost; only for exchanges that became turns.
     pub saved: Option<ExchangeSavings>,
     /// How long it waited for a summary, in µs; only if it did.
@@ -209,6 +215,8 @@ impl Exchange {
             hints: None,
             done: RewriteSummary::default(),
             usage: Usage::default(),
+            served: None,
+            dollars: None,
             saved: None,
             compaction_wait_us: None,
             session_load_us: None,

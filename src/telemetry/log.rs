@@ -287,6 +287,7 @@ fn text(exchange: &Exchange) -> String {
         line.push_name("repeated_calls").push_number(times);
     }
     usage_fields(exchange, &mut line);
+    cost_fields(exchange, &mut line);
     accuracy_fields(exchange, &mut line);
     rewriting_fields(exchange, &mut line);
     time_fields(exchange, &mut line);
@@ -387,6 +388,17 @@ fn usage_fields(exchange: &Exchange, line: &mut LogLine) {
         line.push_number(usage.input.unwrap_or(0));
         line.push(&["/"]);
         line.push_number(usage.output.unwrap_or(0));
+    }
+}
+
+/// `cost=$0.1234 served=…`: the price, and the model that answered if it is called otherwise.
+fn cost_fields(exchange: &Exchange, line: &mut LogLine) {
+    if let Some(dollars) = exchange.dollars {
+        line.push_name("cost").push(&["$"]);
+        line.push_display(format_args!("{dollars:.4}"));
+    }
+    if let Some(served) = &exchange.served {
+        line.push_name("served").push(&[&clean(served)]);
     }
 }
 

@@ -207,6 +207,8 @@ impl Metrics {
         self.rewriting.count(exchange, model);
         self.accuracy.count_model(exchange, model);
         self.traffic.count_model(exchange, model);
+        let served = exchange.served.as_deref().map(|served| self.model_label(served));
+        self.traffic.count_cost(exchange, model, served);
         // The tokens of each call count under its model.
         for (billed, usage) in exchange.usage.billed() {
             let model = self.model_label(billed.unwrap_or(requested));

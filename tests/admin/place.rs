@@ -209,6 +209,8 @@ pub fn turn(request: &str, thread: &str, at: u64) -> Turn {
         repeated_calls: None,
         hints: None,
         origin: None,
+        served: None,
+        dollars: None,
         carry: None,
     }
 }

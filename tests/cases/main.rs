@@ -14,5 +14,6 @@ mod door;
 mod endings;
 mod kept_out;
 mod pictures;
+mod prices;
 mod refusals;
 mod replies;

@@ -175,6 +175,8 @@ fn turn(
         repeated_calls: None,
         hints: None,
         origin: None,
+        served: None,
+        dollars: None,
         carry: None,
     }
 }

@@ -196,6 +196,8 @@ fn turn(
         repeated_calls: None,
         hints: None,
         origin: None,
+        served: None,
+        dollars: None,
         carry: None,
     }
 }

@@ -9,6 +9,7 @@ pub mod budget;
 pub mod cache;
 pub mod compact;
 pub mod content;
+pub mod cost;
 mod decisions;
 pub mod editing;
 mod footprint;

@@ -17,7 +17,7 @@ use super::plan::{
 use super::policy::{ProtectUnit, PruneGate, PruneMethod, PrunePolicy};
 use super::trim::{self, TrimRange, text_at};
 use super::turn_start::is_users;
-use super::{Cut, Fact, Replacement, SketchPart, compact, reasoning, savings};
+use super::{Cut, Fact, Replacement, SketchPart, compact, cost, reasoning};
 use crate::dialect::{Conversation, Message, Part, PartIndex, PartKey, PartKind, Role};
 use crate::tokens::TokenCounter;
 use crate::tokens::classic::ClassicRules;
@@ -301,7 +301,7 @@ impl<'a> PruneCandidates<'a> {
         // A cache write is priced for the same lifetime as the parent turn's write.
         let usage = known.parent.as_ref().map(|parent| parent.usage.clone()).unwrap_or_default();
         let dialect = request.conversation.dialect;
-        let write = savings::write_price(&usage, price, dialect) / price.input;
+        let write = cost::write_price(&usage, price.base(), dialect) / price.input;
         let saving = self.saving() as f64;
         let rewrite_cost = (self.after_first as f64 - saving).max(0.0) * (write - read).max(0.0);
         // `N = (T−R)(w−r) / (R·r)`: T tokens after the first changed byte, of which R go, are read at r and

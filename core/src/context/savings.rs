@@ -6,9 +6,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::cost::{self, millionths, write_price};
 use super::plan::{NewTokens, RewriteSummary};
 use super::policy::Mode;
-use super::{CostPrediction, Estimate, EstimateMethod, ProviderCount, Turn};
+use super::{CostPrediction, Estimate, EstimateMethod, Millis, ProviderCount, Turn};
 use crate::dialect::models::Price;
 use crate::dialect::{Dialect, Usage};
 
@@ -77,10 +78,12 @@ pub struct SavingsInput<'a> {
     pub window: u64,
     /// The catalogue price of the model that answered; `None` if unknown.
     pub price: Option<Price>,
-    /// What everything that is billed of it cost, US dollars ([`billed_cost`]); `None` if unknown.
+    /// What everything that is billed of it cost, US dollars ([`cost::billed`]); `None` if unknown.
     pub spent: Option<f64>,
     /// Its protocol: the price of a long-lived cache write depends on it.
     pub dialect: Dialect,
+    /// When it was made: so does the price.
+    pub at: Millis,
 }
 
 impl<'a> SavingsInput<'a> {
@@ -90,7 +93,7 @@ impl<'a> SavingsInput<'a> {
         parent: Option<&'a Turn>,
         price: impl Fn(&str) -> Option<Price>,
     ) -> Self {
-        let answered = turn.usage.served_by.as_deref().unwrap_or(&turn.model);
+        let answered = turn.usage.served_by.as_deref().unwrap_or(turn.answered_by());
         Self {
             done: &turn.done,
             usage: &turn.usage,
@@ -99,8 +102,9 @@ impl<'a> SavingsInput<'a> {
             before: parent.map(|parent| &parent.usage),
             window: turn.window,
             price: price(answered),
-            spent: billed_cost(&turn.usage, &turn.model, turn.dialect, price),
+            spent: turn.cost(price),
             dialect: turn.dialect,
+            at: turn.at,
         }
     }
 
@@ -161,7 +165,7 @@ impl<'a> SavingsInput<'a> {
 
     fn money(&self, reprocessed: u64) -> Option<Money> {
         let usage = self.usage;
-        let price = self.price?.of_prompt(usage.input.unwrap_or(0));
+        let price = self.price?.rates(cost::terms(usage, &usage.billing, self.at))?;
         let spent = self.spent?;
         let process = match usage.cache_write {
             Some(written) if written > 0 => write_price(usage, price, self.dialect),
@@ -180,8 +184,8 @@ impl<'a> SavingsInput<'a> {
             // A history that would not have fit the window could not have been sent at any price.
             let original = usage.input.unwrap_or(0).saturating_add(newborn + rest + compacted);
             let compacted = if original <= self.window { compacted } else { 0 };
-            saved = millionth(newborn, process) + millionth(rest + compacted, reread_price);
-            broken = millionth(reprocessed, (process - price.cache_read).max(0.0));
+            saved = millionths(newborn, process) + millionths(rest + compacted, reread_price);
+            broken = millionths(reprocessed, (process - price.cache_read).max(0.0));
         }
         Some(Money { spent, saved, broken })
     }
@@ -259,54 +263,6 @@ fn held(usage: &Usage, dialect: Dialect) -> u64 {
     }
 }
 
-/// The cost of everything that is billed of an exchange, each call at the price of its model; `None` if one of them is
-/// unknown. `model`: the requested one.
-pub fn billed_cost(
-    usage: &Usage,
-    model: &str,
-    dialect: Dialect,
-    price: impl Fn(&str) -> Option<Price>,
-) -> Option<f64> {
-    let calls = usage.billed();
-    calls.map(|(by, one)| cost(one, price(by.unwrap_or(model))?, dialect)).sum()
-}
-
-/// The cost of a model call at catalogue prices, US dollars; `None` if its input was not reported.
-pub fn cost(usage: &Usage, price: Price, dialect: Dialect) -> Option<f64> {
-    let input = usage.input?;
-    let price = price.of_prompt(input);
-    let read = usage.cache_read.unwrap_or(0).min(input);
-    let written = usage.cache_write.unwrap_or(0).min(input - read);
-    Some(
-        millionth(input - read - written, price.input)
-            + millionth(read, price.cache_read)
-            + millionth(written, write_price(usage, price, dialect))
-            + millionth(usage.output.unwrap_or(0), price.output),
-    )
-}
-
-/// The price of a token written to the cache, long and short lifetimes mixed as reported. Without a fee in
-/// the catalogue, a write costs what processing costs. A long lifetime costs a multiple of the input price: 2
-/// at Anthropic, 2.5 at OpenAI (`docs/protocols.md` 7.1, 7.2).
-pub(super) fn write_price(usage: &Usage, price: Price, dialect: Dialect) -> f64 {
-    let short = if price.cache_write > 0.0 { price.cache_write } else { price.input };
-    let long = match dialect {
-        Dialect::Anthropic => 2.0 * price.input,
-        Dialect::OpenaiChat | Dialect::OpenaiResponses => 2.5 * price.input,
-        Dialect::Gemini => short,
-    };
-    let written = usage.cache_write.unwrap_or(0);
-    let share = match usage.cache_write_long {
-        Some(tokens) if written > 0 => tokens.min(written) as f64 / written as f64,
-        _ => 0.0,
-    };
-    short + share * (long - short).max(0.0)
-}
-
-fn millionth(tokens: u64, price: f64) -> f64 {
-    tokens as f64 * price / 1e6
-}
-
 /// Claimed savings compared with the provider's counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClaimCheck {
@@ -348,8 +304,8 @@ pub struct SummaryCosts {
 
 impl SummaryCosts {
     /// The costs of one summary, from its usage.
-    pub fn from_usage(spent: &Usage, price: Option<Price>, dialect: Dialect) -> Self {
-        let dollars = price.and_then(|price| cost(spent, price, dialect));
+    /// `dollars`: what it cost, if that is known.
+    pub fn from_usage(spent: &Usage, dollars: Option<f64>) -> Self {
         Self {
             written: 1,
             priced: u64::from(dollars.is_some()),

@@ -197,6 +197,8 @@ impl SessionFixture {
             reply: budget::reply(reply, request.tokenizer),
             anchor_keys: anchor_keys(reply),
             others: Vec::new(),
+            served: None,
+            dollars: None,
             carry: None,
         }
     }

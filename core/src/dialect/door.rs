@@ -27,6 +27,15 @@ impl Door {
         if is_chatgpt { Self::Chatgpt } else { Self::Api }
     }
 
+    /// Whether a request with this path has to stay in a region, which costs more: Vertex AI's regional endpoints, and
+    /// Bedrock's models of a region or of a part of the world ("Pricing", Anthropic's documentation).
+    pub fn is_regional(path: &str, model: &str) -> bool {
+        let places = path.split_once("/locations/").and_then(|(_, rest)| rest.split('/').next());
+        let is_of_region =
+            model.split_once("anthropic.claude").is_some_and(|(area, _)| area != "global.");
+        places.is_some_and(|place| place != "global") || is_of_region
+    }
+
     /// The door as it is shown; `None` for the usual one.
     pub fn name(self) -> Option<&'static str> {
         match self {
@@ -39,6 +48,18 @@ impl Door {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_region_is_in_the_path_or_the_models_name() {
+        let vertex =
+            "/v1/projects/p/locations/europe-west1/publishers/anthropic/models/m:rawPredict";
+        assert!(Door::is_regional(vertex, "m"));
+        assert!(!Door::is_regional(&vertex.replace("europe-west1", "global"), "m"));
+        assert!(Door::is_regional("/model/x/invoke", "us.anthropic.claude-opus-4-6-v1"));
+        assert!(Door::is_regional("/model/x/invoke", "anthropic.claude-opus-4-6-v1"));
+        assert!(!Door::is_regional("/model/x/invoke", "global.anthropic.claude-opus-4-6-v1"));
+        assert!(!Door::is_regional("/v1/messages", "claude-opus-4-6"));
+    }
 
     #[test]
     fn a_login_with_chatgpt_is_told_by_its_path_or_its_account() {

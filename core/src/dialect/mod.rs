@@ -8,6 +8,7 @@ pub mod agent;
 pub mod anthropic;
 mod audience;
 mod backend;
+pub mod billing;
 pub mod cache;
 mod conversation;
 mod count;
@@ -39,6 +40,7 @@ pub mod percent;
 mod progress;
 mod provider_error;
 mod purpose;
+pub mod quota;
 pub mod reading;
 #[cfg(test)]
 mod recordings;

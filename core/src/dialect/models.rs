@@ -5,14 +5,20 @@
 //! [`Model::unknown`], never an error. Must not know who asks, or why.
 
 mod chatgpt;
+mod facts;
 mod family;
 mod pictures;
+mod price;
+mod tables;
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
+pub use facts::ModelOverride;
 pub use family::Family;
 pub use pictures::PictureRule;
 pub(crate) use pictures::{PageCost, Patches, PictureCost, Shrinking};
+pub use price::{CallTerms, Price, Rates};
+pub use tables::{ModelTable, TableError};
 
 use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
@@ -76,6 +82,12 @@ pub struct Model {
     /// The door that the window belongs to.
     #[serde(skip)]
     pub door: Door,
+    /// Whether the request has to stay in a region.
+    #[serde(skip)]
+    pub is_regional: bool,
+    /// Whether the configuration names the price: nothing else then changes it.
+    #[serde(skip)]
+    pub has_own_price: bool,
     /// Whether the configuration names the window: nothing else then changes it but a refusal.
     #[serde(skip)]
     pub is_configured: bool,
@@ -91,71 +103,6 @@ fn free() -> ReasoningBinding {
 
 fn yes() -> bool {
     true
-}
-
-/// US dollars per million tokens.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
-pub struct Price {
-    /// Uncached input.
-    pub input: f64,
-    /// Output.
-    pub output: f64,
-    /// Input read from the cache.
-    pub cache_read: f64,
-    /// Input written to the cache.
-    pub cache_write: f64,
-    /// What all tokens of a long prompt cost instead.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(skip)]
-    pub long: Option<LongPrice>,
-}
-
-/// What all tokens of a call cost if its prompt is long, US dollars per million: OpenAI from GPT-5.4 on above 272,000
-/// tokens, Gemini and xAI above 200,000, Claude Haiku 5.5 above 100,000 (their price pages, 2026-11).
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LongPrice {
-    /// A prompt with more tokens than this is long; those from the cache count.
-    pub above: u64,
-    /// Uncached input.
-    pub input: f64,
-    /// Output.
-    pub output: f64,
-    /// Input read from the cache.
-    pub cache_read: f64,
-    /// Input written to the cache.
-    pub cache_write: f64,
-}
-
-impl Price {
-    /// The price of a call whose prompt has this many tokens.
-    #[must_use]
-    pub fn of_prompt(self, tokens: u64) -> Self {
-        match self.long {
-            Some(long) if tokens > long.above => Self {
-                input: long.input,
-                output: long.output,
-                cache_read: long.cache_read,
-                cache_write: long.cache_write,
-                long: None,
-            },
-            _ => self,
-        }
-    }
-}
-
-/// The user's settings for models whose name matches.
-#[derive(Clone, Debug, PartialEq)]
-pub struct ModelOverride {
-    /// The model's name; a `*` at its end matches any rest.
-    pub name: Box<str>,
-    /// Context window, tokens.
-    pub window: Option<u64>,
-    /// Largest output, tokens.
-    pub max_output: Option<u64>,
-    /// The model's tokenizer.
-    pub family: Option<Family>,
-    /// The prices to use instead of the catalogue's.
-    pub price: Option<Price>,
 }
 
 impl Model {
@@ -177,6 +124,8 @@ impl Model {
             cache_min: 1024,
             cache_ttl_s: 300,
             door: Door::default(),
+            is_regional: false,
+            has_own_price: false,
             is_configured: false,
             known: false,
         }
@@ -198,6 +147,7 @@ impl Model {
         self.known |= window.is_some();
         self.is_configured |= window.is_some();
         self.window = window.unwrap_or(self.window);
+        self.has_own_price |= price.is_some();
         self.price = price.or(self.price);
         self
     }
@@ -213,6 +163,12 @@ impl Model {
         self
     }
 
+    /// The same model, asked in a region or not.
+    #[must_use]
+    pub fn in_region(self, is_regional: bool) -> Self {
+        Self { is_regional, ..self }
+    }
+
     /// The output tokens to reserve: the model's maximum output, at most `limit`, and at most half of the
     /// window.
     pub fn reserve(&self, limit: u64) -> u64 {
@@ -220,9 +176,10 @@ impl Model {
     }
 }
 
-/// All known models, and the user's overrides.
+/// All known models, a table beside them, and the user's overrides. Clones share the table.
 #[derive(Clone, Debug, Default)]
 pub struct Catalogue {
+    table: Arc<RwLock<Arc<ModelTable>>>,
     overrides: Vec<ModelOverride>,
 }
 
@@ -247,7 +204,18 @@ fn built_in() -> &'static CatalogueFile {
 impl Catalogue {
     /// The built-in models with the user's `overrides`; of several that match, the last one wins.
     pub fn new(overrides: Vec<ModelOverride>) -> Self {
-        Self { overrides }
+        Self { table: Arc::default(), overrides }
+    }
+
+    /// Uses this table from now on, over the built-in models and under the user's overrides.
+    pub fn set_table(&self, table: ModelTable) {
+        // A panic elsewhere leaves a whole table behind.
+        *self.table.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(table);
+    }
+
+    /// The table in use; empty if there is none.
+    pub fn table(&self) -> Arc<ModelTable> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The largest window that the catalogue or the configuration has for a model, behind an upstream with a window of
@@ -270,16 +238,17 @@ impl Catalogue {
         if claude && asks && !model.known {
             model.window = model.window.max(1_000_000);
         }
+        let table = self.table();
+        if !table.models.is_empty()
+            && let Some(facts) =
+                spellings(&spelled).iter().find_map(|name| table.models.get(&**name))
+        {
+            facts.apply(&mut model);
+        }
         for better in self.overrides.iter().filter(|better| better.matches(&spelled)) {
-            model.known |= better.window.is_some();
+            better.apply(&mut model);
             model.is_configured |= better.window.is_some();
-            model.window = better.window.unwrap_or(model.window);
-            model.max_output = better.max_output.unwrap_or(model.max_output);
-            if let Some(family) = better.family {
-                model.family = family;
-                model.pictures = PictureRule::of_family(family);
-            }
-            model.price = better.price.or(model.price);
+            model.has_own_price |= better.price.is_some();
         }
         model
     }
@@ -297,6 +266,17 @@ pub fn is_named(wanted: &str, name: &str) -> bool {
 impl ModelOverride {
     fn matches(&self, name: &str) -> bool {
         is_named(&self.name, name)
+    }
+
+    fn apply(&self, model: &mut Model) {
+        model.known |= self.window.is_some();
+        model.window = self.window.unwrap_or(model.window);
+        model.max_output = self.max_output.unwrap_or(model.max_output);
+        if let Some(family) = self.family {
+            model.family = family;
+            model.pictures = PictureRule::of_family(family);
+        }
+        model.price = self.price.or(model.price);
     }
 }
 

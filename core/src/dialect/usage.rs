@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::billing::Billing;
 use super::cache::CacheMiss;
 use super::count::stored_count;
 use super::editing::ClearingReport;
@@ -60,6 +61,9 @@ pub struct Usage {
     /// Why the cache was missed, if the client asked and the provider says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache_miss: Option<CacheMiss>,
+    /// What else decides about its price.
+    #[serde(default, skip_serializing_if = "Billing::is_usual")]
+    pub billing: Billing,
     /// What the provider cleared from the prompt before the model read it; not in `input`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cleared: Option<ClearingReport>,

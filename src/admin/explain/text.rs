@@ -65,7 +65,7 @@ impl fmt::Display for Explanation {
             estimate.fmt(f)?;
         }
         match &self.saved {
-            Some(saved) => money(saved, f),
+            Some(saved) => money(saved, self.dollars, f),
             None => Ok(()),
         }
     }
@@ -200,9 +200,12 @@ impl fmt::Display for ExplainedEstimate {
     }
 }
 
-fn money(saved: &ExchangeSavings, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+fn money(saved: &ExchangeSavings, dollars: Option<f64>, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let Some(money) = saved.money else {
-        return write!(f, "Money: unknown");
+        return match dollars {
+            Some(dollars) => write!(f, "Money: ${dollars:.4} spent"),
+            None => write!(f, "Money: unknown"),
+        };
     };
     write!(
         f,

@@ -203,7 +203,11 @@ impl ClientRequest {
         let betas = self.headers.get_all("anthropic-beta").iter();
         let betas: Vec<&str> = betas.filter_map(|line| line.to_str().ok()).collect();
         let model = proxy.catalogue.model(name, &betas.join(","));
-        model.through(self.door(), name).behind(upstream.window, upstream.price)
+        let is_regional = Door::is_regional(self.target.path(), name);
+        model
+            .through(self.door(), name)
+            .in_region(is_regional)
+            .behind(upstream.window, upstream.price)
     }
 
     fn door(&self) -> Door {

@@ -360,6 +360,10 @@ pub(crate) struct ReplyRecord {
     /// The measured share of the tokens that were said to be removed.
     pub(crate) measured: Option<f64>,
     pub(crate) saved: Option<ExchangeSavings>,
+    /// The model that the reply names, if it is not called as it was requested.
+    pub(crate) served: Option<Box<str>>,
+    /// What it cost, US dollars.
+    pub(crate) dollars: Option<f64>,
     /// The view after it shows no messages, because system prompt and tools were estimated larger than the whole.
     pub(crate) shown_capped: bool,
     /// The window that the reply names.
@@ -383,6 +387,8 @@ impl ReplyRecord {
             overflow: None,
             measured: None,
             saved: None,
+            served: None,
+            dollars: None,
             shown_capped: false,
             window: None,
             completed: None,
@@ -409,6 +415,8 @@ impl ReplyRecord {
         event.outcome = self.outcome;
         event.streamed = self.streamed;
         event.stop = self.stop;
+        event.served = self.served;
+        event.dollars = self.dollars;
         event.error_kind = self.error_kind;
         event.usage = self.usage;
         for why in self.fail_open {

@@ -44,6 +44,7 @@ fn with_reply(turn: Turn, reply: &Reply) -> Turn {
     Turn {
         after: reply.chain_after(chain),
         usage: reply.usage.clone(),
+        served: reply.model.clone().filter(|model| **model != *turn.model),
         stop: reply.stop,
         reply: budget::reply(reply, tokenizer),
         anchor_keys: ledger::anchor_keys(reply),
@@ -107,6 +108,8 @@ pub(super) fn draft(
         repeated_calls: None,
         hints: prepared.info.hints.clone(),
         origin: Some(Box::new(opened.origin.clone())),
+        served: None,
+        dollars: None,
         carry: None,
     }
 }

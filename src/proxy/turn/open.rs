@@ -20,7 +20,7 @@ use crate::context::policy::ReinjectPolicy;
 use crate::context::savings::{ExchangeSavings, SavingsInput};
 use crate::context::{Estimate, Fact, Outcome, Turn};
 use crate::dialect::lesson::{Lesson, LessonMatch};
-use crate::dialect::models::Model;
+use crate::dialect::models::{Model, Price};
 use crate::dialect::overflow::ErrorResponse;
 use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::{CountLimit, Note, ProviderError, Purpose, Reply, Usage};
@@ -188,7 +188,8 @@ impl OpenTurn {
             self.prospect = None;
         }
         // If its reply was not read, its turn has an empty one, from which nothing is concluded.
-        let reply = reply.unwrap_or_default();
+        let mut reply = reply.unwrap_or_default();
+        reply.usage.billing.regional |= self.info.model.is_regional;
         if self.opened.is_completed() {
             // Another exchange has read it, and reported its usage.
             record.usage = Usage::default();
@@ -196,6 +197,10 @@ impl OpenTurn {
         let overflow = self.overflow_shown(&turn, &reply);
         turn.done.overflow = turn.done.overflow.or(overflow);
         turn.usage = reply.usage.clone();
+        turn.served = reply.model.clone().filter(|model| **model != *turn.model);
+        turn.dollars = turn.cost(|model| self.price(model, &proxy));
+        record.served = turn.served.clone();
+        record.dollars = turn.dollars;
         turn.measure_removed(self.opened.placed.parent.as_deref());
         record.overflow = overflow;
         record.measured = turn.done.measured;
@@ -367,16 +372,21 @@ impl OpenTurn {
     }
 
     fn saved(&self, turn: &Turn, proxy: &Proxy) -> ExchangeSavings {
-        let Self { info, opened, .. } = self;
+        let Self { opened, .. } = self;
         let parent = opened.placed.parent.as_deref();
         let counted = self.counted.as_ref().and_then(PendingCount::arrived);
-        // Another model may have answered.
-        let input =
-            SavingsInput::from_turn(turn, parent, |model| match model == info.model_name() {
-                true => info.model.price,
-                false => info.upstream.price.or_else(|| proxy.catalogue.model(model, "").price),
-            });
+        let input = SavingsInput::from_turn(turn, parent, |model| self.price(model, proxy));
         SavingsInput { counted, ..input }.saved()
+    }
+
+    /// The price of a model that answered: the requested one, or another.
+    fn price(&self, model: &str, proxy: &Proxy) -> Option<Price> {
+        let requested = &self.info.model;
+        if model == self.info.model_name() || requested.has_own_price {
+            return requested.price;
+        }
+        // A name of a server's own is only another name for what was requested.
+        proxy.catalogue.model(model, "").price.or(requested.price)
     }
 
     fn forget_impossible_counts(&self, proxy: &Proxy, record: &mut ReplyRecord, reply: &mut Reply) {

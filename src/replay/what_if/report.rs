@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use crate::context::cost;
 use crate::context::plan::{Change, DecisionReason};
-use crate::context::savings::{self, Savings};
+use crate::context::savings::Savings;
 use crate::context::{Millis, Turn};
 use crate::dialect::Usage;
 use crate::dialect::models::Model;
@@ -52,8 +53,9 @@ impl WhatIfCosts {
         self.input += usage.input.unwrap_or(0);
         self.cache_read += usage.cache_read.unwrap_or(0);
         self.largest = self.largest.max(usage.input.unwrap_or(0));
-        let cost = model.price.and_then(|price| savings::cost(usage, price, turn.dialect));
-        self.dollars += cost.unwrap_or(0.0);
+        let price = model.price.as_ref();
+        let dollars = price.and_then(|price| cost::call(usage, price, turn.dialect, turn.at));
+        self.dollars += dollars.unwrap_or(0.0);
     }
 }
 

@@ -109,6 +109,8 @@ fn turn(opened: &OpenedSession, answer: &str) -> Fact {
         repeated_calls: None,
         hints: None,
         origin: None,
+        served: None,
+        dollars: None,
         carry: None,
     }))
 }

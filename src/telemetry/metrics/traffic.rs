@@ -1,7 +1,7 @@
 //! How an exchange counts whatever its request was about: how it ended, how long it took, what the provider reported, and
 //! what Plimsoll could not do.
 
-use prometheus::{Histogram, IntCounter};
+use prometheus::{Counter, Histogram, IntCounter};
 
 use super::family::{
     MetricFamily, ModelLabels, NONE, OrNone, SECONDS, UpstreamLabels, families, labels, seconds,
@@ -27,6 +27,7 @@ labels! {
     EndLabels<'a> { upstream: &'a str, dialect: OrNone<Dialect>, outcome: Outcome, status: &'a str }
     DialectLabels<'a> { upstream: &'a str, dialect: OrNone<Dialect> }
     pub(super) TokenLabels<'a> { upstream: &'a str, model: &'a str, kind: UsageKind }
+    ServedLabels<'a> { upstream: &'a str, model: &'a str, served: &'a str }
     pub(super) FailOpenLabels { reason: FailOpen }
     ErrorLabels<'a> { upstream: &'a str, kind: ErrorKind }
     NoteLabels { note: Note }
@@ -51,6 +52,12 @@ families! {
             "Time that Plimsoll spent on one frame of a response body: the mean of each exchange.";
         tokens: MetricFamily<TokenLabels<'static>, IntCounter> = "plimsoll_tokens_total",
             "Tokens as the provider reported them, under the model that it bills. `input` is the whole prompt and includes `cache_read` and `cache_write`; `output` includes `reasoning`. Calls that the provider made by itself are included; a refusal that is not billed is not.";
+        cost: MetricFamily<ModelLabels<'static>, Counter> = "plimsoll_cost_dollars_total",
+            "What exchanges cost: by the provider's own word, else at the prices of their time. Those without a known price are in `plimsoll_unpriced_total`.";
+        unpriced: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_unpriced_total",
+            "Exchanges with reported tokens whose price is not known.";
+        served: MetricFamily<ServedLabels<'static>, IntCounter> = "plimsoll_model_served_total",
+            "Exchanges whose reply names another model than the request: `served` is its name.";
         cache_reported: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_cache_reported_total",
             "Exchanges whose provider reported what came from its cache.";
         cache_hits: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_cache_hits_total",
@@ -141,6 +148,24 @@ impl TrafficMetrics {
         }
         if exchange.repeated_calls.is_some() {
             self.repeated_calls.get(model).inc();
+        }
+    }
+
+    /// Counts what one exchange cost, and which model answered it. `served`: the label of that model.
+    pub(super) fn count_cost(
+        &self,
+        exchange: &Exchange,
+        model: ModelLabels<'_>,
+        served: Option<&str>,
+    ) {
+        match exchange.dollars {
+            Some(dollars) => self.cost.get(model).inc_by(dollars),
+            None if exchange.usage.input.is_some() => self.unpriced.get(model).inc(),
+            None => {}
+        }
+        if let Some(served) = served {
+            let ModelLabels { upstream, model } = model;
+            self.served.get(ServedLabels { upstream, model, served }).inc();
         }
     }
 

@@ -95,6 +95,8 @@ impl Play {
             repeated_calls: None,
             hints: None,
             origin: None,
+            served: None,
+            dollars: None,
             carry: None,
         })));
         placed

@@ -6,7 +6,7 @@ use super::*;
 use crate::context::policy::Mode;
 use crate::context::scene::{SessionFixture, messages};
 use crate::context::{CompactionRecord, Revocation, RevocationRetry};
-use crate::dialect::models::Price;
+use crate::dialect::models::{Price, Rates};
 use crate::dialect::{Dialect, Purpose};
 
 /// Tokens of each part.
@@ -309,7 +309,7 @@ fn tokens_and_reasoning_after_the_oldest_cut_are_counted() {
 
 /// The prices of a model: a read costs an eighth of input, a write a quarter more, so all sums are exact.
 const PRICE: Price =
-    Price { input: 8.0, output: 40.0, cache_read: 1.0, cache_write: 10.0, long: None };
+    Price::from_rates(Rates { input: 8.0, output: 40.0, cache_read: 1.0, cache_write: 10.0 });
 
 /// After how many turns a cut of 1,000 tokens with `stays` tokens behind it is paid back.
 fn turns(stays: u64, price: Price, usage: impl Fn(&mut crate::dialect::Usage)) -> Option<u32> {

@@ -157,6 +157,12 @@ pub struct Turn {
     pub estimate: Option<Estimate>,
     /// What the provider reported.
     pub usage: Usage,
+    /// The model that the reply names, if it is not called as it was requested.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub served: Option<Box<str>>,
+    /// What it cost at the prices of its time, US dollars; `None` if one of them was not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dollars: Option<f64>,
     /// The count of the provider's counting endpoint, if it was asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counted: Option<ProviderCount>,

@@ -3,12 +3,13 @@
 use super::*;
 use crate::context::plan::{Change, Decision, DecisionReason, PlanStep};
 use crate::dialect::Attempt;
+use crate::dialect::models::Rates;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::{PartIndex, Span};
 
 /// Anthropic's ratios at 10 dollars a million: a read costs a tenth, a write a quarter more.
 const PRICE: Price =
-    Price { input: 10.0, output: 50.0, cache_read: 1.0, cache_write: 12.5, long: None };
+    Price::from_rates(Rates { input: 10.0, output: 50.0, cache_read: 1.0, cache_write: 12.5 });
 
 fn cut(why: DecisionReason, decision: Decision, tokens: u64) -> PlanStep {
     let declined =
@@ -26,6 +27,10 @@ fn usage(input: u64, read: u64, write: u64) -> Usage {
     }
 }
 
+fn summary_costs(spent: &Usage) -> SummaryCosts {
+    SummaryCosts::from_usage(spent, cost::call(spent, &PRICE, Dialect::Anthropic, 0))
+}
+
 fn saved(done: &RewriteSummary, usage: &Usage, before: Option<&Usage>) -> ExchangeSavings {
     exchanged(done, usage, before).saved()
 }
@@ -36,9 +41,9 @@ fn exchanged<'a>(
     before: Option<&'a Usage>,
 ) -> SavingsInput<'a> {
     let (dialect, price, window) = (Dialect::Anthropic, Some(PRICE), 200_000);
-    let spent = cost(usage, PRICE, dialect);
+    let spent = cost::call(usage, &PRICE, dialect, 0);
     let (counted, estimate) = (None, None);
-    SavingsInput { done, usage, counted, estimate, before, window, price, spent, dialect }
+    SavingsInput { done, usage, counted, estimate, before, window, price, spent, dialect, at: 0 }
 }
 
 fn near(is: f64, wanted: f64) {
@@ -195,7 +200,7 @@ fn automatic_caches_hold_the_whole_prompt() {
 #[test]
 fn long_lived_cache_writes_cost_more() {
     let long = Usage { cache_write_long: Some(1_000), ..usage(2_000, 0, 2_000) };
-    let spent = cost(&long, PRICE, Dialect::Anthropic).unwrap();
+    let spent = cost::call(&long, &PRICE, Dialect::Anthropic, 0).unwrap();
     near(spent, (1_000.0 * 12.5 + 1_000.0 * 20.0) / 1e6 + 0.05);
 }
 
@@ -208,8 +213,9 @@ fn every_billed_call_costs_the_price_of_its_model() {
         let factor = if model == "dear" { 10.0 } else { 1.0 };
         (model != "unheard").then_some(Price { input: PRICE.input * factor, ..PRICE })
     };
-    let spent = |usage: &Usage, model: &str| billed_cost(usage, model, Dialect::Anthropic, price);
-    let one = cost(&usage(1_000, 0, 0), PRICE, Dialect::Anthropic).unwrap();
+    let spent =
+        |usage: &Usage, model: &str| cost::billed(usage, model, Dialect::Anthropic, 0, price);
+    let one = cost::call(&usage(1_000, 0, 0), &PRICE, Dialect::Anthropic, 0).unwrap();
     let mut both = Usage { attempts: vec![advice], ..usage(1_000, 0, 0) };
     near(spent(&both, "m").unwrap(), 2.0 * one + 9.0 * PRICE.input / 1e3);
     assert_eq!(spent(&both, "unheard"), None);
@@ -222,9 +228,9 @@ fn every_billed_call_costs_the_price_of_its_model() {
 /// Without a price or report no money is counted, and a contradictory report does not break the sum.
 #[test]
 fn unknown_prices_and_impossible_usage_do_not_break_the_savings() {
-    assert_eq!(cost(&Usage::default(), PRICE, Dialect::Gemini), None);
+    assert_eq!(cost::call(&Usage::default(), &PRICE, Dialect::Gemini, 0), None);
     let odd = usage(10, u64::MAX, u64::MAX);
-    assert!(cost(&odd, PRICE, Dialect::Anthropic).unwrap().is_finite());
+    assert!(cost::call(&odd, &PRICE, Dialect::Anthropic, 0).unwrap().is_finite());
     let mut savings = Savings::default();
     assert_eq!(savings.removed_share, None);
     savings.add(&ExchangeSavings { removed: 30, sent: 70, ..ExchangeSavings::default() });
@@ -309,11 +315,7 @@ fn a_summary_is_credited_for_what_it_took_the_place_of() {
     near(large.money.unwrap().net(), 0.0);
     let mut savings = Savings::default();
     savings.add(&later_saved(&later));
-    savings.wrote(SummaryCosts::from_usage(
-        &usage(100_000, 90_000, 0),
-        Some(PRICE),
-        Dialect::Anthropic,
-    ));
+    savings.wrote(summary_costs(&usage(100_000, 90_000, 0)));
     assert_eq!(savings.summaries.tokens_compacted, 80_000);
     near(savings.net, 0.08 - 0.24);
 }
@@ -488,16 +490,12 @@ fn summaries_are_subtracted_from_what_was_saved() {
     let mut savings = Savings::default();
     let money = Some(Money { spent: 3.0, saved: 1.0, broken: 0.25 });
     savings.add(&ExchangeSavings { removed: 30, sent: 70, money, ..ExchangeSavings::default() });
-    savings.wrote(SummaryCosts::from_usage(
-        &usage(100_000, 90_000, 0),
-        Some(PRICE),
-        Dialect::Anthropic,
-    ));
+    savings.wrote(summary_costs(&usage(100_000, 90_000, 0)));
     let cost = (90_000.0 + 10_000.0 * 10.0 + 1_000.0 * 50.0) / 1e6;
     near(savings.summaries.dollars, cost);
     near(savings.net, 1.0 - 0.25 - cost);
-    savings.wrote(SummaryCosts::from_usage(&usage(5, 0, 0), None, Dialect::Anthropic));
-    savings.wrote(SummaryCosts::from_usage(&Usage::default(), Some(PRICE), Dialect::Anthropic));
+    savings.wrote(SummaryCosts::from_usage(&usage(5, 0, 0), None));
+    savings.wrote(summary_costs(&Usage::default()));
     let summaries = savings.summaries;
     assert_eq!(summaries.written, 3);
     assert_eq!(summaries.priced, 1);
@@ -511,11 +509,11 @@ fn summaries_are_subtracted_from_what_was_saved() {
 /// A part of the cache writes is for a long life and costs more, by each provider's multiple of the input price.
 #[test]
 fn cache_writes_of_mixed_lifetimes_are_priced_by_their_shares() {
-    let price = Price { input: 4.0, output: 0.0, cache_read: 0.0, cache_write: 5.0, long: None };
+    let price = Price { input: 4.0, output: 0.0, cache_read: 0.0, cache_write: 5.0, ..PRICE };
     let of = |written, long, dialect| {
         let usage =
             Usage { cache_write: Some(written), cache_write_long: Some(long), ..Usage::default() };
-        write_price(&usage, price, dialect)
+        write_price(&usage, price.base(), dialect)
     };
     near(of(100, 25, Dialect::Anthropic), 5.0 + 0.25 * 3.0);
     near(of(100, 25, Dialect::OpenaiChat), 5.0 + 0.25 * 5.0);
@@ -524,7 +522,7 @@ fn cache_writes_of_mixed_lifetimes_are_priced_by_their_shares() {
     near(of(100, 200, Dialect::Anthropic), 8.0);
     near(of(0, 0, Dialect::Anthropic), 5.0);
     let no_fee = Price { cache_write: 0.0, ..price };
-    near(write_price(&Usage::default(), no_fee, Dialect::Anthropic), 4.0);
+    near(write_price(&Usage::default(), no_fee.base(), Dialect::Anthropic), 4.0);
 }
 
 /// The removed share of several exchanges is computed from their sums.
@@ -602,7 +600,7 @@ fn sums_are_joined_number_by_number() {
     assert_eq!(sum, expected);
     let mut spent = usage(1_000_000, 0, 0);
     spent.output = Some(100_000);
-    sum.wrote(SummaryCosts::from_usage(&spent, Some(PRICE), Dialect::Anthropic));
+    sum.wrote(summary_costs(&spent));
     let written = SummaryCosts {
         written: 1,
         priced: 1,

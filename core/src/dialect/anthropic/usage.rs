@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 
+use crate::dialect::billing::Billing;
 use crate::dialect::cache::CacheMiss;
 use crate::dialect::count::Count;
 use crate::dialect::editing::ClearingReport;
@@ -25,6 +26,7 @@ pub(super) struct UsageFields {
     thinking: Count,
     iterations: Option<Iterations>,
     has_impossible: bool,
+    billing: Billing,
     /// Tools ran at the provider.
     pub(super) hosted: bool,
     pub(super) miss: Option<CacheMiss>,
@@ -67,6 +69,9 @@ members! {
         cache_read_input_tokens,
         output_tokens_details,
         server_tool_use,
+        service_tier,
+        speed,
+        inference_geo,
         iterations,
     }
 }
@@ -83,6 +88,9 @@ impl UsageFields {
         for (_, count) in usage.server_tool_use.iter().flat_map(Value::entries) {
             self.hosted |= count.as_u64().is_some_and(|count| count > 0);
         }
+        self.billing.read_anthropic(usage.service_tier, usage.speed, usage.inference_geo);
+        let searches = usage.server_tool_use.and_then(|tools| tools.get("web_search_requests"));
+        self.billing.grow_searches(searches);
         let iterations = usage.iterations.and_then(|calls| self.iterations(calls));
         // Calls stand for themselves, because the start of a stream may have reported a compaction,
         // which the end does not include.
@@ -123,6 +131,7 @@ impl UsageFields {
             hosted_tools: self.hosted,
             cache_miss: self.miss,
             cleared: self.cleared,
+            billing: self.billing.clone(),
             ..usage
         }
     }

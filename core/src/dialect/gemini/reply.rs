@@ -152,8 +152,11 @@ impl ReplyStream {
     }
 
     fn candidate(&mut self, candidate: Value<'_>, reply: &mut Reply) {
-        let [index, content, reason, snake_reason] =
-            candidate.members(["index", "content", "finishReason", "finish_reason"]);
+        let CandidateMembers { index, content, reason, snake_reason, grounding, snake_grounding } =
+            CandidateMembers::from_value(candidate);
+        if let Some(grounding) = first([grounding, snake_grounding]) {
+            self.usage.count_searches(grounding);
+        }
         let index = index.and_then(|index| index.as_u64()).unwrap_or(0);
         let form = self
             .replies
@@ -365,6 +368,18 @@ members! {
         snake_id = "response_id",
         model = "modelVersion",
         snake_model = "model_version",
+    }
+}
+
+members! {
+    /// The members of a candidate that are read, in both key styles.
+    CandidateMembers {
+        index,
+        content,
+        reason = "finishReason",
+        snake_reason = "finish_reason",
+        grounding = "groundingMetadata",
+        snake_grounding = "grounding_metadata",
     }
 }
 

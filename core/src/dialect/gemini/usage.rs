@@ -3,10 +3,12 @@
 //! It comes with every chunk and is cumulative: numbers that are 0 or missing in a later chunk stay, and no output falls. A
 //! prompt may be corrected. What was not reported stays unknown.
 
+use crate::dialect::billing::Billing;
 use crate::dialect::count::Count;
 use crate::dialect::note::note_once;
 use crate::dialect::{LastCall, Note, Usage, UsageSpelling};
 use crate::wire::json::{Value, members};
+use crate::wire::member::first;
 
 /// Google's own usage fields, before they are normalised. Tokens.
 #[derive(Default)]
@@ -17,6 +19,7 @@ pub(super) struct UsageFields {
     thoughts: Count,
     cached: Count,
     total: Count,
+    billing: Billing,
 }
 
 members! {
@@ -34,6 +37,14 @@ members! {
         snake_cached = "cached_content_token_count",
         total = "totalTokenCount",
         snake_total = "total_token_count",
+        traffic = "trafficType",
+        snake_traffic = "traffic_type",
+        tier = "serviceTier",
+        snake_tier = "service_tier",
+        details = "promptTokensDetails",
+        snake_details = "prompt_tokens_details",
+        cached_details = "cacheTokensDetails",
+        snake_cached_details = "cache_tokens_details",
     }
 }
 
@@ -52,6 +63,7 @@ impl UsageFields {
     /// Merges a `usageMetadata` object.
     pub(super) fn merge(&mut self, usage: Value<'_>) {
         let reported = UsageMembers::from_value(usage);
+        self.merge_billing(&reported);
         for (count, spellings) in [
             (&mut self.prompt, [reported.prompt, reported.snake_prompt]),
             (&mut self.tool_use, [reported.tool_use, reported.snake_tool_use]),
@@ -70,8 +82,25 @@ impl UsageFields {
         }
     }
 
+    fn merge_billing(&mut self, reported: &UsageMembers<'_>) {
+        let tiers = [reported.traffic, reported.snake_traffic, reported.tier, reported.snake_tier];
+        self.billing.read_tier(first(tiers));
+        if let Some(details) = first([reported.details, reported.snake_details]) {
+            let cached = first([reported.cached_details, reported.snake_cached_details]);
+            let cached = cached.map_or(0, audio_tokens);
+            self.billing.audio_input = audio_tokens(details).saturating_sub(cached);
+        }
+    }
+
+    /// Counts a search by the provider, once for each of its queries.
+    pub(super) fn count_searches(&mut self, grounding: Value<'_>) {
+        let queries = grounding.get_any(&["webSearchQueries", "web_search_queries"]);
+        let queries = queries.map_or(0, |queries| queries.items().count());
+        self.billing.searches = self.billing.searches.max(queries as u64);
+    }
+
     pub(super) fn normalised(&self, notes: &mut Vec<Note>) -> Usage {
-        let Self { prompt, tool_use, candidates, thoughts, cached, total } = *self;
+        let Self { prompt, tool_use, candidates, thoughts, cached, total, .. } = *self;
         let input = if tool_use.is_unknown() { None } else { prompt.value() };
         let input = input.map(|prompt| prompt.saturating_add(tool_use.value().unwrap_or(0)));
         let is_known = !candidates.is_unknown() && !thoughts.is_unknown();
@@ -96,7 +125,14 @@ impl UsageFields {
             last_call: last_call.map(|(input, output)| LastCall { input, output }),
             hosted_tools: tool_use.is_some(),
             tool_use_prompt: tool_use,
+            billing: self.billing.clone(),
             ..Usage::default()
         }
     }
+}
+
+/// The tokens of audio in a list of tokens by modality.
+fn audio_tokens(details: Value<'_>) -> u64 {
+    let audio = details.items().filter(|of| of.get_text("modality").as_deref() == Some("AUDIO"));
+    audio.filter_map(|of| of.get_any(&["tokenCount", "token_count"])?.as_u64()).sum()
 }

@@ -15,13 +15,7 @@ fn the_model_catalogue_can_be_read() {
         assert_eq!(**name, *name.to_lowercase(), "looked up in lower case");
         assert!(model.window >= 1_024, "{name}");
         assert!(model.max_output >= 512, "{name}");
-        let price = model.price.unwrap_or(Price {
-            input: 0.0,
-            output: 0.0,
-            cache_read: 0.0,
-            cache_write: 0.0,
-            long: None,
-        });
+        let Some(price) = model.price else { continue };
         assert!((0.0..=1000.0).contains(&price.output), "{name}");
     }
 }
@@ -349,12 +343,15 @@ fn the_largest_window_is_the_catalogues_or_the_users() {
 /// OpenAI's rule since GPT-5.4: above 272,000 tokens of input the whole call costs more.
 #[test]
 fn a_long_prompt_has_another_price() {
-    let price = model("gpt-6.1-sol").price.unwrap();
-    assert!((price.of_prompt(272_000).input - 2.0).abs() < 1e-9, "at the step");
-    let long = price.of_prompt(272_001);
+    let rates = |name: &str, prompt| {
+        let price = model(name).price.expect("a price");
+        price.rates(CallTerms { prompt, ..CallTerms::default() }).expect("a standard tier")
+    };
+    assert!((rates("gpt-6.1-sol", 272_000).input - 2.0).abs() < 1e-9, "at the step");
+    let long = rates("gpt-6.1-sol", 272_001);
     assert!((long.input - 4.0).abs() < 1e-9, "{long:?}");
     assert!((long.output - 15.0).abs() < 1e-9, "{long:?}");
-    assert!((model("claude-haiku-5-5").price.unwrap().of_prompt(100_001).input - 0.5).abs() < 1e-9);
+    assert!((rates("claude-haiku-5-5", 100_001).input - 0.5).abs() < 1e-9);
 }
 
 /// A suffix that may be a product of its own has no price of another product.
@@ -410,4 +407,30 @@ fn corrected_prices_and_windows_stay_corrected() {
         assert!(model.known, "{name}");
         assert_eq!(model.window, window, "{name}");
     }
+}
+
+/// A table says what the built-in catalogue does not know yet, and the user's own word is above both.
+#[test]
+fn a_table_stands_between_the_catalogue_and_the_configuration() {
+    let small = ModelOverride {
+        name: "gpt-9-mini".into(),
+        window: Some(4_000),
+        max_output: None,
+        family: None,
+        price: None,
+    };
+    let catalogue = Catalogue::new(vec![small.clone()]);
+    let clone = catalogue.clone();
+    assert!(!catalogue.model("openai/gpt-9", "").known);
+    let mut table = ModelTable::default();
+    for name in ["gpt-9", "gpt-9-mini"] {
+        let facts = ModelOverride { name: name.into(), window: Some(500_000), ..small.clone() };
+        table.models.insert(name.into(), facts);
+    }
+    catalogue.set_table(table);
+    let model = clone.model("openai/gpt-9", "");
+    assert!(model.known);
+    assert_eq!(model.window, 500_000);
+    assert!(!model.is_configured, "a refusal may know better");
+    assert_eq!(clone.model("gpt-9-mini", "").window, 4_000);
 }

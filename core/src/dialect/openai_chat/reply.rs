@@ -152,6 +152,7 @@ impl ReplyStream {
         for choice in answer.choices.iter().flat_map(Value::items) {
             self.choice(choice, reply);
         }
+        self.usage.read_tier(answer.service_tier);
         let groq = answer.x_groq.and_then(|groq| groq.get("usage"));
         for usage in [groq, answer.usage].into_iter().flatten() {
             self.usage.merge(usage);
@@ -392,7 +393,17 @@ impl StreamCall {
 
 members! {
     /// The members of a chunk or body that are read.
-    ResponseMembers { id, model, choices, usage, error, x_groq, timings, prompt_filter_results }
+    ResponseMembers {
+        id,
+        model,
+        choices,
+        usage,
+        service_tier,
+        error,
+        x_groq,
+        timings,
+        prompt_filter_results,
+    }
 }
 
 impl ResponseMembers<'_> {

@@ -3,6 +3,7 @@
 //! Repeated reports are cumulative, so no number falls; details missing in a later report stay. What was not
 //! reported stays unknown.
 
+use crate::dialect::billing::Billing;
 use crate::dialect::count::Count;
 use crate::dialect::note::note_once;
 use crate::dialect::{Note, Usage, UsageSpelling};
@@ -24,6 +25,7 @@ pub(super) struct UsageFields {
     written_long: Count,
     audio: Count,
     hosted: bool,
+    billing: Billing,
 }
 
 members! {
@@ -77,6 +79,7 @@ impl UsageFields {
 
     /// Merges a `usage` object from any place.
     pub(super) fn merge(&mut self, usage: Value<'_>) {
+        self.billing.read_cost(usage);
         let usage = UsageMembers::from_value(usage);
         let mut prompt = Count::of_any(&[usage.prompt_tokens, usage.input_tokens]);
         if prompt == Count::default()
@@ -123,6 +126,7 @@ impl UsageFields {
         ]));
         self.audio.grow(Count::from_member(details.audio_tokens));
         for tools in [usage.server_tool_use_details, usage.server_tool_use] {
+            self.billing.grow_searches(tools.and_then(|tools| tools.get("web_search_requests")));
             for (_, count) in tools.iter().flat_map(Value::entries) {
                 self.hosted |= count.as_u64().is_some_and(|count| count > 0);
             }
@@ -144,6 +148,11 @@ impl UsageFields {
             self.prompt = evaluated.plus(cached);
             self.completion = written;
         }
+    }
+
+    /// Reads the tier that served the reply.
+    pub(super) fn read_tier(&mut self, tier: Option<Value<'_>>) {
+        self.billing.read_tier(tier);
     }
 
     /// Records that tools ran at the provider.
@@ -199,6 +208,10 @@ impl UsageFields {
             cache_write: self.written.value(),
             cache_write_long: self.written_long.value(),
             hosted_tools: self.hosted,
+            billing: Billing {
+                audio_input: self.audio.value().unwrap_or(0),
+                ..self.billing.clone()
+            },
             ..Usage::default()
         }
     }

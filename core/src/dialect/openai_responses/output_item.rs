@@ -21,6 +21,8 @@ pub(super) struct OutputItem {
     pub(super) kind: Option<Box<str>>,
     /// The item as last received: kind, name, call id.
     pub(super) shown: Vec<ReplyPart>,
+    /// It is a search of the web, which has a price of its own.
+    pub(super) is_search: bool,
     /// It has arrived whole.
     pub(super) done: bool,
     /// The text of its deltas, by place: content or summary, with its index.

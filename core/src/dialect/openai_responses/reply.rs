@@ -112,13 +112,13 @@ impl ReplyStream {
 
     /// Called at the end of the stream or body.
     pub(crate) fn finish(&mut self, reply: &mut Reply) {
+        reply.usage = self.usage_so_far(reply);
         let mut slots = std::mem::take(&mut self.slots);
         slots.sort_by_key(|slot| slot.index.unwrap_or(u64::MAX));
         let is_completed = reply.complete && self.status.as_deref() == Some("completed");
         for slot in slots {
             reply.parts.extend(slot.finished(is_completed, &mut self.keyer));
         }
-        reply.usage = self.usage_so_far(reply);
         if self.kept.is_exceeded() {
             note_once(&mut reply.notes, Note::TooLong);
         }
@@ -132,7 +132,11 @@ impl ReplyStream {
     }
 
     pub(crate) fn usage_so_far(&self, reply: &Reply) -> Usage {
-        Usage { hosted_tools: self.hosted, compacted: self.compacted, ..reply.usage.clone() }
+        let mut usage = reply.usage.clone();
+        usage.hosted_tools = self.hosted;
+        usage.compacted = self.compacted;
+        usage.billing.searches = self.slots.iter().filter(|slot| slot.is_search).count() as u64;
+        usage
     }
 
     pub(crate) fn content_bytes(&self) -> usize {
@@ -187,6 +191,7 @@ impl ReplyStream {
         self.compacted |= read.parts.iter().any(items::is_compaction);
         let Some(slot) = self.slots.get_mut(at) else { return };
         slot.id = item.get_text("id").map(Into::into);
+        slot.is_search = is_search(item);
         let shown: Vec<_> = read.parts.into_iter().map(|part| reply_part(part, item)).collect();
         slot.kind = item.get_text("type").map(Into::into);
         let earlier = std::mem::replace(&mut slot.shown, shown);
@@ -283,6 +288,7 @@ impl ReplyStream {
         self.status = response.status.and_then(|status| status.text()).map(Into::into);
         let reason = response.incomplete_details.and_then(|details| details.get("reason"));
         self.reason = reason.and_then(|reason| reason.text()).map(Into::into);
+        self.usage.read_tier(response.service_tier);
         if let Some(usage) = first([response.usage]) {
             self.usage.merge(usage);
             reply.usage = self.usage.normalised(&mut reply.notes);
@@ -374,6 +380,7 @@ members! {
         status,
         incomplete_details,
         usage,
+        service_tier,
         prompt_cache_diagnostics,
         error,
         input_transformations,
@@ -431,6 +438,13 @@ fn is_passing(kind: &str) -> bool {
         "response.compaction.",
     ];
     FAMILIES.iter().any(|family| kind.starts_with(family))
+}
+
+/// Opening a page that was found, and looking for words in it, are free ("Web search", OpenAI's documentation).
+fn is_search(item: Value<'_>) -> bool {
+    let action = item.path(&["action", "type"]).and_then(|action| action.text());
+    item.get_text("type").as_deref() == Some("web_search_call")
+        && action.is_none_or(|action| action == "search")
 }
 
 fn identify(id: Option<Value<'_>>, model: Option<Value<'_>>, reply: &mut Reply) {

@@ -2,6 +2,7 @@
 //!
 //! The response object may come several times: no number falls. What was not reported stays unknown.
 
+use crate::dialect::billing::Billing;
 use crate::dialect::count::Count;
 use crate::dialect::note::note_once;
 use crate::dialect::{Note, Usage, UsageSpelling};
@@ -24,6 +25,7 @@ pub(super) struct UsageFields {
     read: Count,
     written: Count,
     written_long: Count,
+    billing: Billing,
 }
 
 members! {
@@ -42,6 +44,7 @@ members! {
 impl UsageFields {
     /// Merges a `usage` object.
     pub(super) fn merge(&mut self, usage: Value<'_>) {
+        self.billing.read_cost(usage);
         let usage = UsageMembers::from_value(usage);
         let input = Count::of_any(&[usage.input_tokens, usage.prompt_tokens]);
         let output = Count::of_any(&[usage.output_tokens, usage.completion_tokens]);
@@ -63,9 +66,14 @@ impl UsageFields {
             .grow(Count::from_member(split.and_then(|split| split.get("ttl_12h_tokens"))));
     }
 
+    /// Reads the tier that served the reply.
+    pub(super) fn read_tier(&mut self, tier: Option<Value<'_>>) {
+        self.billing.read_tier(tier);
+    }
+
     /// The normalised usage.
     pub(super) fn normalised(&self, notes: &mut Vec<Note>) -> Usage {
-        let Self { input, output, total, reasoning, read, written, written_long } = *self;
+        let Self { input, output, total, reasoning, read, written, written_long, .. } = *self;
         let [known_input, mut known_output] = [input, output].map(Count::value);
         if let (Some(input), Some(out), Some(total)) = (known_input, known_output, total.value())
             && total != input + out
@@ -84,6 +92,7 @@ impl UsageFields {
             cache_read: read.value(),
             cache_write: written.value(),
             cache_write_long: written_long.value(),
+            billing: self.billing.clone(),
             ..Usage::default()
         }
     }

@@ -97,6 +97,8 @@ impl Case {
             repeated_calls: None,
             hints: None,
             origin: None,
+            served: None,
+            dollars: None,
             carry: None,
         };
         Before { turn, sketch: measured.sketch.added }

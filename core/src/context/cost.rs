@@ -1,0 +1,144 @@
+//! What a reply cost, US dollars: by the provider's own word, else by its tokens at the prices of the models that were
+//! called for it (`docs/protocols.md` 13). Unknown is `None`, never 0. Pure.
+
+use super::{Millis, Turn};
+use crate::dialect::billing::Billing;
+use crate::dialect::models::{CallTerms, Price, Rates};
+use crate::dialect::{Dialect, Usage};
+
+/// What everything that is billed of a reply cost; `None` if the price of a part of it is unknown. `model`: the requested
+/// one; `price`: that of a model; `at`: when the call was made.
+pub fn billed(
+    usage: &Usage,
+    model: &str,
+    dialect: Dialect,
+    at: Millis,
+    price: impl Fn(&str) -> Option<Price>,
+) -> Option<f64> {
+    if let Some(stated) = usage.billing.stated_dollars() {
+        return Some(stated);
+    }
+    computed(usage, model, dialect, at, price)
+}
+
+impl Turn {
+    /// What it cost, US dollars: at the prices of its time if they were known then, else at these. `price`: that of a model.
+    pub fn cost(&self, price: impl Fn(&str) -> Option<Price>) -> Option<f64> {
+        self.dollars
+            .or_else(|| billed(&self.usage, self.answered_by(), self.dialect, self.at, price))
+    }
+
+    /// What each model's calls for it cost: the name, what was billed, US dollars. `price`: that of a model.
+    pub fn costs_by_model(
+        &self,
+        price: impl Fn(&str) -> Option<Price>,
+    ) -> Vec<(&str, &Usage, Option<f64>)> {
+        let mut costs = Vec::new();
+        for (by, usage) in self.usage.billed() {
+            let model = by.unwrap_or(self.answered_by());
+            let rates = price(model).and_then(|price| {
+                let rates = price.rates(terms(usage, &self.usage.billing, self.at))?;
+                of_tokens(usage, rates, &usage.billing, &price, self.dialect)
+            });
+            costs.push((model, usage, rates));
+        }
+        // What is known of the whole decides, and what others did for the reply is taken off.
+        let others: Option<f64> = costs.iter().skip(1).map(|(_, _, dollars)| *dollars).sum();
+        if let Some(answer) = costs.first_mut()
+            && let Some(whole) = self.dollars
+        {
+            answer.2 = others.map(|others| (whole - others).max(0.0));
+        }
+        costs
+    }
+
+    /// The name by which the model that answered has its price.
+    pub fn answered_by(&self) -> &str {
+        self.served.as_deref().unwrap_or(&self.model)
+    }
+}
+
+/// Like [`billed`], without the provider's own word.
+pub fn computed(
+    usage: &Usage,
+    model: &str,
+    dialect: Dialect,
+    at: Millis,
+    price: impl Fn(&str) -> Option<Price>,
+) -> Option<f64> {
+    // The tier and the place are those of the whole reply, also for what other models did for it.
+    let calls = usage.billed().map(|(by, one)| {
+        let price = price(by.unwrap_or(model))?;
+        of_tokens(one, price.rates(terms(one, &usage.billing, at))?, &one.billing, &price, dialect)
+    });
+    calls.sum()
+}
+
+/// What one model call cost at this price; `None` if its input was not reported.
+pub fn call(usage: &Usage, price: &Price, dialect: Dialect, at: Millis) -> Option<f64> {
+    if let Some(stated) = usage.billing.stated_dollars() {
+        return Some(stated);
+    }
+    let rates = price.rates(terms(usage, &usage.billing, at))?;
+    of_tokens(usage, rates, &usage.billing, price, dialect)
+}
+
+/// On which terms a call was made. `billing`: of the whole reply.
+pub(super) fn terms(usage: &Usage, billing: &Billing, at: Millis) -> CallTerms {
+    CallTerms {
+        prompt: usage.input.unwrap_or(0),
+        tier: billing.tier,
+        is_regional: billing.regional,
+        at,
+    }
+}
+
+fn of_tokens(
+    usage: &Usage,
+    rates: Rates,
+    billing: &Billing,
+    price: &Price,
+    dialect: Dialect,
+) -> Option<f64> {
+    let input = usage.input?;
+    let read = usage.cache_read.unwrap_or(0).min(input);
+    let written = usage.cache_write.unwrap_or(0).min(input - read);
+    let fresh = input - read - written;
+    let audio = billing.audio_input.min(fresh);
+    let mut dollars = millionths(fresh - audio, rates.input)
+        + millionths(read, rates.cache_read)
+        + millionths(written, write_price(usage, rates, dialect))
+        + millionths(usage.output.unwrap_or(0), rates.output);
+    if audio > 0 {
+        dollars += millionths(audio, price.audio?);
+    }
+    if billing.searches > 0 {
+        dollars += billing.searches as f64 * price.search?;
+    }
+    Some(dollars)
+}
+
+/// The price of a token written to the cache, long and short lifetimes mixed as reported. Without a fee in
+/// the catalogue, a write costs what processing costs. A long lifetime costs a multiple of the input price: 2
+/// at Anthropic, 2.5 at OpenAI (`docs/protocols.md` 7.1, 7.2).
+pub(super) fn write_price(usage: &Usage, rates: Rates, dialect: Dialect) -> f64 {
+    let short = if rates.cache_write > 0.0 { rates.cache_write } else { rates.input };
+    let long = match dialect {
+        Dialect::Anthropic => 2.0 * rates.input,
+        Dialect::OpenaiChat | Dialect::OpenaiResponses => 2.5 * rates.input,
+        Dialect::Gemini => short,
+    };
+    let written = usage.cache_write.unwrap_or(0);
+    let share = match usage.cache_write_long {
+        Some(tokens) if written > 0 => tokens.min(written) as f64 / written as f64,
+        _ => 0.0,
+    };
+    short + share * (long - short).max(0.0)
+}
+
+pub(super) fn millionths(tokens: u64, price: f64) -> f64 {
+    tokens as f64 * price / 1e6
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,148 @@
+//! What a reply says about its price beside its counts of tokens (`docs/protocols.md` 13).
+//!
+//! Read where each dialect reports it. What is not said is the usual: the standard tier, no region, no searches.
+
+use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
+
+use crate::wire::json::Value;
+
+/// Beside the tokens: what else decides about the price of a reply.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Billing {
+    /// The tier that served it.
+    #[serde(default, skip_serializing_if = "ServiceTier::is_standard")]
+    pub tier: ServiceTier,
+    /// It had to stay in a region.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub regional: bool,
+    /// Searches of the web that the provider made for it, each with a price of its own.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub searches: u64,
+    /// Tokens of audio in the uncached input.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub audio_input: u64,
+    /// What it costs by the provider's own word, billionths of a US dollar.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stated: Option<u64>,
+}
+
+/// At which tier a reply was served, which decides about its price.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter,
+)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum ServiceTier {
+    /// The usual one.
+    #[default]
+    Standard,
+    /// Served first.
+    Priority,
+    /// Served when there is room.
+    Flex,
+    /// Served within a day.
+    Batch,
+    /// Claude's fast mode.
+    Fast,
+    /// OpenAI's fastest one.
+    Ultrafast,
+}
+
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}
+
+/// Billionths of a dollar in one.
+const BILLION: f64 = 1e9;
+/// xAI's ticks in a dollar.
+const TICKS: f64 = 1e10;
+/// A reply that claims to cost more than this, US dollars, is mistaken.
+const MOST: f64 = 1e5;
+
+impl ServiceTier {
+    /// The tier that a provider calls so: OpenAI's `service_tier`, Anthropic's `service_tier` and `speed`, Google's
+    /// `trafficType`. Every other name is the standard tier (`default`, `auto`, `standard`, `scale`, `ON_DEMAND`).
+    pub fn from_name(name: &str) -> Self {
+        match name.to_ascii_lowercase().as_str() {
+            "priority" | "on_demand_priority" => Self::Priority,
+            "flex" | "on_demand_flex" => Self::Flex,
+            "batch" => Self::Batch,
+            "fast" => Self::Fast,
+            "ultrafast" => Self::Ultrafast,
+            _ => Self::Standard,
+        }
+    }
+
+    fn is_standard(&self) -> bool {
+        *self == Self::Standard
+    }
+
+    fn read(&mut self, value: Option<Value<'_>>) {
+        if let Some(name) = value.and_then(|value| value.text()) {
+            *self = Self::from_name(&name);
+        }
+    }
+}
+
+impl Billing {
+    pub(super) fn is_usual(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Reads the tier, if it is said.
+    pub(super) fn read_tier(&mut self, value: Option<Value<'_>>) {
+        self.tier.read(value);
+    }
+
+    /// Reads where Anthropic says which tier, which speed and which place served the reply.
+    pub(super) fn read_anthropic(
+        &mut self,
+        tier: Option<Value<'_>>,
+        speed: Option<Value<'_>>,
+        place: Option<Value<'_>>,
+    ) {
+        self.tier.read(tier);
+        // Fast mode has its price at every tier.
+        if speed.and_then(|speed| speed.text()).as_deref() == Some("fast") {
+            self.tier = ServiceTier::Fast;
+        }
+        if let Some(place) = place.and_then(|place| place.text()) {
+            self.regional = !matches!(&*place, "global" | "not_available" | "");
+        }
+    }
+
+    /// Counts searches; reports are cumulative.
+    pub(super) fn grow_searches(&mut self, searches: Option<Value<'_>>) {
+        let searches = searches.and_then(|searches| searches.as_u64()).unwrap_or(0);
+        self.searches = self.searches.max(searches);
+    }
+
+    /// Reads what a reply costs by a `usage` object: OpenRouter's `cost` and `cost_details`, Perplexity's `cost`, xAI's
+    /// `cost_in_usd_ticks`.
+    pub(super) fn read_cost(&mut self, usage: Value<'_>) {
+        const NAMES: [&str; 4] = ["cost_in_usd_ticks", "cost", "cost_details", "is_byok"];
+        let [ticks, cost, details, own_key] = usage.members(NAMES);
+        let ticks = ticks.and_then(|ticks| ticks.as_f64()).map(|ticks| ticks / TICKS);
+        let total =
+            cost.and_then(|cost| cost.as_f64().or_else(|| cost.get("total_cost")?.as_f64()));
+        let mut dollars = ticks.or(total);
+        // With a key of one's own at the provider, OpenRouter's `cost` is its fee alone.
+        if own_key.and_then(|own_key| own_key.as_bool()) == Some(true) {
+            let upstream = details.and_then(|details| details.get("upstream_inference_cost"));
+            let upstream = upstream.and_then(|upstream| upstream.as_f64());
+            dollars = dollars.zip(upstream).map(|(fee, upstream)| fee + upstream);
+        }
+        if let Some(dollars) = dollars.filter(|dollars| (0.0..=MOST).contains(dollars)) {
+            self.stated = Some((dollars * BILLION).round() as u64);
+        }
+    }
+
+    /// What the reply costs by the provider's own word, US dollars.
+    pub fn stated_dollars(&self) -> Option<f64> {
+        Some(self.stated? as f64 / BILLION)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,124 @@
+use super::*;
+use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
+use crate::dialect::{Dialect, Usage};
+
+fn usage(dialect: Dialect, body: &str) -> Usage {
+    let mut reader = ResponseReader::new(dialect, 200, Framing::Unknown, 1 << 20);
+    reader.push(body.as_bytes());
+    reader.finish(BodyEnd::Whole).usage
+}
+
+fn billing(dialect: Dialect, body: &str) -> Billing {
+    usage(dialect, body).billing
+}
+
+fn message(usage: &str) -> Billing {
+    let body = format!(
+        r#"{{"id":"m","type":"message","role":"assistant","model":"c","content":[],"stop_reason":"end_turn","usage":{{"input_tokens":9,"output_tokens":1,{usage}}}}}"#
+    );
+    billing(Dialect::Anthropic, &body)
+}
+
+fn completion(rest: &str) -> Billing {
+    let body = format!(
+        r#"{{"id":"c","object":"chat.completion","model":"g","choices":[{{"index":0,"message":{{"role":"assistant","content":"a"}},"finish_reason":"stop"}}],{rest}}}"#
+    );
+    billing(Dialect::OpenaiChat, &body)
+}
+
+fn response(output: &str, rest: &str) -> Billing {
+    let body = format!(
+        r#"{{"id":"r","object":"response","status":"completed","model":"g","output":[{output}],{rest}}}"#
+    );
+    billing(Dialect::OpenaiResponses, &body)
+}
+
+fn content(candidate: &str, usage: &str) -> Billing {
+    let body = format!(
+        r#"{{"candidates":[{{"content":{{"role":"model","parts":[{{"text":"a"}}]}},"finishReason":"STOP"{candidate}}}],"usageMetadata":{{"promptTokenCount":9,"candidatesTokenCount":1{usage}}}}}"#
+    );
+    billing(Dialect::Gemini, &body)
+}
+
+#[test]
+fn messages_say_speed_and_place() {
+    let fast = message(r#""service_tier":"standard","speed":"fast","inference_geo":"us""#);
+    assert_eq!(fast.tier, ServiceTier::Fast);
+    assert!(fast.regional);
+    let usual = message(r#""service_tier":"standard","speed":"standard","inference_geo":"global""#);
+    assert_eq!(usual, Billing::default());
+    let older = message(r#""service_tier":"priority","inference_geo":"not_available""#);
+    assert_eq!(older, Billing { tier: ServiceTier::Priority, ..Billing::default() });
+}
+
+#[test]
+fn messages_count_searches() {
+    let searched = message(r#""server_tool_use":{"web_search_requests":3,"web_fetch_requests":7}"#);
+    assert_eq!(searched.searches, 3, "fetching a page is free");
+}
+
+#[test]
+fn completions_say_their_tier_beside_the_usage() {
+    let usage = r#""usage":{"prompt_tokens":9,"completion_tokens":1,"prompt_tokens_details":{"audio_tokens":4}}"#;
+    let flex = completion(&format!(r#""service_tier":"flex",{usage}"#));
+    assert_eq!(flex, Billing { tier: ServiceTier::Flex, audio_input: 4, ..Billing::default() });
+    assert_eq!(
+        completion(&format!(r#""service_tier":"default",{usage}"#)).tier,
+        ServiceTier::Standard
+    );
+}
+
+#[test]
+fn a_stated_price_is_read_in_each_spelling() {
+    let stated = |usage: &str| {
+        completion(&format!(r#""usage":{{"prompt_tokens":9,"completion_tokens":1,{usage}}}"#))
+            .stated
+    };
+    // OpenRouter; with a key of one's own at the provider; a free model.
+    assert_eq!(
+        stated(r#""cost":0.00123,"cost_details":{"upstream_inference_cost":null}"#),
+        Some(1_230_000)
+    );
+    assert_eq!(
+        stated(r#""cost":0.0001,"is_byok":true,"cost_details":{"upstream_inference_cost":0.002}"#),
+        Some(2_100_000)
+    );
+    assert_eq!(stated(r#""cost":0,"is_byok":false"#), Some(0));
+    // xAI, Perplexity.
+    assert_eq!(stated(r#""cost_in_usd_ticks":2709000"#), Some(270_900));
+    assert_eq!(stated(r#""cost":{"input_tokens_cost":0.1,"total_cost":0.25}"#), Some(250_000_000));
+    for nonsense in [r#""cost":-1"#, r#""cost":"1.5""#, r#""cost":1e30"#, r#""cost":null"#] {
+        assert_eq!(stated(nonsense), None, "{nonsense}");
+    }
+}
+
+#[test]
+fn responses_count_searches_but_not_opened_pages() {
+    let output = r#"
+        {"type":"web_search_call","id":"ws_1","status":"completed","action":{"type":"search","query":"q"}},
+        {"type":"web_search_call","id":"ws_2","status":"completed","action":{"type":"open_page","url":"u"}},
+        {"type":"web_search_call","id":"ws_3","status":"completed"},
+        {"type":"message","id":"m","role":"assistant","content":[{"type":"output_text","text":"a","annotations":[]}]}"#;
+    let rest = r#""service_tier":"priority","usage":{"input_tokens":9,"output_tokens":1,"cost_in_usd_ticks":10}"#;
+    let expected =
+        Billing { tier: ServiceTier::Priority, searches: 2, stated: Some(1), ..Billing::default() };
+    assert_eq!(response(output, rest), expected);
+}
+
+#[test]
+fn gemini_says_its_tier_audio_and_searches() {
+    let grounding = r#","groundingMetadata":{"webSearchQueries":["a","b"]}"#;
+    let usage = r#","trafficType":"ON_DEMAND_PRIORITY","promptTokensDetails":[{"modality":"TEXT","tokenCount":2},{"modality":"AUDIO","tokenCount":7}],"cacheTokensDetails":[{"modality":"AUDIO","tokenCount":3}]"#;
+    let expected =
+        Billing { tier: ServiceTier::Priority, searches: 2, audio_input: 4, ..Billing::default() };
+    assert_eq!(content(grounding, usage), expected);
+    assert_eq!(content("", r#","trafficType":"ON_DEMAND""#), Billing::default());
+}
+
+/// A turn stored before this was read says nothing of it.
+#[test]
+fn what_is_usual_is_not_stored() {
+    let stored =
+        serde_json::to_string(&Usage { input: Some(1), ..Usage::default() }).expect("json");
+    assert_eq!(stored, r#"{"input":1}"#);
+}

@@ -1,0 +1,263 @@
+//! Tables of model facts that others keep: LiteLLM's prices, models.dev's list, and files in our own form.
+//!
+//! A table says windows, limits and prices of names. What it does not say (tokenizer, binding, cache) stays as the built-in
+//! catalogue has it. Facts are read, nothing else: an entry that cannot be understood is left out and counted.
+
+use foldhash::HashMap;
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::facts::ModelOverride;
+use super::family::Family;
+use super::price::{LongPrice, Price, Rates};
+
+/// A table, by the lower-case name of each model.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ModelTable {
+    /// The facts.
+    pub models: HashMap<Box<str>, ModelOverride>,
+    /// How many entries for chat models could not be understood.
+    pub skipped: usize,
+}
+
+/// Why a table cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TableError {
+    /// It is neither JSON nor TOML.
+    #[error("it is neither JSON nor TOML: {0}")]
+    Syntax(String),
+    /// It has no models in a form that is known.
+    #[error(
+        "no models are in it: it must be a table like LiteLLM's, models.dev's, or Plimsoll's config/models.toml"
+    )]
+    Empty,
+}
+
+/// Who makes models, as LiteLLM and models.dev call them: a name alone is their model, not a reseller's.
+const MAKERS: [&str; 18] = [
+    "anthropic",
+    "openai",
+    "gemini",
+    "google",
+    "deepseek",
+    "xai",
+    "mistral",
+    "moonshot",
+    "moonshotai",
+    "zai",
+    "minimax",
+    "dashscope",
+    "alibaba",
+    "meta_llama",
+    "meta",
+    "llama",
+    "xiaomi_mimo",
+    "cohere_chat",
+];
+
+impl ModelTable {
+    /// Reads a table in any of the known forms.
+    pub fn read(text: &str) -> Result<Self, TableError> {
+        let table = if text.trim_start().starts_with('{') {
+            let value = serde_json::from_str(text);
+            Self::from_json(&value.map_err(|error| TableError::Syntax(error.to_string()))?)
+        } else {
+            Self::from_toml(text)?
+        };
+        if table.models.is_empty() { Err(TableError::Empty) } else { Ok(table) }
+    }
+
+    fn from_toml(text: &str) -> Result<Self, TableError> {
+        #[derive(Deserialize)]
+        struct File {
+            #[serde(default)]
+            models: HashMap<Box<str>, Entry>,
+        }
+        #[derive(Deserialize)]
+        struct Entry {
+            window: Option<u64>,
+            max_output: Option<u64>,
+            family: Option<Family>,
+            price: Option<Price>,
+        }
+        let file: File =
+            toml::from_str(text).map_err(|error| TableError::Syntax(error.to_string()))?;
+        let mut table = Self::default();
+        for (name, Entry { window, max_output, family, price }) in file.models {
+            table.add(ModelOverride { name, window, max_output, family, price });
+        }
+        Ok(table)
+    }
+
+    fn from_json(value: &Value) -> Self {
+        let mut table = Self::default();
+        for (name, entry) in value.as_object().into_iter().flatten() {
+            match entry.get("models").and_then(Value::as_object) {
+                Some(models) => {
+                    for (model, entry) in models {
+                        table.add_named(name, model, models_dev(entry));
+                    }
+                }
+                None if is_chat(entry) => {
+                    let provider = entry["litellm_provider"].as_str().unwrap_or_default();
+                    let model = name.strip_prefix(&format!("{provider}/")).unwrap_or(name);
+                    table.add_named(provider, model, litellm(entry));
+                }
+                None => {}
+            }
+        }
+        table
+    }
+
+    fn add_named(&mut self, provider: &str, model: &str, facts: Option<ModelOverride>) {
+        let Some(facts) = facts else {
+            self.skipped += 1;
+            return;
+        };
+        let full: Box<str> = format!("{provider}/{model}").into();
+        if MAKERS.contains(&provider) && !model.contains('/') {
+            self.add(ModelOverride { name: model.into(), ..facts.clone() });
+        }
+        self.add(ModelOverride { name: full, ..facts });
+    }
+
+    fn add(&mut self, facts: ModelOverride) {
+        let name: Box<str> = facts.name.to_lowercase().into();
+        self.models.insert(name.clone(), ModelOverride { name, ..facts });
+    }
+}
+
+fn is_chat(entry: &Value) -> bool {
+    matches!(entry["mode"].as_str(), Some("chat" | "responses"))
+}
+
+/// An entry of LiteLLM's table: prices of a token.
+fn litellm(entry: &Value) -> Option<ModelOverride> {
+    let rates = |suffix: &str, base: Option<Rates>| {
+        let at = |key: &str| Some(entry.get(format!("{key}{suffix}"))?.as_f64()? * 1e6);
+        rates(
+            at("input_cost_per_token").or(base.map(|base| base.input)),
+            at("output_cost_per_token").or(base.map(|base| base.output)),
+            at("cache_read_input_token_cost").or(base.map(|base| base.cache_read)),
+            at("cache_creation_input_token_cost").or(base.map(|base| base.cache_write)),
+        )
+    };
+    let price = rates("", None).map(|base| {
+        let long = [100_u64, 128, 200, 256, 272, 512].into_iter().find_map(|thousands| {
+            let suffix = format!("_above_{thousands}k_tokens");
+            entry.get(format!("input_cost_per_token{suffix}"))?;
+            Some(LongPrice { above: thousands * 1_000, rates: rates(&suffix, Some(base))? })
+        });
+        Price { long, ..Price::from_rates(base) }
+    });
+    facts(entry["max_input_tokens"].as_u64(), entry["max_output_tokens"].as_u64(), price)
+}
+
+/// An entry of models.dev's list: prices of a million tokens.
+fn models_dev(entry: &Value) -> Option<ModelOverride> {
+    let limit = &entry["limit"];
+    let cost = &entry["cost"];
+    let price = rates(
+        cost["input"].as_f64(),
+        cost["output"].as_f64(),
+        cost["cache_read"].as_f64(),
+        cost["cache_write"].as_f64(),
+    );
+    // What input may fill, where the whole window is larger.
+    let window = limit["input"].as_u64().or(limit["context"].as_u64());
+    facts(window, limit["output"].as_u64(), price.map(Price::from_rates))
+}
+
+fn facts(
+    window: Option<u64>,
+    max_output: Option<u64>,
+    price: Option<Price>,
+) -> Option<ModelOverride> {
+    let window = window.filter(|window| *window > 0);
+    let max_output = max_output.filter(|output| *output > 0);
+    (window.is_some() || price.is_some()).then(|| ModelOverride {
+        name: Box::default(),
+        window,
+        max_output,
+        family: None,
+        price,
+    })
+}
+
+/// Without a price of its own, reading from the cache and writing to it cost what input costs.
+fn rates(
+    input: Option<f64>,
+    output: Option<f64>,
+    cache_read: Option<f64>,
+    cache_write: Option<f64>,
+) -> Option<Rates> {
+    let is_price = |price: &f64| price.is_finite() && *price >= 0.0;
+    let input = input.filter(is_price)?;
+    Some(Rates {
+        input,
+        output: output.filter(is_price)?,
+        cache_read: cache_read.filter(is_price).unwrap_or(input),
+        cache_write: cache_write.filter(|price| is_price(price) && *price > 0.0).unwrap_or(input),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn litellms_table_is_read() {
+        let table = ModelTable::read(
+            r#"{
+            "sample_spec": {"mode": "one of …"},
+            "gemini/gemini-9": {"litellm_provider": "gemini", "mode": "chat", "max_input_tokens": 2000000,
+                "max_output_tokens": 65536, "input_cost_per_token": 2e-06, "output_cost_per_token": 1e-05,
+                "cache_read_input_token_cost": 2e-07, "input_cost_per_token_above_200k_tokens": 4e-06},
+            "azure/gpt-9": {"litellm_provider": "azure", "mode": "responses", "max_input_tokens": 400000},
+            "dall-e": {"litellm_provider": "openai", "mode": "image_generation"},
+            "broken": {"litellm_provider": "openai", "mode": "chat", "input_cost_per_token": -1}
+        }"#,
+        )
+        .expect("a table");
+        let gemini = &table.models["gemini-9"];
+        assert_eq!((gemini.window, gemini.max_output), (Some(2_000_000), Some(65_536)));
+        let price = gemini.price.expect("a price");
+        assert!((price.cache_write - 2.0).abs() < 1e-9);
+        let long = price.long.expect("a step");
+        assert_eq!(long.above, 200_000);
+        assert!((long.rates.input - 4.0).abs() < 1e-9 && (long.rates.output - 10.0).abs() < 1e-9);
+        assert_eq!(table.models["azure/gpt-9"].window, Some(400_000));
+        assert!(!table.models.contains_key("gpt-9"), "a reseller's is not the maker's");
+        assert_eq!(table.skipped, 1);
+    }
+
+    #[test]
+    fn models_devs_list_is_read() {
+        let table = ModelTable::read(
+            r#"{"openai": {"id": "openai", "models": {"gpt-9": {
+                "limit": {"context": 1050000, "input": 922000, "output": 128000},
+                "cost": {"input": 2, "output": 10, "cache_read": 0.1}}}}}"#,
+        )
+        .expect("a table");
+        let model = &table.models["gpt-9"];
+        assert_eq!(model.window, Some(922_000));
+        assert_eq!(model.price.map(|price| price.cache_read), Some(0.1));
+        assert_eq!(table.models["openai/gpt-9"].window, Some(922_000));
+    }
+
+    #[test]
+    fn our_own_form_is_read() {
+        let table =
+            ModelTable::read("[models]\n\"My-Model\" = { window = 32_000, family = \"o200k\" }")
+                .expect("a table");
+        assert_eq!(table.models["my-model"].window, Some(32_000));
+    }
+
+    #[test]
+    fn what_is_no_table_is_told() {
+        assert!(matches!(ModelTable::read("{\"a\": 1}"), Err(TableError::Empty)));
+        assert!(matches!(ModelTable::read("{\"a\""), Err(TableError::Syntax(_))));
+        assert!(matches!(ModelTable::read("a b"), Err(TableError::Syntax(_))));
+        assert!(matches!(ModelTable::read(""), Err(TableError::Empty)));
+    }
+}

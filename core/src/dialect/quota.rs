@@ -1,0 +1,194 @@
+//! How much of a limit is left, as a response's headers say it (`docs/protocols.md` 14).
+//!
+//! One form for all providers. What is not said is `None`; a header that cannot be understood says nothing. Which
+//! credential a limit belongs to, and what follows from it, is not known here.
+
+use http::HeaderMap;
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
+
+/// What a limit counts.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    AsRefStr,
+    EnumIter,
+)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum QuotaKind {
+    /// Requests, usually per minute.
+    Requests,
+    /// Tokens, usually per minute.
+    Tokens,
+    /// Input tokens, usually per minute.
+    InputTokens,
+    /// Output tokens, usually per minute.
+    OutputTokens,
+    /// A subscription's window of five hours: Claude's, and the shorter one of Codex.
+    FiveHours,
+    /// A subscription's window of seven days: Claude's, and the longer one of Codex.
+    SevenDays,
+    /// What a subscription pays beyond its windows.
+    Overage,
+    /// Copilot's premium requests of a month.
+    Premium,
+}
+
+/// One limit, as last reported.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Quota {
+    /// What it counts.
+    pub kind: QuotaKind,
+    /// How many are allowed in a window; `None` if only the share is reported.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
+    /// The share that is used, 0 to 1; more if a limit may be exceeded.
+    pub used: f64,
+    /// When it is whole again, milliseconds since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resets_at: Option<u64>,
+}
+
+/// Anthropic's limits of a minute, and OpenAI's, which others repeat: xAI, Groq, OpenRouter, Azure.
+const COUNTED: [(QuotaKind, &str, &str); 4] = [
+    (QuotaKind::Requests, "anthropic-ratelimit-requests", "requests"),
+    (QuotaKind::Tokens, "anthropic-ratelimit-tokens", "tokens"),
+    (QuotaKind::InputTokens, "anthropic-ratelimit-input-tokens", "input-tokens"),
+    (QuotaKind::OutputTokens, "anthropic-ratelimit-output-tokens", "output-tokens"),
+];
+
+/// The windows of a subscription: their shares, and when they are whole again.
+const WINDOWS: [(QuotaKind, &str, &str, f64); 5] = [
+    (
+        QuotaKind::FiveHours,
+        "anthropic-ratelimit-unified-5h-utilization",
+        "anthropic-ratelimit-unified-5h-reset",
+        1.0,
+    ),
+    (
+        QuotaKind::SevenDays,
+        "anthropic-ratelimit-unified-7d-utilization",
+        "anthropic-ratelimit-unified-7d-reset",
+        1.0,
+    ),
+    (
+        QuotaKind::Overage,
+        "anthropic-ratelimit-unified-overage-utilization",
+        "anthropic-ratelimit-unified-overage-reset",
+        1.0,
+    ),
+    (QuotaKind::FiveHours, "x-codex-primary-used-percent", "x-codex-primary-reset-at", 100.0),
+    (QuotaKind::SevenDays, "x-codex-secondary-used-percent", "x-codex-secondary-reset-at", 100.0),
+];
+
+/// Copilot's premium requests: `ent=300&ov=0.0&ovPerm=false&rem=99.5&rst=2026-12-01T00%3A00%3A00Z`.
+const PREMIUM: &str = "x-quota-snapshot-premium_interactions";
+
+/// How the names of all these headers begin.
+const STARTS: [&str; 4] = ["anthropic-ratelimit-", "x-ratelimit-", "x-codex-", "x-quota-"];
+
+/// A share above this is nonsense.
+const MOST_USED: f64 = 100.0;
+
+/// The limits that a response's headers tell of. `now`: when they came, milliseconds since 1970.
+pub fn from_headers(headers: &HeaderMap, now: u64) -> Vec<Quota> {
+    let mut quotas = Vec::new();
+    // Most responses of local servers have none of them.
+    if !headers.keys().any(|name| STARTS.iter().any(|start| name.as_str().starts_with(start))) {
+        return quotas;
+    }
+    for (kind, anthropic, suffix) in COUNTED {
+        let own = [
+            format!("{anthropic}-limit"),
+            format!("{anthropic}-remaining"),
+            format!("{anthropic}-reset"),
+        ];
+        let common =
+            ["limit", "remaining", "reset"].map(|what| format!("x-ratelimit-{what}-{suffix}"));
+        let quota = counted(headers, kind, &own, now);
+        quotas.extend(quota.or_else(|| counted(headers, kind, &common, now)));
+    }
+    // OpenRouter's have no name.
+    let unnamed =
+        ["x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset"].map(String::from);
+    if quotas.is_empty() {
+        quotas.extend(counted(headers, QuotaKind::Requests, &unnamed, now));
+    }
+    for (kind, used, reset, whole) in WINDOWS {
+        let Some(share) = text(headers, used).and_then(|used| used.parse::<f64>().ok()) else {
+            continue;
+        };
+        let resets_at = text(headers, reset).and_then(|reset| moment(reset, now));
+        quotas.extend(Quota::new(kind, None, share / whole, resets_at));
+    }
+    quotas.extend(text(headers, PREMIUM).and_then(premium));
+    quotas
+}
+
+impl Quota {
+    fn new(kind: QuotaKind, limit: Option<u64>, used: f64, resets_at: Option<u64>) -> Option<Self> {
+        (0.0..=MOST_USED).contains(&used).then_some(Self { kind, limit, used, resets_at })
+    }
+}
+
+/// `names`: of the limit, of what remains, and of when it is whole again.
+fn counted(headers: &HeaderMap, kind: QuotaKind, names: &[String; 3], now: u64) -> Option<Quota> {
+    let [limit, remaining, reset] = names.each_ref().map(|name| text(headers, name));
+    let limit: u64 = limit?.parse().ok().filter(|limit| *limit > 0)?;
+    let remaining: u64 = remaining?.parse().ok()?;
+    let used = 1.0 - remaining.min(limit) as f64 / limit as f64;
+    Quota::new(kind, Some(limit), used, reset.and_then(|reset| moment(reset, now)))
+}
+
+fn premium(snapshot: &str) -> Option<Quota> {
+    let member = |name: &str| {
+        let mut pairs = snapshot.split('&').filter_map(|pair| pair.split_once('='));
+        pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
+    };
+    let limit = member("ent").and_then(|limit| limit.parse().ok());
+    let remaining: f64 = member("rem")?.parse().ok()?;
+    let reset =
+        member("rst").and_then(|at| percent_encoding::percent_decode_str(at).decode_utf8().ok());
+    let resets_at = reset.and_then(|reset| moment(&reset, 0));
+    Quota::new(QuotaKind::Premium, limit, 1.0 - remaining / 100.0, resets_at)
+}
+
+fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {
+    headers.get(name)?.to_str().ok().map(str::trim)
+}
+
+/// Seconds since 1970 have at least so many digits' worth; fewer are seconds from now.
+const SECONDS: f64 = 1e9;
+/// Milliseconds since 1970.
+const MILLISECONDS: f64 = 1e12;
+
+/// When a limit is whole again: a time (Anthropic), seconds or milliseconds since 1970 (Claude's and Codex' windows,
+/// OpenRouter), or how long it takes (`6m0s`, `1.5s`, `20ms`, `60`).
+fn moment(text: &str, now: u64) -> Option<u64> {
+    if let Ok(at) = text.parse::<Timestamp>() {
+        return u64::try_from(at.as_millisecond()).ok();
+    }
+    if let Ok(number) = text.parse::<f64>() {
+        return match number {
+            ..0.0 => None,
+            ..SECONDS => Some(now.saturating_add((number * 1e3) as u64)),
+            ..MILLISECONDS => Some((number * 1e3) as u64),
+            _ => Some(number as u64),
+        };
+    }
+    let wait: SignedDuration = text.parse().ok()?;
+    Some(now.saturating_add(u64::try_from(wait.as_millis()).ok()?))
+}
+
+#[cfg(test)]
+mod tests;

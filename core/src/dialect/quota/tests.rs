@@ -1,0 +1,122 @@
+use super::*;
+
+/// 2026-11-27, 12:00 UTC.
+const NOW: u64 = 1_795_780_800_000;
+
+fn quotas(headers: &[(&'static str, &'static str)]) -> Vec<Quota> {
+    let mut map = HeaderMap::new();
+    for (name, value) in headers {
+        map.insert(*name, value.parse().expect("a value"));
+    }
+    from_headers(&map, NOW)
+}
+
+fn one(headers: &[(&'static str, &'static str)]) -> Quota {
+    let quotas = quotas(headers);
+    assert_eq!(quotas.len(), 1, "{quotas:?}");
+    quotas[0]
+}
+
+#[test]
+fn anthropic_counts_requests_and_tokens() {
+    let told = quotas(&[
+        ("anthropic-ratelimit-requests-limit", "50"),
+        ("anthropic-ratelimit-requests-remaining", "40"),
+        ("anthropic-ratelimit-requests-reset", "2026-11-27T12:00:30Z"),
+        ("anthropic-ratelimit-output-tokens-limit", "8000"),
+        ("anthropic-ratelimit-output-tokens-remaining", "0"),
+    ]);
+    let requests = told.iter().find(|quota| quota.kind == QuotaKind::Requests).expect("requests");
+    assert!((requests.used - 0.2).abs() < 1e-9);
+    assert_eq!(requests.resets_at, Some(NOW + 30_000));
+    let output = told.iter().find(|quota| quota.kind == QuotaKind::OutputTokens).expect("output");
+    assert_eq!((output.limit, output.used, output.resets_at), (Some(8_000), 1.0, None));
+}
+
+#[test]
+fn claude_subscriptions_have_two_windows() {
+    let told = quotas(&[
+        ("anthropic-ratelimit-unified-5h-utilization", "0.42"),
+        ("anthropic-ratelimit-unified-5h-reset", "1795784400"),
+        ("anthropic-ratelimit-unified-7d-utilization", "0.3"),
+        ("anthropic-ratelimit-unified-status", "allowed"),
+    ]);
+    let kinds: Vec<QuotaKind> = told.iter().map(|quota| quota.kind).collect();
+    assert_eq!(kinds, [QuotaKind::FiveHours, QuotaKind::SevenDays]);
+    assert_eq!(told[0].resets_at, Some(NOW + 3_600_000));
+}
+
+#[test]
+fn codex_says_percent() {
+    let primary = one(&[
+        ("x-codex-primary-used-percent", "89.5"),
+        ("x-codex-primary-window-minutes", "300"),
+        ("x-codex-primary-reset-at", "1795784400"),
+    ]);
+    assert_eq!(primary.kind, QuotaKind::FiveHours);
+    assert!((primary.used - 0.895).abs() < 1e-9);
+}
+
+#[test]
+fn openai_says_how_long_it_takes() {
+    for (reset, wait) in
+        [("6m0s", 360_000), ("1.5s", 1_500), ("20ms", 20), ("1h2m3s", 3_723_000), ("60", 60_000)]
+    {
+        let quota = one(&[
+            ("x-ratelimit-limit-requests", "10000"),
+            ("x-ratelimit-remaining-requests", "9999"),
+            ("x-ratelimit-reset-requests", reset),
+        ]);
+        assert_eq!(quota.resets_at, Some(NOW + wait), "{reset}");
+    }
+}
+
+#[test]
+fn openrouter_names_nothing() {
+    let quota = one(&[
+        ("x-ratelimit-limit", "20"),
+        ("x-ratelimit-remaining", "0"),
+        ("x-ratelimit-reset", "1795784400000"),
+    ]);
+    assert_eq!(
+        (quota.kind, quota.used, quota.resets_at),
+        (QuotaKind::Requests, 1.0, Some(NOW + 3_600_000))
+    );
+}
+
+#[test]
+fn copilot_has_a_month_of_premium_requests() {
+    let quota = one(&[(
+        "x-quota-snapshot-premium_interactions",
+        "ent=300&ov=0.0&ovPerm=false&rem=75.0&rst=2026-11-27T13%3A00%3A00Z",
+    )]);
+    assert_eq!(quota.kind, QuotaKind::Premium);
+    assert_eq!(quota.limit, Some(300));
+    assert!((quota.used - 0.25).abs() < 1e-9);
+    assert_eq!(quota.resets_at, Some(NOW + 3_600_000));
+}
+
+#[test]
+fn nonsense_says_nothing() {
+    for headers in [
+        [("x-ratelimit-limit-tokens", "0"), ("x-ratelimit-remaining-tokens", "0")],
+        [("x-ratelimit-limit-tokens", "-5"), ("x-ratelimit-remaining-tokens", "1")],
+        [("x-ratelimit-limit-tokens", "many"), ("x-ratelimit-remaining-tokens", "1")],
+        [
+            ("anthropic-ratelimit-unified-5h-utilization", "-1"),
+            ("x-codex-primary-used-percent", "NaN"),
+        ],
+        [
+            ("x-codex-primary-used-percent", "1e300"),
+            ("x-quota-snapshot-premium_interactions", "rem=x"),
+        ],
+    ] {
+        assert_eq!(quotas(&headers), [], "{headers:?}");
+    }
+    let odd_reset = one(&[
+        ("x-ratelimit-limit-tokens", "10"),
+        ("x-ratelimit-remaining-tokens", "20"),
+        ("x-ratelimit-reset-tokens", "soon"),
+    ]);
+    assert_eq!((odd_reset.used, odd_reset.resets_at), (0.0, None), "more than the limit is left");
+}

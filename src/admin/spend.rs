@@ -1,0 +1,310 @@
+//! Who spent what: the cost of calls and of our own summaries, by one of their names.
+//!
+//! Read from stored turns, at the prices of their time ([`Turn::cost`]). A call whose price is not known is counted, and its
+//! cost is in no sum.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use http::{Request, StatusCode};
+use hyper::body::Incoming;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumString, VariantNames};
+
+use super::prices::PriceList;
+use super::responses::{AdminError, AdminResponse, LARGEST_PAGE, negotiated, number, parameter};
+use super::state::Admin;
+use crate::clock::wall;
+use crate::context::budget::grouped;
+use crate::context::ledger::Ledger;
+use crate::context::policy::DecisionMode;
+use crate::context::{Millis, SessionNames, Turn, cost};
+use crate::dialect::hints::RequestClass;
+use crate::dialect::{Dialect, Purpose, Usage};
+use crate::store::{Scope, ScopeLine, ScopePage};
+use crate::telemetry::log::clean;
+
+/// By which of its names a call is listed.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Serialize,
+    Deserialize,
+    AsRefStr,
+    EnumString,
+    VariantNames,
+    clap::ValueEnum,
+)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum SpendBy {
+    /// The model that was billed.
+    #[default]
+    Model,
+    /// The upstream.
+    Upstream,
+    /// The session.
+    Session,
+    /// The agent, as it calls itself.
+    Agent,
+    /// The folder that the agent works in.
+    Project,
+    /// What the call was for: the conversation, a sub-agent, a title, a compaction.
+    Class,
+    /// The day, UTC.
+    Day,
+}
+
+/// What some calls cost.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SpendLine {
+    /// What they have in common.
+    pub name: String,
+    /// How many.
+    pub calls: u64,
+    /// US dollars, as far as their prices are known.
+    pub dollars: f64,
+    /// The number of calls whose price is not known.
+    pub unpriced: u64,
+    /// Their input, tokens.
+    pub input: u64,
+    /// The share of it that was read from caches.
+    pub cache_read: u64,
+    /// Their output, tokens.
+    pub output: u64,
+}
+
+/// What was spent since a time, by one kind of name.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct SpendPage {
+    /// By which name.
+    pub by: SpendBy,
+    /// Since when, ms since 1970.
+    pub since: Millis,
+    /// The number of sessions in it.
+    pub sessions: u64,
+    /// Everything together.
+    pub total: SpendLine,
+    /// The dearest first; days in their order.
+    pub lines: Vec<SpendLine>,
+}
+
+/// The sums of one session, or of several.
+#[derive(Default)]
+pub(super) struct SpendSums {
+    by: SpendBy,
+    lines: BTreeMap<String, SpendLine>,
+}
+
+impl SpendSums {
+    pub(super) fn new(by: SpendBy) -> Self {
+        Self { by, lines: BTreeMap::new() }
+    }
+
+    /// The sums of a session's calls since a time.
+    pub(super) fn from_ledger(
+        by: SpendBy,
+        since: Millis,
+        scope: &Scope,
+        ledger: &Ledger,
+        prices: &PriceList,
+    ) -> Self {
+        let mut sums = Self::new(by);
+        let names = SessionNames::from_ledger(ledger);
+        for turn in ledger.turns().filter(|turn| turn.at >= since) {
+            let price = |model: &str| prices.price(&turn.upstream, model);
+            let name = match by {
+                SpendBy::Model => {
+                    for (model, usage, dollars) in turn.costs_by_model(price) {
+                        sums.add(model.to_owned(), usage, dollars);
+                    }
+                    continue;
+                }
+                SpendBy::Upstream => turn.upstream.to_string(),
+                SpendBy::Session => scope.session.to_string(),
+                SpendBy::Agent => agent(turn, &names),
+                SpendBy::Project => names.project.as_deref().unwrap_or("-").to_owned(),
+                SpendBy::Class => class(turn),
+                SpendBy::Day => day(turn.at),
+            };
+            sums.add(name, &turn.usage, turn.cost(price));
+        }
+        for one in ledger.summaries(DecisionMode::Active).filter(|one| one.at >= since) {
+            // The protocol changes the cost only by cache lifetimes, which are not reported.
+            let price = prices.price(&one.upstream, &one.model);
+            let dollars =
+                price.and_then(|price| cost::call(&one.spent, &price, Dialect::OpenaiChat, one.at));
+            let name = match by {
+                SpendBy::Model => one.model.to_string(),
+                SpendBy::Upstream => one.upstream.to_string(),
+                SpendBy::Session => scope.session.to_string(),
+                SpendBy::Agent | SpendBy::Class => "plimsoll's summaries".to_owned(),
+                SpendBy::Project => names.project.as_deref().unwrap_or("-").to_owned(),
+                SpendBy::Day => day(one.at),
+            };
+            sums.add(name, &one.spent, dollars);
+        }
+        sums
+    }
+
+    fn add(&mut self, name: String, usage: &Usage, dollars: Option<f64>) {
+        let mut line = SpendLine { name: name.clone(), calls: 1, ..SpendLine::default() };
+        let tokens = |count: fn(&Usage) -> Option<u64>| match self.by {
+            // The calls of other models have lines of their own.
+            SpendBy::Model => count(usage).unwrap_or(0),
+            _ => usage.billed().filter_map(|(_, one)| count(one)).fold(0, u64::saturating_add),
+        };
+        line.input = tokens(|one| one.input);
+        line.cache_read = tokens(|one| one.cache_read);
+        line.output = tokens(|one| one.output);
+        line.dollars = dollars.unwrap_or(0.0);
+        // A call of which nothing was reported, such as one that failed, costs nothing that is known.
+        line.unpriced = u64::from(dollars.is_none() && usage.input.is_some());
+        self.lines.entry(name).or_default().join(line);
+    }
+
+    pub(super) fn join(&mut self, other: Self) {
+        for (name, line) in other.lines {
+            self.lines.entry(name).or_default().join(line);
+        }
+    }
+
+    pub(super) fn page(self, since: Millis, sessions: u64) -> SpendPage {
+        let mut total = SpendLine::default();
+        for line in self.lines.values() {
+            total.join(line.clone());
+        }
+        total.name = "total".to_owned();
+        let mut lines: Vec<SpendLine> = self.lines.into_values().collect();
+        if self.by != SpendBy::Day {
+            lines.sort_by(|one, other| other.dollars.total_cmp(&one.dollars));
+        }
+        SpendPage { by: self.by, since, sessions, total, lines }
+    }
+}
+
+impl SpendPage {
+    /// The lines as comma-separated values, with a head.
+    pub(crate) fn csv(&self) -> String {
+        let mut csv =
+            format!("{},dollars,calls,unpriced,input,cache_read,output\n", self.by.as_ref());
+        for SpendLine { name, calls, dollars, unpriced, input, cache_read, output } in &self.lines {
+            let name = clean(name).replace('"', "\"\"");
+            csv += &format!(
+                "\"{name}\",{dollars:.6},{calls},{unpriced},{input},{cache_read},{output}\n"
+            );
+        }
+        csv
+    }
+}
+
+impl SpendLine {
+    fn join(&mut self, other: Self) {
+        self.name = other.name;
+        self.calls += other.calls;
+        self.dollars += other.dollars;
+        self.unpriced += other.unpriced;
+        self.input = self.input.saturating_add(other.input);
+        self.cache_read = self.cache_read.saturating_add(other.cache_read);
+        self.output = self.output.saturating_add(other.output);
+    }
+}
+
+fn agent(turn: &Turn, names: &SessionNames) -> String {
+    let own = turn.origin.as_deref().and_then(|origin| origin.agent.as_ref());
+    own.or(names.agent.as_ref()).map_or("-", |agent| &agent.name).to_owned()
+}
+
+fn class(turn: &Turn) -> String {
+    let class = match turn.hints.as_ref().and_then(|hints| hints.class) {
+        Some(class) => class,
+        None if turn.purpose == Purpose::Turn => RequestClass::Main,
+        None => return turn.purpose.as_ref().to_owned(),
+    };
+    class.as_ref().to_owned()
+}
+
+fn day(at: Millis) -> String {
+    let at = i64::try_from(at).ok().and_then(|at| Timestamp::from_millisecond(at).ok());
+    at.map_or_else(|| "-".to_owned(), |at| at.strftime("%Y-%m-%d").to_string())
+}
+
+/// Spending without a time is that of so long, milliseconds: 30 days.
+const SPEND_PERIOD: Millis = 30 * 24 * 60 * 60 * 1000;
+
+pub(super) async fn answer(admin: &Admin, request: &Request<Incoming>) -> AdminResponse {
+    let query = request.uri().query();
+    let by = match parameter(query, "by") {
+        None => SpendBy::default(),
+        Some(by) => by.parse().map_err(|_| {
+            let message = format!("by should be one of {}.", SpendBy::VARIANTS.join(", "));
+            AdminError::new(StatusCode::BAD_REQUEST, "bad_query", message)
+        })?,
+    };
+    let since = match number(query, "since")? {
+        Some(since) => since as Millis,
+        None => wall().saturating_sub(SPEND_PERIOD),
+    };
+    let mut sums = SpendSums::new(by);
+    let mut sessions = 0;
+    let mut page = ScopePage { after: None, skip: 0, count: LARGEST_PAGE };
+    loop {
+        let lines = admin.ledgers.sessions(page).await?;
+        // Newest first: the rest was last used before.
+        let used: Vec<&ScopeLine> = lines.iter().filter(|line| line.newest >= since).collect();
+        for line in &used {
+            let prices = admin.prices.clone();
+            let scope = line.scope.clone();
+            let looking = admin.ledgers.look_at_one_of_many(&line.scope, move |ledger| {
+                SpendSums::from_ledger(by, since, &scope, ledger, &prices)
+            });
+            sums.join(looking.await?);
+            sessions += 1;
+        }
+        if used.len() < LARGEST_PAGE {
+            break;
+        }
+        page.after = lines.last().map(|line| line.cursor);
+    }
+    Ok(negotiated(&sums.page(since, sessions), request))
+}
+
+impl fmt::Display for SpendPage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let width = self.lines.iter().map(|line| clean(&line.name).chars().count()).max();
+        let width = width.unwrap_or(0).clamp(5, 40);
+        writeln!(
+            f,
+            "{:<width$} {:>10} {:>8} {:>13} {:>7} {:>11}",
+            self.by.as_ref().to_uppercase(),
+            "COST",
+            "CALLS",
+            "INPUT",
+            "CACHED",
+            "OUTPUT"
+        )?;
+        for line in self.lines.iter().chain([&self.total]) {
+            let cached = line.cache_read as f64 * 100.0 / line.input.max(1) as f64;
+            let name: String = clean(&line.name).chars().take(40).collect();
+            write!(
+                f,
+                "{name:<width$} {:>10} {:>8} {:>13} {cached:>6.0}% {:>11}",
+                format!("${:.2}", line.dollars),
+                grouped(line.calls),
+                grouped(line.input),
+                grouped(line.output)
+            )?;
+            match line.unpriced {
+                0 => writeln!(f)?,
+                calls => writeln!(f, "  {} calls without a known price", grouped(calls))?,
+            }
+        }
+        let sessions = if self.sessions == 1 { "session" } else { "sessions" };
+        write!(f, "Since {} UTC, {} {sessions}.", day(self.since), grouped(self.sessions))
+    }
+}

@@ -1,0 +1,183 @@
+//! What calls cost, compared with the bills that the providers' price pages give: `bills.tsv` of each case.
+//!
+//! The inputs are in `tests/data/cases`. Prices that depend on the time are computed at times around their borders; one
+//! bill is followed to every place where a cost is said.
+
+use std::path::PathBuf;
+
+use plimsoll::context::cost;
+use plimsoll::dialect::door::Door;
+use plimsoll::dialect::models::Catalogue;
+use plimsoll::dialect::reading::{BodyEnd, Framing, ResponseReader};
+use plimsoll::dialect::{Dialect, Usage};
+
+use crate::support::http1::{Provider, Wire};
+use crate::support::looking::Looking;
+use crate::support::server::{TestServer, config};
+
+/// A row of `bills.tsv`.
+struct Bill {
+    case: String,
+    path: String,
+    model: String,
+    usage: Usage,
+    dialect: Dialect,
+    dollars: f64,
+}
+
+fn folder(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/data/cases").join(name)
+}
+
+fn bills(name: &str) -> Vec<Bill> {
+    let table = std::fs::read_to_string(folder(name).join("bills.tsv")).expect("bills.tsv");
+    table.lines().skip(1).map(|row| bill(name, row)).collect()
+}
+
+fn bill(name: &str, row: &str) -> Bill {
+    let columns: Vec<&str> = row.split('\t').collect();
+    let [case, path, request, reply, _, dollars] = columns[..] else { panic!("{row}") };
+    let read = |file: &str| std::fs::read(folder(name).join(file)).expect("a file of the case");
+    let dialect = match path {
+        path if path.contains("/chat/completions") => Dialect::OpenaiChat,
+        path if path.contains("generateContent") => Dialect::Gemini,
+        path if path.contains("/responses") => Dialect::OpenaiResponses,
+        _ => Dialect::Anthropic,
+    };
+    let body: serde_json::Value = serde_json::from_slice(&read(request)).expect("JSON");
+    let in_path = path.split_once("/models/").map(|(_, rest)| rest);
+    let in_path = in_path.and_then(|rest| rest.split(':').next()).unwrap_or_default();
+    let model = body["model"].as_str().unwrap_or(in_path).to_owned();
+    let mut reader = ResponseReader::new(dialect, 200, Framing::Unknown, 1 << 20);
+    reader.push(&read(reply));
+    let mut usage = reader.finish(BodyEnd::Whole).usage;
+    usage.billing.regional |= Door::is_regional(path, &model);
+    let dollars = dollars.parse().expect("a number");
+    Bill { case: case.to_owned(), path: path.to_owned(), model, usage, dialect, dollars }
+}
+
+impl Bill {
+    fn at(&self, time: &str) -> f64 {
+        let at = time.parse::<jiff::Timestamp>().expect("a time").as_millisecond() as u64;
+        let catalogue = Catalogue::default();
+        let price = |model: &str| catalogue.model(model, "").price;
+        let dollars = cost::billed(&self.usage, &self.model, self.dialect, at, price);
+        dollars.unwrap_or_else(|| panic!("{}: no price", self.case))
+    }
+
+    fn check(&self, time: &str, expected: f64) {
+        let dollars = self.at(time);
+        assert!(
+            (dollars - expected).abs() < 5e-5,
+            "{} at {time}: {dollars}, not {expected}",
+            self.case
+        );
+    }
+}
+
+#[test]
+fn bills_are_right_to_the_cent() {
+    for name in ["cost-shown", "price-geography", "price-speed", "price-steps"] {
+        for bill in bills(name) {
+            bill.check("2026-11-27T12:00:00Z", bill.dollars);
+        }
+    }
+}
+
+#[test]
+fn deepseek_costs_half_outside_peak_hours() {
+    for bill in bills("price-time-of-day") {
+        bill.check("2026-11-25T02:30:00Z", bill.dollars);
+        bill.check("2026-11-25T12:30:00Z", bill.dollars / 2.0);
+        bill.check("2026-11-28T02:30:00Z", bill.dollars / 2.0);
+    }
+}
+
+#[test]
+fn announced_prices_hold_from_their_day_on() {
+    for bill in bills("price-dates") {
+        let day = bill.case.rsplit(' ').next().expect("a day").to_owned();
+        bill.check(&format!("{day}T00:00:00Z"), bill.dollars);
+        bill.check("2026-11-30T23:59:59Z", bill.dollars / 2.0);
+    }
+}
+
+/// Each model costs what the tables say, within 1 %, and has one of the windows that they name.
+#[test]
+fn models_have_the_prices_and_windows_of_public_tables() {
+    let table =
+        std::fs::read_to_string(folder("model-entries").join("entries.tsv")).expect("entries");
+    let mut wrong = Vec::new();
+    for row in table.lines().skip(1) {
+        let columns: Vec<&str> = row.split('\t').collect();
+        let [name, input, output, read, windows, ..] = columns[..] else { panic!("{row}") };
+        let model = Catalogue::default().model(name, "");
+        let rates = model.price.map(|price| price.base());
+        for (said, is) in [
+            (input, rates.map(|rates| rates.input)),
+            (output, rates.map(|rates| rates.output)),
+            (read, rates.map(|rates| rates.cache_read)),
+        ] {
+            let Ok(said) = said.parse::<f64>() else { continue };
+            if is.is_none_or(|is| (is - said).abs() > 0.01 * said) {
+                wrong.push(format!("{name}: {is:?}, not {said}"));
+            }
+        }
+        let windows: Vec<u64> = windows.split(" or ").filter_map(|one| one.parse().ok()).collect();
+        if !windows.is_empty() && !windows.contains(&model.window) {
+            wrong.push(format!("{name}: a window of {}, not {windows:?}", model.window));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[tokio::test]
+async fn a_cost_is_said_wherever_a_call_is_shown() {
+    let provider = Provider::start().await;
+    let config = config(&provider.base());
+    let looked_at = config.clone();
+    let mut server = TestServer::with(config).await;
+    let looking = Looking::at(&server, &looked_at).await;
+    let bill = bills("cost-shown").remove(0);
+    let read =
+        |file: &str| std::fs::read_to_string(folder("cost-shown").join(file)).expect("a file");
+    let request = read("1-request.json");
+    let mut client = Wire::connect(server.address).await;
+    let (path, length) = (&bill.path, request.len());
+    client
+        .send(format!(
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\nx-session-id: s\r\n\
+             content-length: {length}\r\n\r\n{request}"
+        ))
+        .await;
+    provider.call().await.answer("200 OK", &read("1-reply.json")).await;
+    client.response().await;
+    let exchange = server.next_exchange().await;
+    assert_eq!(exchange.dollars, Some(bill.dollars));
+    let id = &exchange.id;
+    let shown = looking.json(&format!("/api/v1/requests/{id}")).await;
+    assert_eq!(shown["dollars"], bill.dollars);
+    let explained = looking.get(&format!("/api/v1/requests/{id}/explain?format=text")).await;
+    let explained = explained.text();
+    assert!(explained.contains("$0.1000 spent"), "{explained}");
+    let listed = looking.json("/api/v1/sessions").await;
+    let session = listed["sessions"][0]["id"].as_str().expect("an id").to_owned();
+    let exported = looking.get(&format!("/api/v1/sessions/{session}/export")).await;
+    let exported = exported.text();
+    assert!(exported.contains("\"dollars\":0.1"), "{exported}");
+    let session = looking.json(&format!("/api/v1/sessions/{session}")).await;
+    assert_eq!(session["dollars"], bill.dollars);
+    for (by, name) in [
+        ("model", "claude-opus-5-5"),
+        ("class", "main"),
+        ("session", "s"),
+        ("upstream", exchange.upstream.as_deref().expect("an upstream")),
+    ] {
+        let spent = looking.json(&format!("/api/v1/spend?by={by}")).await;
+        assert_eq!(spent["total"]["dollars"], bill.dollars, "{by}");
+        assert_eq!(spent["lines"][0]["name"], name, "{by}");
+    }
+    let refused = looking.get("/api/v1/spend?by=mood").await;
+    assert_eq!(refused.status(), 400);
+    assert!(refused.text().contains("by should be one of model, upstream"), "{}", refused.text());
+}
