@@ -122,6 +122,11 @@ enum Command {
         #[command(flatten)]
         at: AdminTarget,
     },
+    /// Show how much is left of the providers' limits, as their responses last said.
+    Limits {
+        #[command(flatten)]
+        at: AdminTarget,
+    },
     /// Export a session for sharing, one line of JSON per call: usage, sizes and estimates, with names
     /// hashed and no text unless you ask for it. `plimsoll replay` reads it.
     Export {
@@ -374,6 +379,9 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
         }
         Command::Spend { by, since, csv, at } => {
             at.ask(async |client| sessions::spend(&client, *by, *since, *csv, at.json).await)?;
+        }
+        Command::Limits { at } => {
+            at.ask(async |client| sessions::show(&client, "/api/v1/limits?", at.json).await)?;
         }
         Command::Export { session, content, at } => {
             at.ask(async |client| sessions::export(&client, session.as_deref(), *content).await)?;

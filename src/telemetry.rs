@@ -10,6 +10,7 @@ mod live;
 pub mod log;
 mod metrics;
 mod open;
+mod quotas;
 mod refusal;
 pub(crate) mod terminal;
 
@@ -32,9 +33,13 @@ use self::log::Log;
 use self::metrics::Metrics;
 pub(crate) use self::metrics::UpstreamMetrics;
 pub(crate) use self::open::GaugeGuard;
+use self::quotas::QuotaBoard;
+pub use self::quotas::QuotaState;
 pub use self::refusal::RefusalReport;
-use crate::context::ExchangeId;
+use crate::clock::wall;
+use crate::context::{ExchangeId, Millis, TenantId};
 use crate::dialect::Note;
+use crate::dialect::quota::Quota;
 
 /// How many of the last exchanges can be looked up by id; older ones are only in the log.
 pub const RECENT: usize = 512;
@@ -53,6 +58,7 @@ pub struct Telemetry {
     live: broadcast::Sender<Arc<Exchange>>,
     messages: broadcast::Sender<MessageEvent>,
     shrunk: broadcast::Sender<ContextReduction>,
+    quotas: QuotaBoard,
     /// Requests in flight, by exchange id; each is removed when its exchange is reported.
     open_exchanges: Mutex<HashMap<ExchangeId, OpenExchange>>,
     unknown: Mutex<HashSet<Box<str>>>,
@@ -75,6 +81,7 @@ impl Telemetry {
             live: broadcast::channel(BEHIND).0,
             messages: broadcast::channel(BEHIND).0,
             shrunk: broadcast::channel(BEHIND).0,
+            quotas: QuotaBoard::default(),
             open_exchanges: Mutex::default(),
             unknown: Mutex::default(),
             impossible: Mutex::default(),
@@ -98,6 +105,24 @@ impl Telemetry {
     /// Traffic holds `more` bytes more, or fewer if negative.
     pub(crate) fn memory_held(&self, kind: MemoryKind, more: i64) {
         self.metrics.memory.held(kind, more);
+    }
+
+    /// A response told of limits.
+    pub(crate) fn quotas_told(
+        &self,
+        upstream: &str,
+        tenant: Option<&TenantId>,
+        quotas: Vec<Quota>,
+        at: Millis,
+    ) {
+        if !quotas.is_empty() {
+            self.quotas.told(upstream, tenant, quotas, at);
+        }
+    }
+
+    /// The limits that responses told of, the most used one first.
+    pub(crate) fn quotas(&self, now: Millis) -> Vec<QuotaState> {
+        self.quotas.list(now)
     }
 
     /// A request is in flight from now until its exchange is reported.
@@ -213,6 +238,9 @@ impl Telemetry {
 
     /// The metrics, in Prometheus' text format.
     pub fn render(&self) -> String {
+        for ((upstream, kind), used) in self.quotas.largest(wall()) {
+            self.metrics.show_quota(&upstream, kind, used);
+        }
         self.metrics.render(self.log.dropped())
     }
 

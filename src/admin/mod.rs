@@ -9,6 +9,7 @@ mod explain;
 mod export;
 mod guard;
 pub(super) mod lessons;
+mod limits;
 mod listener;
 pub(super) mod messages;
 mod preview;

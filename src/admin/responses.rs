@@ -30,8 +30,8 @@ use super::view::{
     self, CompactionRequest, CompactionStart, DeleteOutcome, DryRun, ServerInfo, SessionDetails,
     SessionLine, SessionPage, SessionView, id_of,
 };
-use crate::context::ledger::Ledger;
 use crate::context::ExchangeId;
+use crate::context::ledger::Ledger;
 use crate::dialect::percent::decoded_whole;
 use crate::store::ledgers::{FOCUS_BYTES, PENDING_TTL};
 use crate::store::{Scope, ScopeLine, ScopePage, StoreError};

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::guard::{self, AdminPeer, AdminRole};
 use super::responses::{self, AdminBody, AdminError};
 use super::state::{Admin, AdminAccess};
-use super::{count, lessons, messages, spend};
+use super::{count, lessons, limits, messages, spend};
 use crate::dialect::percent::decoded_whole;
 use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;
@@ -61,6 +61,8 @@ pub enum AdminQuery {
     TakeBack,
     /// Who spent what.
     Spend,
+    /// How much is left of the providers' limits.
+    Limits,
     /// The lessons that upstreams taught.
     Lessons,
     /// Forget one lesson.
@@ -96,6 +98,7 @@ pub const ROUTES: &[(Method, &str, AdminQuery)] = &[
     (Method::DELETE, "/api/v1/sessions/{session}/say", AdminQuery::Clear),
     (Method::DELETE, "/api/v1/sessions/{session}/say/{id}", AdminQuery::TakeBack),
     (Method::GET, "/api/v1/spend", AdminQuery::Spend),
+    (Method::GET, "/api/v1/limits", AdminQuery::Limits),
     (Method::GET, "/api/v1/lessons", AdminQuery::Lessons),
     (Method::DELETE, "/api/v1/lessons/{id}", AdminQuery::ForgetLesson),
     (Method::POST, "/api/v1/lessons/{id}/share", AdminQuery::ShareLesson),
@@ -119,6 +122,7 @@ impl AdminQuery {
             | Self::Savings
             | Self::SessionSavings
             | Self::Spend
+            | Self::Limits
             | Self::Lessons
             | Self::Events => AdminRole::Reader,
             // Without content it has only sizes.
@@ -204,6 +208,7 @@ async fn respond(
         AdminQuery::Exchange => responses::exchange(admin, &name(0).into()).await,
         AdminQuery::Explain => responses::explain(admin, &name(0).into(), request).await,
         AdminQuery::Savings => responses::savings(admin, request).await,
+        AdminQuery::Limits => limits::answer(admin, request),
         AdminQuery::Spend => spend::answer(admin, request).await,
         AdminQuery::SessionSavings => responses::session_savings(admin, name(0), request).await,
         AdminQuery::Export => responses::export(admin, name(0), request.uri().query()).await,

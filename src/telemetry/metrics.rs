@@ -38,6 +38,7 @@ use super::labels::{
     StoreOperation, SummaryOutcome,
 };
 use crate::context::policy::SummaryAuthor;
+use crate::dialect::quota::QuotaKind;
 use crate::dialect::refusal::RefusalCause;
 
 /// The number of model names that become labels; all others are `other`.
@@ -177,6 +178,10 @@ impl Metrics {
 
     pub(super) fn admin_refused(&self, reason: AdminRefusal) {
         self.process.admin_refusals.get(AdminRefusalLabels { reason }).inc();
+    }
+
+    pub(super) fn show_quota(&self, upstream: &str, kind: QuotaKind, used: f64) {
+        self.traffic.show_quota(upstream, kind, used);
     }
 
     pub(super) fn lesson(&self, upstream: &str, outcome: LessonOutcome) {

@@ -181,3 +181,39 @@ async fn a_cost_is_said_wherever_a_call_is_shown() {
     assert_eq!(refused.status(), 400);
     assert!(refused.text().contains("by should be one of model, upstream"), "{}", refused.text());
 }
+
+#[tokio::test]
+async fn limits_are_shown_as_a_response_tells_them() {
+    let provider = Provider::start().await;
+    let config = config(&provider.base());
+    let looked_at = config.clone();
+    let mut server = TestServer::with(config).await;
+    let looking = Looking::at(&server, &looked_at).await;
+    let nothing = looking.get("/api/v1/limits?format=text").await;
+    assert_eq!(nothing.text(), "No response has told of a limit yet.\n");
+    let body =
+        r#"{"model":"claude-opus-5-5","max_tokens":9,"messages":[{"role":"user","content":"a"}]}"#;
+    let length = body.len();
+    let mut client = Wire::connect(server.address).await;
+    client
+        .send(format!(
+            "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\ncontent-length: {length}\r\n\r\n{body}"
+        ))
+        .await;
+    let mut call = provider.call().await;
+    let headers = "anthropic-ratelimit-unified-5h-utilization: 0.91\r\n\
+                   anthropic-ratelimit-unified-5h-reset: 4102444800\r\n";
+    call.send(format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{headers}content-length: 2\r\n\r\n{{}}"))
+        .await;
+    let response = client.response().await;
+    assert!(response.head.contains("unified-5h-utilization: 0.91"), "the client sees them, too");
+    server.next_exchange().await;
+    let limits = looking.json("/api/v1/limits").await;
+    assert_eq!(limits["limits"][0]["kind"], "five_hours");
+    assert_eq!(limits["limits"][0]["used"], 0.91);
+    let text = looking.get("/api/v1/limits?format=text").await;
+    assert!(text.text().contains("five_hours"), "{}", text.text());
+    let metrics = looking.get("/metrics").await;
+    let gauge = metrics.text().lines().find(|line| line.starts_with("plimsoll_quota_used_ratio{"));
+    assert!(gauge.is_some_and(|line| line.ends_with(" 0.91")), "{gauge:?}");
+}

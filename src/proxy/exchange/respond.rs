@@ -7,8 +7,10 @@ use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderMap, Response, Version, response};
 
 use super::live_exchange::{LiveExchange, Sent};
+use crate::clock::now;
 use crate::config::Upstream;
 use crate::context::Outcome;
+use crate::dialect::quota;
 use crate::proxy::http::headers::{self, HopByHopFilter};
 use crate::proxy::http::pieces::SendWindow;
 use crate::proxy::response::observe::ResponseObserver;
@@ -24,11 +26,11 @@ impl LiveExchange<Sent> {
     pub(super) fn actions(&mut self) -> ResponseActions {
         let proxy = &self.recorder.proxy;
         let Sent { response, turn, several, .. } = &mut self.phase;
+        let quotas = quota::from_headers(response.headers(), now());
+        let tenant = self.client.tenant(proxy).ok();
+        proxy.telemetry.quotas_told(&self.upstream.name, tenant.as_ref(), quotas, now());
         let turn = turn.take();
-        let mut actions = ResponseActions {
-            tenant: self.client.tenant(proxy).ok(),
-            ..ResponseActions::default()
-        };
+        let mut actions = ResponseActions { tenant, ..ResponseActions::default() };
         if let Some(dialect) = self.client.response_dialect() {
             let status = response.status().as_u16();
             let limit = proxy.config.limits.reply_bytes;

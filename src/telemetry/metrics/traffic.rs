@@ -1,7 +1,7 @@
 //! How an exchange counts whatever its request was about: how it ended, how long it took, what the provider reported, and
 //! what Plimsoll could not do.
 
-use prometheus::{Counter, Histogram, IntCounter};
+use prometheus::{Counter, Gauge, Histogram, IntCounter};
 
 use super::family::{
     MetricFamily, ModelLabels, NONE, OrNone, SECONDS, UpstreamLabels, families, labels, seconds,
@@ -9,6 +9,7 @@ use super::family::{
 use crate::context::Outcome;
 use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::hints::{AgentType, RequestClass};
+use crate::dialect::quota::QuotaKind;
 use crate::dialect::{Dialect, Note, Usage};
 use crate::telemetry::event::Exchange;
 use crate::telemetry::labels::{
@@ -27,6 +28,7 @@ labels! {
     EndLabels<'a> { upstream: &'a str, dialect: OrNone<Dialect>, outcome: Outcome, status: &'a str }
     DialectLabels<'a> { upstream: &'a str, dialect: OrNone<Dialect> }
     pub(super) TokenLabels<'a> { upstream: &'a str, model: &'a str, kind: UsageKind }
+    QuotaLabels<'a> { upstream: &'a str, kind: QuotaKind }
     ServedLabels<'a> { upstream: &'a str, model: &'a str, served: &'a str }
     pub(super) FailOpenLabels { reason: FailOpen }
     ErrorLabels<'a> { upstream: &'a str, kind: ErrorKind }
@@ -58,6 +60,8 @@ families! {
             "Exchanges with reported tokens whose price is not known.";
         served: MetricFamily<ServedLabels<'static>, IntCounter> = "plimsoll_model_served_total",
             "Exchanges whose reply names another model than the request: `served` is its name.";
+        quota_used: MetricFamily<QuotaLabels<'static>, Gauge> = "plimsoll_quota_used_ratio",
+            "The share of a provider's limit that is used, as its responses last said: the largest of all credentials; 0 once it is whole again.";
         cache_reported: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_cache_reported_total",
             "Exchanges whose provider reported what came from its cache.";
         cache_hits: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_cache_hits_total",
@@ -167,6 +171,11 @@ impl TrafficMetrics {
             let ModelLabels { upstream, model } = model;
             self.served.get(ServedLabels { upstream, model, served }).inc();
         }
+    }
+
+    /// Shows how much is used of a limit.
+    pub(super) fn show_quota(&self, upstream: &str, kind: QuotaKind, used: f64) {
+        self.quota_used.get(QuotaLabels { upstream, kind }).set(used);
     }
 
     /// Counts the tokens of one call under its model.
