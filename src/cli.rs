@@ -10,6 +10,7 @@ mod check;
 #[cfg(feature = "demo")]
 mod demo;
 mod lessons;
+mod models;
 mod print;
 mod replay;
 mod run;
@@ -126,6 +127,20 @@ enum Command {
     Limits {
         #[command(flatten)]
         at: AdminTarget,
+    },
+    /// Show what is known about models: windows, limits, prices.
+    Models {
+        /// The names, as clients send them.
+        names: Vec<String>,
+        /// List where this table of models differs.
+        #[arg(long, value_name = "FILE", conflicts_with = "names")]
+        compare: Option<PathBuf>,
+        /// Print JSON.
+        #[arg(long, conflicts_with = "compare")]
+        json: bool,
+        /// Configuration file; else ~/.config/plimsoll/plimsoll.toml or /etc/plimsoll/plimsoll.toml, if there is one.
+        #[arg(long, value_name = "FILE", env = "PLIMSOLL_CONFIG")]
+        config: Option<PathBuf>,
     },
     /// Export a session for sharing, one line of JSON per call: usage, sizes and estimates, with names
     /// hashed and no text unless you ask for it. `plimsoll replay` reads it.
@@ -382,6 +397,10 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
         }
         Command::Limits { at } => {
             at.ask(async |client| sessions::show(&client, "/api/v1/limits?", at.json).await)?;
+        }
+        Command::Models { names, compare, json, config } => {
+            let flags = ConfigFlags { config: config.clone(), ..ConfigFlags::default() };
+            models::run(&flags.sources(), names, compare.as_deref(), *json)?;
         }
         Command::Export { session, content, at } => {
             at.ask(async |client| sessions::export(&client, session.as_deref(), *content).await)?;

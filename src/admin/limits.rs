@@ -38,8 +38,8 @@ impl fmt::Display for LimitsPage {
         }
         write!(
             f,
-            "{:<16} {:<9} {:<14} {:>6} {:>13}  {}",
-            "UPSTREAM", "KEY", "LIMIT", "USED", "OF", "WHOLE AGAIN"
+            "{:<16} {:<9} {:<14} {:>6} {:>13}  WHOLE AGAIN",
+            "UPSTREAM", "KEY", "LIMIT", "USED", "OF"
         )?;
         for state in &self.limits {
             let key = state.tenant.as_ref().map_or("-", |tenant| tenant.as_str());

@@ -22,7 +22,7 @@ impl PriceList {
                 upstreams.push((upstream.name.clone(), price));
             }
         }
-        Self { catalogue: Catalogue::new(config.models.clone()), upstreams }
+        Self { catalogue: config.catalogue.clone(), upstreams }
     }
 
     /// The price of a model behind an upstream; `None` if it is unknown.

@@ -3,6 +3,7 @@
 //! Binds nothing before the configuration is valid and the store is open; one ready line says where clients
 //! connect. The first signal drains, the second one ends the process at once.
 
+mod catalogue;
 mod descriptors;
 mod reclaim;
 pub(super) mod room;
@@ -247,6 +248,7 @@ impl Server {
         let store = self.store.clone();
         let telemetry = self.telemetry.clone();
         let late_admin = admin.clone();
+        let followed = self.config.clone();
         let sweeping = tokio::spawn(async move {
             let was_late = reopen_store(&config, &store).await;
             // The socket and its file live as long as this task.
@@ -259,6 +261,9 @@ impl Server {
         let drained = tokio::select! {
             drained = proxy::serve(self.proxy, self.clients, becomes_true(stop)) => drained,
             never = reclaim::run() => match never {},
+            never = catalogue::follow(followed.catalogue_file.as_deref(), &followed.catalogue) => {
+                match never {}
+            }
         };
         if let DrainOutcome::Broken(left) = drained {
             tracing::warn!("{left} exchanges were aborted at the deadline (limits.drain_s)");

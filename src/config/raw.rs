@@ -101,6 +101,11 @@ pub struct RawConfig {
     pub include_usage: IncludeUsage,
     /// Most tokens that are reserved for the output in every window.
     pub output_reserve_tokens: u64,
+    /// File with windows, limits and prices of models, over the built-in ones and under `[model."NAME"]`: LiteLLM's
+    /// `model_prices_and_context_window.json`, models.dev's `api.json`, or the form of Plimsoll's `config/models.toml`. It
+    /// is read again when it changes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub catalogue: Option<String>,
     /// PEM file with certificate authorities to trust, in addition to the platform's and the bundled ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extra_ca: Option<String>,
@@ -280,6 +285,7 @@ impl Default for RawConfig {
             client_usage: ReportedUsage::default(),
             include_usage: IncludeUsage::default(),
             output_reserve_tokens: 16_000,
+            catalogue: None,
             extra_ca: None,
             tls: None,
             limits: ServerLimits::default(),

@@ -21,7 +21,7 @@ use super::raw::{RawConfig, RawLogFormat};
 use super::settings::{Config, Secret, ServerLimits};
 use super::sources::ConfigSources;
 use super::{memory_limits, permissions};
-use crate::dialect::models::ModelOverride;
+use crate::dialect::models::{Catalogue, ModelOverride, ModelTable};
 
 pub(super) use clients::oddities;
 
@@ -76,7 +76,7 @@ pub(super) fn resolve(
         .map(|path| resolver.pem(&["extra_ca"], path, PemKind::Certificates));
     let upstreams = resolver.upstreams(&raw, listen);
     let clients = resolver.clients(&raw, listen);
-    let models = resolver.models(&raw);
+    let (catalogue, catalogue_file) = resolver.catalogue(&raw);
     let policy = resolver.policy(&raw);
     let compact_models = resolver.compact_models(&raw);
     let data = resolver.data(raw.data.as_deref());
@@ -115,7 +115,8 @@ pub(super) fn resolve(
         output_reserve: raw.output_reserve_tokens,
         policy: Arc::new(policy),
         compact_models,
-        models,
+        catalogue,
+        catalogue_file,
         log_json: raw.log == RawLogFormat::Json,
         log_level: raw.log_level,
         request_id_header: raw.request_id_header,
@@ -330,6 +331,28 @@ impl Resolver<'_> {
         let what = "there is no home folder for the data";
         self.wrong(&["data"], what, "Name a folder: --data DIR or data = \"DIR\".");
         None
+    }
+
+    /// What is known about models, and the file that some of it comes from.
+    fn catalogue(&mut self, raw: &RawConfig) -> (Catalogue, Option<PathBuf>) {
+        let catalogue = Catalogue::new(self.models(raw));
+        let file = raw.catalogue.as_deref().map(|file| self.table(file, &catalogue));
+        (catalogue, file)
+    }
+
+    fn table(&mut self, raw: &str, catalogue: &Catalogue) -> PathBuf {
+        let file = self.file(&["catalogue"], raw);
+        let read = std::fs::read_to_string(&file).map_err(|error| error.to_string());
+        let table =
+            read.and_then(|text| ModelTable::read(&text).map_err(|error| error.to_string()));
+        match table {
+            Ok(table) => catalogue.set_table(table),
+            Err(reason) => {
+                let todo = "Name a table of models that exists and is readable.";
+                self.wrong(&["catalogue"], format!("{raw}: {reason}"), todo);
+            }
+        }
+        file
     }
 
     fn models(&mut self, raw: &RawConfig) -> Vec<ModelOverride> {

@@ -17,7 +17,7 @@ use super::memory_limits;
 use super::presets::Preset;
 use crate::context::policy::{CompactOverride, Mode, Policy, ReasoningRule};
 use crate::dialect::Dialect;
-use crate::dialect::models::{ModelOverride, Price};
+use crate::dialect::models::{Catalogue, Price};
 
 /// A secret: never printed.
 #[derive(Clone, PartialEq, Eq)]
@@ -86,8 +86,10 @@ pub struct Config {
     pub policy: Arc<Policy>,
     /// Compaction settings by model name; the last that matches applies.
     pub compact_models: Vec<(Box<str>, CompactOverride)>,
-    /// Overrides of the model catalogue.
-    pub models: Vec<ModelOverride>,
+    /// What is known about models: built in, in the configured file, in the configuration.
+    pub catalogue: Catalogue,
+    /// The file, which is read again when it changes.
+    pub catalogue_file: Option<PathBuf>,
     /// Whether log lines are JSON.
     pub log_json: bool,
     /// Which diagnostics are logged, in addition to the exchanges.

@@ -59,7 +59,7 @@ impl WhatIfOptions {
         Self {
             policy: config.policy.clone(),
             output_reserve: config.output_reserve,
-            catalogue: Catalogue::new(config.models.clone()),
+            catalogue: config.catalogue.clone(),
             summary_tokens,
         }
     }

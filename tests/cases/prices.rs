@@ -214,6 +214,6 @@ async fn limits_are_shown_as_a_response_tells_them() {
     let text = looking.get("/api/v1/limits?format=text").await;
     assert!(text.text().contains("five_hours"), "{}", text.text());
     let metrics = looking.get("/metrics").await;
-    let gauge = metrics.text().lines().find(|line| line.starts_with("plimsoll_quota_used_ratio{"));
+    let gauge = metrics.text().lines().find(|line| line.starts_with("plimsoll_quota_fill_ratio{"));
     assert!(gauge.is_some_and(|line| line.ends_with(" 0.91")), "{gauge:?}");
 }

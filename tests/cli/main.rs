@@ -11,6 +11,7 @@ mod counting;
 mod keeping;
 mod loops;
 mod mode;
+mod models;
 mod private;
 mod program;
 mod replaying;

@@ -2,7 +2,7 @@
 
 use plimsoll::context::ProviderCount;
 use plimsoll::context::policy::{CountSchedule, Policy};
-use plimsoll::dialect::models::ModelOverride;
+use plimsoll::dialect::models::{Catalogue, ModelOverride};
 use serde_json::{Value, json};
 
 use crate::play::{Play, anthropic_reply, anthropic_request, message};
@@ -158,13 +158,13 @@ async fn a_cold_request_is_counted_as_it_is_sent_and_a_warm_one_is_not() {
 #[tokio::test]
 async fn a_prompt_is_counted_near_the_threshold_and_not_below_it() {
     let mut play = Play::of("/v1/messages", asking(CountSchedule::NearThreshold)).await;
-    play.config.models = vec![ModelOverride {
+    play.config.catalogue = Catalogue::new(vec![ModelOverride {
         name: MODEL.into(),
         window: Some(40_000),
         max_output: None,
         family: None,
         price: None,
-    }];
+    }]);
     play.restart().await;
     // A count would be the next request that the provider gets.
     let small = vec![message("user", json!("word ".repeat(5_000)))];

@@ -10,6 +10,7 @@ use plimsoll::config::{
     LogLevel, Mode, ProviderCounting, Retention, ServerLimits, Tenants, UpgradePolicy, Upstream,
 };
 use plimsoll::dialect::Dialect;
+use plimsoll::dialect::models::Catalogue;
 use plimsoll::proxy::{DrainOutcome, Proxy, TunnelTimeouts, serve};
 use plimsoll::store::Store;
 use plimsoll::store::ledgers::Ledgers;
@@ -173,7 +174,8 @@ pub fn config(base: &str) -> Config {
         output_reserve: 16_000,
         policy: Arc::default(),
         compact_models: Vec::new(),
-        models: Vec::new(),
+        catalogue: Catalogue::default(),
+        catalogue_file: None,
         log_json: false,
         log_level: LogLevel::default(),
         request_id_header: false,

@@ -207,6 +207,11 @@ impl Catalogue {
         Self { table: Arc::default(), overrides }
     }
 
+    /// The names that are built in.
+    pub fn built_in_names() -> impl Iterator<Item = &'static str> {
+        built_in().models.keys().map(AsRef::as_ref)
+    }
+
     /// Uses this table from now on, over the built-in models and under the user's overrides.
     pub fn set_table(&self, table: ModelTable) {
         // A panic elsewhere leaves a whole table behind.

@@ -154,7 +154,7 @@ impl Proxy {
             memory,
             tunnel_timeouts,
             upstreams: config.upstreams.iter().cloned().map(Arc::new).collect(),
-            catalogue: Catalogue::new(config.models.clone()),
+            catalogue: config.catalogue.clone(),
             credentials: CredentialRules::new(
                 &config.tenant_headers,
                 config.client_token.as_ref().map(|token| &*token.0),

@@ -60,7 +60,7 @@ families! {
             "Exchanges with reported tokens whose price is not known.";
         served: MetricFamily<ServedLabels<'static>, IntCounter> = "plimsoll_model_served_total",
             "Exchanges whose reply names another model than the request: `served` is its name.";
-        quota_used: MetricFamily<QuotaLabels<'static>, Gauge> = "plimsoll_quota_used_ratio",
+        quota_used: MetricFamily<QuotaLabels<'static>, Gauge> = "plimsoll_quota_fill_ratio",
             "The share of a provider's limit that is used, as its responses last said: the largest of all credentials; 0 once it is whole again.";
         cache_reported: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_cache_reported_total",
             "Exchanges whose provider reported what came from its cache.";
