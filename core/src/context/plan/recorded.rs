@@ -330,6 +330,12 @@ impl RecordedDecisions {
         }
     }
 
+    /// Whether all of these may be decided. A change and the removal of the reasoning that it makes void are decided
+    /// together or not at all.
+    pub(in crate::context) fn may_decide_all(&self, facts: &[Fact]) -> bool {
+        facts.iter().all(|fact| self.may_decide(fact))
+    }
+
     pub(in crate::context) fn has_decided(&self, fact: &Fact) -> bool {
         let Fact::ReasoningDecision(decision) = fact else { return false };
         self.reasoning_decisions.contains_key(&decision.about.0)
