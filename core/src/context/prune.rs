@@ -115,7 +115,7 @@ impl<'a> PruneCandidates<'a> {
         let counts_results = policy.protect_counts == ProtectUnit::Results;
         let messages = &request.conversation.messages;
         let names = names(request);
-        let last_reply = messages.iter().rposition(|message| message.role == Role::Assistant);
+        let last_reply = known.last_reply(messages);
         let head = weights.head(request.conversation, cost.tokens);
         let tail = ProtectedTail::new(request, head);
         candidates.least_saving = policy.min_saving_tokens.min(tail.share).max(1);

@@ -368,10 +368,11 @@ fn an_edited_reply_hides_nothing_of_what_its_branch_sent() {
         let (placed, known) = (scene.placed(), scene.known());
         assert!(placed.parent.is_some(), "{letters}");
         let active = DecisionMode::Active;
-        Branch::new(&scene.ledger, &placed, &known.keyed_parts, active).sent.is_some()
+        Branch::new(&scene.ledger, &placed, known.without_prefill(), active).sent.is_some()
     };
     assert!(is_known("uauau"));
     assert!(is_known("uauacr"));
+    assert!(is_known("uauaua"), "its client wrote the beginning of the next reply");
     assert!(!is_known("uauauau"));
 }
 
