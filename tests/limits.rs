@@ -35,6 +35,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
             ("core/src/dialect/reply.rs", "MOST_KEPT"),
             ("core/src/dialect/reply.rs", "MOST_PARTS"),
             ("core/src/dialect/reply.rs", "MOST_VALUES"),
+            ("core/src/dialect/anthropic/usage.rs", "MOST_ATTEMPTS"),
         ],
     ),
     ("a request body", &[("src/config/settings.rs", "body_bytes:")]),

@@ -247,6 +247,26 @@ async fn trailers_say_nothing_of_the_operators_account() {
     assert_eq!(trailers, "x-ended: well\r\n\r\n");
 }
 
+/// What headers may not say beside the operator's key, the trailers of an upgrade request may not say either.
+#[tokio::test]
+async fn trailers_of_an_upgrade_do_not_join_the_operators_key() {
+    let stage = Stage::with("").await;
+    let mut client = Wire::connect(stage.serving.clients).await;
+    client
+        .send(
+            "POST /v1/responses HTTP/1.1\r\nhost: localhost\r\nconnection: Upgrade\r\n\
+             upgrade: websocket\r\ntransfer-encoding: chunked\r\ntrailer: x-portkey-config\r\n\r\n\
+             2\r\n{}\r\n0\r\nx-portkey-config: c\r\n\r\n",
+        )
+        .await;
+    let mut call = stage.provider.call().await;
+    assert_eq!(call.message.header("upgrade"), Some("websocket"));
+    assert_eq!(call.message.text(), "{}");
+    assert!(call.message.trailers.is_empty(), "{:?}", call.message.trailers);
+    call.answer("200 OK", "{}").await;
+    assert_eq!(client.response().await.status(), 200);
+}
+
 /// A client of a WebSocket that offers subprotocols needs one of them back, but none may name a key or an account.
 #[tokio::test]
 async fn a_subprotocol_reaches_the_upstream_without_keys_and_accounts() {

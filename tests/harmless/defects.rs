@@ -377,7 +377,8 @@ impl Play {
                 json!({"contents": history, "generationConfig": {"maxOutputTokens": self.output}}),
             ),
         };
-        (target, body.to_string().replace("HALF", "\\ud83d"))
+        // With the space, because the base64 of a picture may have these letters.
+        (target, body.to_string().replace(" HALF", " \\ud83d"))
     }
 
     /// One exchange: it is answered, and only what is new is refused first.

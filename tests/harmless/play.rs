@@ -317,7 +317,10 @@ impl Play {
             }
             3 => self.side_call().await?,
             4 => {
-                self.style.kept_reasoning = random::kept_reasoning(&mut self.dice);
+                let kept = random::kept_reasoning(&mut self.dice);
+                if self.style.edits_replies.is_none() || !random::drops_later(kept) {
+                    self.style.kept_reasoning = kept;
+                }
                 self.last_sent = None;
                 self.other_branch.iter_mut().for_each(|branch| branch.last_sent = None);
             }

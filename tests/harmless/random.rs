@@ -46,8 +46,7 @@ pub fn mode(dice: &mut Dice, times: usize) -> Option<&'static str> {
 
 pub fn style(dice: &mut Dice) -> ClientStyle {
     let kept_reasoning = kept_reasoning(dice);
-    // What a client sent once and drops later is not put back beside a text that it edited: its cache breaks.
-    let drops_later = matches!(kept_reasoning, KeptReasoning::Newest | KeptReasoning::OpenLoop);
+    let drops_later = drops_later(kept_reasoning);
     ClientStyle {
         kept_reasoning,
         cache_markers: dice.once_in(2),
@@ -59,6 +58,12 @@ pub fn style(dice: &mut Dice) -> ClientStyle {
         defers: dice.once_in(3),
         replies: 1,
     }
+}
+
+/// Whether a client sends reasoning once and drops it later. It is not put back beside a text that the client edited: its
+/// cache breaks.
+pub fn drops_later(kept: KeptReasoning) -> bool {
+    matches!(kept, KeptReasoning::Newest | KeptReasoning::OpenLoop)
 }
 
 /// How many replies a client asks for at once.

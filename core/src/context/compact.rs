@@ -558,7 +558,8 @@ pub fn lay_out(
 /// the model binds it to its prefix (`docs/protocols.md` 1.5).
 ///
 /// # Errors
-/// The reason to wait: no summary is written, or the open tool loop needs its reasoning and can still wait.
+/// The reason to wait: no summary is written, the open tool loop needs its reasoning and can still wait, or reasoning
+/// that would be void may not be removed, because the removal was refused.
 pub fn propose(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
@@ -568,15 +569,15 @@ pub fn propose(
     let (cut, summary) = newest.ok_or(DecisionReason::NotReady)?;
     // What the provider read for the summary has not changed since.
     let carries = summary.carries.filter(|carried| *carried == known.carried(*cut));
-    let voids: Vec<u128> = match request.is_bound() && carries.is_none() {
-        true => {
-            let messages = request.conversation.messages.iter().skip(*cut);
-            messages.flat_map(|message| &message.parts).filter_map(Part::removal_key).collect()
-        }
+    let voided = match request.is_bound() && carries.is_none() {
+        true => reasoning::take_out_from(request, *cut),
         false => Vec::new(),
     };
-    if !voids.is_empty() && request.is_in_loop() && due < CompactionNeed::Must {
+    if !voided.is_empty() && request.is_in_loop() && due < CompactionNeed::Must {
         return Err(DecisionReason::OpenLoop);
+    }
+    if !known.may_decide_all(&voided) {
+        return Err(DecisionReason::Suspended);
     }
     let why = if due == CompactionNeed::Must {
         DecisionReason::Window
@@ -591,8 +592,6 @@ pub fn propose(
         carries,
         ..CompactionRecord::clone(summary)
     };
-    let voided =
-        voids.into_iter().map(|about| reasoning::take_out(request, about, DecisionReason::Bound));
     Ok(std::iter::once(Fact::Compact(Box::new(compact))).chain(voided).collect())
 }
 

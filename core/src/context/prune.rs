@@ -115,7 +115,7 @@ impl<'a> PruneCandidates<'a> {
         let counts_results = policy.protect_counts == ProtectUnit::Results;
         let messages = &request.conversation.messages;
         let names = names(request);
-        let last_reply = messages.iter().rposition(|message| message.role == Role::Assistant);
+        let last_reply = known.last_reply(messages);
         let head = weights.head(request.conversation, cost.tokens);
         let tail = ProtectedTail::new(request, head);
         candidates.least_saving = policy.min_saving_tokens.min(tail.share).max(1);
@@ -251,6 +251,7 @@ impl<'a> PruneCandidates<'a> {
             true if !policy.accept_reasoning_loss => Err(DecisionReason::Bound),
             // The open loop's own reasoning must stay (`docs/protocols.md` 1.5).
             true if request.is_in_loop() => Err(DecisionReason::OpenLoop),
+            true if !known.may_decide_all(&self.voided(request)) => Err(DecisionReason::Suspended),
             _ => Ok(Some(why)),
         }
     }
@@ -259,7 +260,9 @@ impl<'a> PruneCandidates<'a> {
         // The provider would refuse it (`docs/protocols.md` 1.5). What we put back is left out by itself,
         // because its prefix no longer matches.
         match self.old.last() {
-            Some(oldest) if request.is_bound() => voided_from(request, oldest.at.message),
+            Some(oldest) if request.is_bound() => {
+                reasoning::take_out_from(request, oldest.at.message)
+            }
             _ => Vec::new(),
         }
     }
@@ -506,13 +509,6 @@ fn is_users_picture(message: &Message, at: usize) -> bool {
     // An image inside a tool result is cut with the result.
     let mut others = message.parts.iter().enumerate().filter(|(other, _)| *other != at);
     !others.any(|(_, other)| other.span.start <= part.span.start && part.span.end <= other.span.end)
-}
-
-fn voided_from(request: &PlanRequest<'_>, first: usize) -> Vec<Fact> {
-    // It is bound to what changes there, and would be refused.
-    let parts = request.conversation.messages.iter().skip(first).flat_map(|message| &message.parts);
-    let keys = parts.filter_map(Part::removal_key);
-    keys.map(|about| reasoning::take_out(request, about, DecisionReason::Bound)).collect()
 }
 
 /// The parts of the messages from `from` on, the newest first.

@@ -450,6 +450,14 @@ pub(super) fn take_out(request: &PlanRequest<'_>, about: u128, why: DecisionReas
     decision(request, about, ReasoningAction::Remove, why)
 }
 
+/// The decisions to remove the client's reasoning from this message on: it is bound to what changes there, and would
+/// be refused (`docs/protocols.md` 1.5).
+pub(super) fn take_out_from(request: &PlanRequest<'_>, first: usize) -> Vec<Fact> {
+    let parts = request.conversation.messages.iter().skip(first).flat_map(|message| &message.parts);
+    let keys = parts.filter_map(Part::removal_key);
+    keys.map(|about| take_out(request, about, DecisionReason::Bound)).collect()
+}
+
 fn decision(
     request: &PlanRequest<'_>,
     about: u128,

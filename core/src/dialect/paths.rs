@@ -200,6 +200,8 @@ mod tests {
             ("/v1/models/g:streamGenerateContent?alt=sse", Gemini, Turn, Some("g"), Some(true)),
             ("/v1alpha/models/g:streamGenerateContent?key=k", Gemini, Turn, Some("g"), Some(true)),
             ("/models/g%3AgenerateContent", Gemini, Turn, Some("g"), Some(false)),
+            ("/v1/models/g;key=k:generateContent", Gemini, Turn, Some("g"), Some(false)),
+            ("/openai/deployments/d;key=k/chat/completions", OpenaiChat, Turn, Some("d"), None),
             ("/v1beta/tunedModels/t-1:generateContent", Gemini, Turn, Some("t-1"), Some(false)),
             ("/v1beta/models/g:countTokens", Gemini, Count, Some("g"), None),
             (&gemini, Gemini, Turn, Some("gemini-3-pro"), Some(true)),

@@ -6,8 +6,11 @@ use super::CompactionNeed::{Must, No, Prepare, Swap};
 use super::*;
 use crate::context::ledger::Ledger;
 use crate::context::policy::{self, DecisionMode, Mode, Policy};
+use crate::context::prune::{self, RequestCost};
 use crate::context::scene::{self, messages};
-use crate::context::{DecisionEpoch, ExchangeId, PromptSection, Turn, lineage};
+use crate::context::{
+    DecisionEpoch, ExchangeId, PromptSection, Revocation, RevocationRetry, Turn, lineage,
+};
 use crate::dialect::models::{Catalogue, Model, ReasoningBinding};
 use crate::dialect::{self, Conversation, Purpose};
 use crate::tokens::Tokenizer;
@@ -755,6 +758,35 @@ fn a_summary_is_used_and_removes_the_reasoning_that_it_makes_void() {
     let read = scene::SessionFixture::new(bound, &messages("uautrau")).known().carried(2).sent;
     assert_eq!(carried(read), (true, 1));
     assert_eq!(carried(Chain(7)), (false, 2));
+}
+
+/// The removal of reasoning was refused for good: a summary, or a cut, that makes it void is not made either.
+#[test]
+fn a_change_waits_if_the_removal_that_it_needs_was_refused() {
+    let mut scene = scene::SessionFixture::new("claude-opus-5-5", &messages("ucrautrau"));
+    scene.policy.prune.accept_reasoning_loss = true;
+    scene.ledger.add(Fact::Summary(Box::new(written(&scene, 4))));
+    let made = |scene: &scene::SessionFixture| {
+        let (request, known) = (scene.request(), scene.known());
+        let parts = scene.parts(|_| 10_000);
+        let cost = RequestCost { tokens: 90_000, parts: &parts, rules: None };
+        let cuts = prune::clear_for_room(&request, &known, cost, 1);
+        (propose(&request, &known, CompactionNeed::Must).map(|facts| facts.len()), cuts.len())
+    };
+    assert_eq!(made(&scene), (Ok(2), 3));
+    let conversation = &scene.conversation;
+    let about = conversation.parts().find_map(Part::removal_key).unwrap();
+    let removal = reasoning::take_out(&scene.request(), about, DecisionReason::Bound);
+    scene.ledger.add(removal);
+    scene.ledger.add(Fact::Revocation(Box::new(Revocation {
+        exchange: scene.request().exchange.clone(),
+        thread: scene.placed().position.thread,
+        parent: None,
+        at: 2,
+        about: vec![PartKey(about)],
+        retry: RevocationRetry::Never,
+    })));
+    assert_eq!(made(&scene), (Err(DecisionReason::Suspended), 0));
 }
 
 #[test]

@@ -26,9 +26,9 @@ use crate::context::{
     CompactionRecord, Cut, DecisionEpoch, ExchangeId, Fact, InjectedMessage, QueuedMessage,
     ReasoningAction, ReasoningDecision, ThreadId, Turn, inject,
 };
-use crate::dialect::{Chain, Conversation, Part, PartIndex, PartKey, PartKind, Role};
+use crate::dialect::{Chain, Conversation, Message, Part, PartIndex, PartKey, PartKind, Role};
 use branch::{Branch, CutCount, OwnReasoning};
-use keyed::{KeyedPart, head, keyed_parts};
+use keyed::{KeyedPart, head, keyed_parts, prefill};
 
 pub(in crate::context) use injected::HistoryEnd;
 pub use reply::ForeignReasoning;
@@ -50,6 +50,8 @@ pub struct RecordedDecisions {
     /// The chain of system prompt and tools.
     head: Chain,
     cuts: HashMap<u128, Arc<Cut>>,
+    /// The message at which a prefill begins, if there is one.
+    prefill: Option<usize>,
     /// For each cut, by its decision key: the range of the history in which it makes reasoning void.
     reaches: HashMap<u128, CutReach>,
     reasoning_decisions: HashMap<u128, Arc<ReasoningDecision>>,
@@ -123,7 +125,8 @@ impl RecordedDecisions {
             exchange: placed.exchange.clone(),
             ..Self::bare(conversation)
         };
-        let branch = Branch::new(ledger, placed, &recorded.keyed_parts, mode);
+        recorded.prefill = prefill(conversation, &recorded.keyed_parts, placed);
+        let branch = Branch::new(ledger, placed, recorded.without_prefill(), mode);
         recorded.find_summaries(ledger, conversation, mode, &branch);
         if ledger.knows_reasoning() {
             recorded.find_replies(ledger, conversation, &branch);
@@ -193,7 +196,8 @@ impl RecordedDecisions {
         }
         let keys = cuts.iter().map(|(index, ..)| self.keyed_parts[*index].key).collect();
         let forms = branch.forms(&self.keyed_parts, &keys);
-        let replied = self.keyed_parts.iter().rposition(|keyed| keyed.role == Role::Assistant);
+        let answered = self.without_prefill();
+        let replied = answered.iter().rposition(|keyed| keyed.role == Role::Assistant);
         for (index, nth, cut) in cuts {
             // No model has read what follows the last reply.
             let is_new = replied.is_none_or(|replied| index > replied);
@@ -328,6 +332,12 @@ impl RecordedDecisions {
             Fact::Repair(repair) => !self.given_up.contains(&repair.about.0),
             _ => true,
         }
+    }
+
+    /// Whether all of these may be decided. A change and the removal of the reasoning that it makes void are decided
+    /// together or not at all.
+    pub(in crate::context) fn may_decide_all(&self, facts: &[Fact]) -> bool {
+        facts.iter().all(|fact| self.may_decide(fact))
     }
 
     pub(in crate::context) fn has_decided(&self, fact: &Fact) -> bool {
@@ -483,6 +493,17 @@ impl RecordedDecisions {
         keyed_parts
             .iter()
             .filter_map(|keyed| Some((keyed.at, &**self.reasoning_decisions.get(&keyed.about)?)))
+    }
+
+    /// The newest message of the model. Nobody has read what follows it.
+    pub(in crate::context) fn last_reply(&self, messages: &[Message]) -> Option<usize> {
+        let end = self.prefill.unwrap_or(messages.len());
+        messages[..end].iter().rposition(|message| message.role == Role::Assistant)
+    }
+
+    fn without_prefill(&self) -> &[KeyedPart] {
+        let end = self.prefill.unwrap_or(usize::MAX);
+        &self.keyed_parts[..self.keyed_parts.partition_point(|keyed| keyed.at.message < end)]
     }
 
     fn kept_parts(&self) -> &[KeyedPart] {

@@ -6,11 +6,11 @@
 
 use super::{
     CutCandidate, CutTarget, LEAST_TRIMMED, PartWeights, PruneCandidates, RequestCost, SMALLEST,
-    counter, voided_from,
+    counter,
 };
 use crate::context::plan::{DecisionReason, PlanRequest, RecordedDecisions};
 use crate::context::policy::{Policy, PrunePolicy};
-use crate::context::{Fact, repair};
+use crate::context::{Fact, reasoning, repair};
 use crate::dialect::overflow::Overflow;
 use crate::dialect::{PartIndex, PartKind, Purpose, Role};
 
@@ -57,9 +57,11 @@ pub fn clear_for_room(
         saved += result.saves;
         facts.push(result.cut(request, DecisionReason::Overflow));
     }
-    if !facts.is_empty() {
-        facts.extend(candidates.voided(request));
+    let voided = candidates.voided(request);
+    if facts.is_empty() || !known.may_decide_all(&voided) {
+        return Vec::new();
     }
+    facts.extend(voided);
     facts
 }
 
@@ -140,7 +142,7 @@ fn may_make_room(request: &PlanRequest<'_>) -> bool {
 /// itself.
 pub fn unbind_room(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact> {
     let Some(first) = known.first_own_change() else { return Vec::new() };
-    let mut facts = voided_from(request, first);
+    let mut facts = reasoning::take_out_from(request, first);
     facts.retain(|fact| known.may_decide(fact) && !known.has_decided(fact));
     facts
 }

@@ -898,6 +898,22 @@ fn bound_reasoning_after_the_first_cut_for_room_is_removed() {
     assert_eq!(removed(&scene, &with(&scene, &[cut_at(&scene, 5)])), NONE);
 }
 
+/// The client writes the beginning of the next reply: no model has read the result before it. Of a reply that is sent back
+/// to be continued, the model has.
+#[test]
+fn a_result_before_a_prefill_is_new() {
+    let found = |answered: &str, reply: &Value| {
+        let mut scene = scene(answered, eased());
+        scene.answered(reply);
+        scene.send(&messages("ucra"));
+        let found = found_in(&scene, &scene.known());
+        (found.old, found.new)
+    };
+    assert_eq!(found("u", &messages("uc")[1]["content"]), (vec![], vec![2]));
+    let reply = json!([{"type": "text", "text": "Said 3."}]);
+    assert_eq!(found("ucr", &reply), (vec![2], vec![]));
+}
+
 /// Pictures in the user's own messages are cut if policy says so. A picture in a tool result is cut with the result.
 #[test]
 fn a_picture_in_a_user_message_is_cut_separately() {

@@ -10,8 +10,11 @@ use crate::dialect::cache::CacheMiss;
 use crate::dialect::count::Count;
 use crate::dialect::editing::ClearingReport;
 use crate::dialect::usage::Attempt;
-use crate::dialect::{LastCall, Usage, UsageSpelling};
+use crate::dialect::{LastCall, Usage, UsageSpelling, size};
 use crate::wire::json::{Value, members};
+
+/// Most calls beside the one that answered that are kept of a reply, which has a few.
+const MOST_ATTEMPTS: usize = 256;
 
 /// How usage is spelled. The input excludes cached tokens.
 pub const USAGE: UsageSpelling =
@@ -157,8 +160,14 @@ impl UsageFields {
             }
             // A model that declined before it wrote anything is not billed.
             let is_billed = kind != "message" || usage.output.is_some_and(|output| output > 0);
-            if is_billed && usage != Usage::default() {
-                attempts.push(Attempt { kind: kind.into(), model, usage });
+            if !is_billed || usage == Usage::default() {
+                continue;
+            }
+            // They are stored with the turn.
+            if attempts.len() < MOST_ATTEMPTS {
+                attempts.push(Attempt { kind: size::name(kind.into()), model, usage });
+            } else {
+                self.has_impossible = true;
             }
         }
         let served_by = answer.other_than_requested();
@@ -308,7 +317,7 @@ fn kind(one: Value<'_>) -> Cow<'_, str> {
 }
 
 fn model(one: Value<'_>) -> Option<Box<str>> {
-    one.get_text("model").filter(|model| !model.is_empty()).map(Into::into)
+    one.get_text("model").filter(|model| !model.is_empty()).map(|model| size::name(model.into()))
 }
 
 /// Adds the counts of a call to a sum. Input and output are unknown if those of a call are.

@@ -63,10 +63,20 @@ pub fn endpoint<'p>(method: &Method, target: &'p str) -> Option<Endpoint<'p>> {
     if *method != Method::POST {
         return None;
     }
-    anthropic(&segments)
+    let endpoint = anthropic(&segments)
         .or_else(|| openai(&segments))
         .or_else(|| bedrock(&segments))
-        .or_else(|| google(&segments))
+        .or_else(|| google(&segments))?;
+    let model = endpoint.model.map(without_parameters);
+    Some(Endpoint { model, ..endpoint })
+}
+
+/// A model's name is shown and stored; the parameters of its segment may be credentials (`;key=…`).
+fn without_parameters(model: Cow<'_, str>) -> Cow<'_, str> {
+    match model.split_once(';') {
+        Some((name, _)) => Cow::Owned(name.to_owned()),
+        None => model,
+    }
 }
 
 /// The path's segments without empty ones: doubled slashes come from base URLs that end with one.

@@ -302,6 +302,8 @@ impl<'l> Branch<'l> {
                 places.entry(key).or_default().push(about);
             }
         }
+        // Where nothing was ever removed, its client did not send it: what it sends now is new.
+        let removes = self.ledger.line(self.parent).any(|turn| turn.done.made.removed > 0);
         let mut count: HashMap<u128, usize> = HashMap::default();
         for part in self.sent.iter().flatten().filter(|part| is_reasoning(part)) {
             *count.entry(part.key.0).or_default() += 1;
@@ -310,8 +312,10 @@ impl<'l> Branch<'l> {
             let times = count.get(&key).copied().unwrap_or_default();
             // Of reasoning that repeats to the letter, the oldest is taken to be left out.
             let (left_out, sent_abouts) = abouts.split_at(abouts.len().saturating_sub(times));
-            own_reasoning.left_out.extend(left_out);
             own_reasoning.sent.extend(sent_abouts);
+            if removes {
+                own_reasoning.left_out.extend(left_out);
+            }
         }
         own_reasoning
     }

@@ -5,6 +5,7 @@
 use foldhash::HashMap;
 
 use crate::context::ledger;
+use crate::context::lineage::Placement;
 use crate::context::plan::about;
 use crate::dialect::{Chain, Conversation, Dialect, PartIndex, PartKey, Role};
 
@@ -52,4 +53,20 @@ pub(super) fn keyed_parts(conversation: &Conversation) -> Vec<KeyedPart> {
         }
     }
     keyed_parts
+}
+
+/// The message at which a prefill begins: words at the end that the client wrote for the model to go on from. Without a
+/// parent turn they may as well be a reply; the parent's own may be sent back to be continued.
+pub(super) fn prefill(
+    conversation: &Conversation,
+    keyed_parts: &[KeyedPart],
+    placed: &Placement,
+) -> Option<usize> {
+    placed.parent.as_ref()?;
+    let messages = &conversation.messages;
+    let written = messages.iter().rev().take_while(|message| message.role == Role::Assistant);
+    let first = messages.len() - written.count();
+    let parts_before = keyed_parts.partition_point(|keyed| keyed.at.message < first);
+    let is_reply = placed.covers > parts_before;
+    if parts_before < keyed_parts.len() && !is_reply { Some(first) } else { None }
 }

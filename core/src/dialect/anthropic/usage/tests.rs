@@ -113,6 +113,22 @@ fn advice_is_an_attempt_of_its_model_and_the_calls_of_the_model_that_answered_ar
     assert_eq!(counts(&advice.usage), [Some(823), None, None, Some(1612)]);
 }
 
+/// Nobody makes so many calls for a reply: what is past them is not kept, and that is noted. Names have a limit, too.
+#[test]
+fn a_reply_has_a_most_of_attempts() {
+    let attempts = |count: usize, model: &str| {
+        let iterations = vec![call("advisor_message", Some(model), 5, 7); count];
+        streamed(&json!({}), &json!({"output_tokens": 1, "iterations": iterations}))
+    };
+    let most = attempts(MOST_ATTEMPTS, "m");
+    assert_eq!((most.usage.attempts.len(), most.notes.len()), (MOST_ATTEMPTS, 0));
+    let more = attempts(MOST_ATTEMPTS + 1, "m");
+    assert_eq!(more.usage.attempts.len(), MOST_ATTEMPTS);
+    assert_eq!(more.notes, [Note::ImpossibleCount]);
+    let long = attempts(1, &"m".repeat(4_096));
+    assert!(long.usage.attempts[0].model.as_deref().is_some_and(|model| model.len() < 128));
+}
+
 #[test]
 fn a_fallback_is_counted_under_the_model_that_answered() {
     let served = call("fallback_message", Some("claude-opus-5"), 412, 264);

@@ -301,6 +301,31 @@ fn reasoning_of_an_edited_reply_is_new() {
     assert_eq!((own.sent.len(), own.left_out.len()), (1, 0));
 }
 
+/// Its client dropped reasoning by itself, and sends it again: what another branch removed does not apply to it. Where
+/// this branch has removed reasoning, what it did not send stays out.
+#[test]
+fn reasoning_that_its_client_had_dropped_is_new() {
+    let [without, with] = ["ucrau", "utrau"].map(messages);
+    let left_out = |removed| {
+        let mut scene = SessionFixture::new("claude-opus-4-6", &without);
+        let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Said 5."}])));
+        turn.done.made.removed = removed;
+        scene.ledger.add(Fact::Turn(Box::new(turn)));
+        let mut all = with.clone();
+        all.as_array_mut().unwrap().extend([
+            json!({"role": "assistant", "content": "Said 5."}),
+            json!({"role": "user", "content": "Words 6."}),
+        ]);
+        scene.send(&all);
+        let (placed, known) = (scene.placed(), scene.known());
+        assert!(placed.parent.is_some());
+        let branch = Branch::new(&scene.ledger, &placed, &known.keyed_parts, DecisionMode::Active);
+        let own = branch.own_reasoning(&scene.conversation);
+        (own.sent.len(), own.left_out.len())
+    };
+    assert_eq!((left_out(0), left_out(1)), ((0, 0), (0, 1)));
+}
+
 /// A branch is followed from turn to turn to its first one. If facts form a circle, it ends all the same.
 #[test]
 fn a_branch_is_followed_back_to_its_first_turn() {
@@ -343,10 +368,11 @@ fn an_edited_reply_hides_nothing_of_what_its_branch_sent() {
         let (placed, known) = (scene.placed(), scene.known());
         assert!(placed.parent.is_some(), "{letters}");
         let active = DecisionMode::Active;
-        Branch::new(&scene.ledger, &placed, &known.keyed_parts, active).sent.is_some()
+        Branch::new(&scene.ledger, &placed, known.without_prefill(), active).sent.is_some()
     };
     assert!(is_known("uauau"));
     assert!(is_known("uauacr"));
+    assert!(is_known("uauaua"), "its client wrote the beginning of the next reply");
     assert!(!is_known("uauauau"));
 }
 
