@@ -188,7 +188,7 @@ async fn the_example_of_dextos_document_has_its_numbers() {
     assert_eq!(decided(&next.exchange), (5_120, 20));
     assert_eq!(next.exchange.error(), Some(5));
     let view = shown(&play, &next.exchange).await;
-    assert!(view.to_string().contains("  Last estimate accuracy: +0.1% error\n"), "{view}");
+    assert!(view.to_string().contains("\nLast estimate accuracy: +0.1% error\n"), "{view}");
     let basis = view.basis.unwrap();
     assert_eq!((basis.input, basis.output, view.total), (5_115, 50, 5_165));
 }
