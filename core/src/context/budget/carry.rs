@@ -111,7 +111,7 @@ impl CarryOutlook {
         let strip = if rewrites { request.policy.reasoning.strip() } else { StripPolicy::None };
         let signed: HashSet<PartKey> = conversation
             .parts()
-            .filter(|part| part.kind != PartKind::Reasoning)
+            .filter(|part| !reasoning::is_removable(conversation.dialect, part))
             .filter_map(|part| Some(PartKey::of_bytes(part.signature?.slice(request.body))))
             .collect();
         let is_answered = anchor.is_some_and(|anchor| has_reply(conversation, &anchor));
