@@ -74,7 +74,7 @@ async fn the_context_view_shows_the_thresholds_of_every_preset() {
         (Preset::MicroCompact, json!([180_000, 0, 150_300, 167_000, 200_000])),
         (Preset::Opencode, json!([168_000, 0, 151_200, 168_000, 200_000])),
         (Preset::GeminiCli, json!([200_000, null, 90_000, 100_000, 200_000])),
-        (Preset::Dexto, json!([168_000, 0, 151_200, 168_000, 200_000])),
+        (Preset::Dexto, json!([168_000, 0, null, 168_000, 200_000])),
         (Preset::ClaudeCode, json!([180_000, 167_000, 150_300, 167_000, 200_000])),
         (Preset::Llxprt, json!([136_000, null, 104_040, 115_600, 200_000])),
     ] {
