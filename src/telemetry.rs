@@ -189,6 +189,11 @@ impl Telemetry {
         }
     }
 
+    /// Names the configured preset, so that the metrics of several processes can be compared by it.
+    pub(crate) fn name_preset(&self, preset: &str) {
+        self.metrics.name_preset(preset);
+    }
+
     /// A connection past `limits.connections` was rejected.
     pub(crate) fn connection_refused(&self, got: RejectedConnection) {
         self.metrics.connection_refused(got);

@@ -266,6 +266,7 @@ impl<'l> WhatIfSession<'l> {
                 summary: WrittenSummary::from_request(request, &decided.known, need),
                 writer: SummaryWriter::Nobody,
                 is_requested: false,
+                waits_at_threshold: schedule::waits_at_threshold(request),
             };
             let step = schedule::next(context, state, event);
             state = step.state;

@@ -51,6 +51,7 @@ labels! {
     TimeoutLabels { kind: ClientTimeout }
     AdminRefusalLabels { reason: AdminRefusal }
     BuildLabels<'a> { version: &'a str }
+    PresetLabels<'a> { preset: &'a str }
 }
 
 families! {
@@ -72,6 +73,8 @@ families! {
             "Threads for long work, beside the async workers; at most 16.";
         build_info: MetricFamily<BuildLabels<'static>, IntGauge> = "plimsoll_build_info",
             "Always 1; which build this is.";
+        preset: MetricFamily<PresetLabels<'static>, IntGauge> = "plimsoll_preset_info",
+            "Always 1; which preset is configured, or `none`.";
     }
 }
 
@@ -128,6 +131,11 @@ impl Metrics {
         store
             .failures
             .begin_at_zero(StoreOperation::iter().map(|operation| OperationLabels { operation }));
+    }
+
+    /// Names the configured preset.
+    pub(super) fn name_preset(&self, preset: &str) {
+        self.process.preset.get(PresetLabels { preset }).set(1);
     }
 
     /// Creates those of an upstream.

@@ -179,6 +179,14 @@ fn counters_used_by_alerts_start_at_zero() {
     assert_eq!(value(&page, r#"plimsoll_connections_turned_total{end="closed"}"#), 1.0);
 }
 
+/// Several processes can be compared by their presets.
+#[test]
+fn the_preset_is_a_label() {
+    let telemetry = Telemetry::silent().unwrap();
+    telemetry.name_preset("llxprt");
+    assert_eq!(value(&telemetry.render(), r#"plimsoll_preset_info{preset="llxprt"}"#), 1.0);
+}
+
 /// The wait for a summary is a field of its own, not part of the overhead.
 #[test]
 fn the_wait_for_a_summary_has_a_field_of_its_own() {

@@ -2,7 +2,7 @@
 //! every preset.
 
 use plimsoll::config::presets::Preset;
-use plimsoll::context::plan::{Change, Decision};
+use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::{CountingMethod, EstimateMethod};
 use plimsoll::dialect::Purpose;
 use serde_json::{Value, json};
@@ -103,6 +103,57 @@ async fn agrees(preset: Preset, most_apart: f64) {
     assert_eq!(made.count(), 0, "{preset:?}: nothing is compacted again");
     let view = shown(&play, counted(&next)).await;
     assert!(view["total"].as_u64().unwrap().abs_diff(counted(&next) + OUTPUT) <= 10);
+}
+
+/// A jump from below the mark, where nothing is prepared, to past the threshold: the request still fits, and waits for
+/// its summary.
+#[tokio::test]
+async fn the_request_that_passes_a_presets_threshold_is_compacted() {
+    for (preset, turns, words) in [
+        (Preset::MicroCompact, 6, 20_000),
+        (Preset::GeminiCli, 5, 16_000),
+        (Preset::ClaudeCode, 6, 25_000),
+        (Preset::Llxprt, 6, 22_000),
+    ] {
+        let mut play = Play::under(preset, "", WINDOW).await;
+        let questions = play.write_every_summary(SUMMARY);
+        for number in 0..turns {
+            play.add_user_message(number, QUESTION_WORDS);
+            let client = play.send_request().await;
+            play.read_reply(client).await;
+        }
+        assert!(questions.lock().unwrap().is_empty(), "{preset:?}: too early");
+        play.add_user_message(turns, words);
+        let client = play.send_request().await;
+        let scene = play.read_reply(client).await;
+        let steps = scene.exchange.done.steps.iter();
+        let compacted = steps.filter(|step| step.change == Change::Compacted);
+        let compacted: Vec<_> = compacted.map(|step| (step.decision, step.why)).collect();
+        assert_eq!(compacted, [(Decision::New, DecisionReason::Threshold)], "{preset:?}");
+        assert!(scene.bytes.contains(SUMMARY), "{preset:?}");
+        assert!(scene.exchange.compaction_wait_us.is_some(), "{preset:?}");
+    }
+}
+
+/// What does not fit is compacted at once, and nothing is written before: clearing results may make it fit.
+#[tokio::test]
+async fn dexto_buys_no_summary_while_its_requests_fit() {
+    let mut play = Play::under(Preset::Dexto, "", WINDOW).await;
+    let questions = play.write_every_summary(SUMMARY);
+    let mut most = 0;
+    loop {
+        play.add_user_message(most as usize, QUESTION_WORDS);
+        let client = play.send_request().await;
+        let scene = play.read_reply(client).await;
+        if scene.bytes.contains(SUMMARY) {
+            assert_eq!(questions.lock().unwrap().len(), 1);
+            assert!(scene.exchange.compaction_wait_us.is_some(), "it was written before");
+            break;
+        }
+        most = tokens(&scene);
+        assert_eq!(questions.lock().unwrap().len(), 0, "{most} of 68,000");
+    }
+    assert!((61_200..=68_000).contains(&most), "{most}");
 }
 
 /// Its document says where it compacts, and not that others may do it.

@@ -453,3 +453,48 @@ fn contradicting_reasoning_keys_are_a_warning_that_says_which_wins() {
     let [auto] = &warnings(&[excluded, reinjects])[..] else { panic!("one warning") };
     assert!(auto.contains("the keys that remove reasoning win"), "{auto}");
 }
+
+/// Beside a preset one message says which key wins; a key that overrides the preset's needs none.
+#[test]
+fn keys_that_lose_against_a_preset_are_a_warning_that_says_which_wins() {
+    let warnings = |preset: &str, key: &str, value: &str| {
+        with_variables(&[("PLIMSOLL_PRESET", preset), (key, value)]).warnings
+    };
+    for (preset, key, value, expected) in [
+        (
+            "gemini-cli",
+            "PLIMSOLL_COMPACT_KEEP_MESSAGES",
+            "20",
+            "compact.keep_messages has no effect, because compact.keep_history is set (preset gemini-cli).",
+        ),
+        (
+            "micro-compact",
+            "PLIMSOLL_COMPACT_KEEP_TOKENS",
+            "9000",
+            "compact.keep_tokens has no effect, because compact.keep_at_least is true (preset micro-compact).",
+        ),
+        (
+            "dexto",
+            "PLIMSOLL_PRUNE_PRESSURE",
+            "0.5",
+            "prune.pressure has no effect, because prune.gate has no `pressure` (preset dexto).",
+        ),
+        (
+            "dexto",
+            "PLIMSOLL_REASONING_STRIP_FROM_CONTEXT",
+            "all",
+            "preset dexto: reasoning.reinject: `auto` puts back only what the provider refuses to \
+             miss, because the keys that remove reasoning win.",
+        ),
+    ] {
+        assert_eq!(warnings(preset, key, value), [expected], "{preset}");
+    }
+    for (preset, key, value) in [
+        ("claude-code", "PLIMSOLL_PRUNE_PRESSURE", "0.5"),
+        ("micro-compact", "PLIMSOLL_COMPACT_KEEP_MESSAGES", "12"),
+        ("micro-compact", "PLIMSOLL_COMPACT_THRESHOLD", "0.5"),
+        ("llxprt", "PLIMSOLL_REASONING_STRIP_FROM_CONTEXT", "all"),
+    ] {
+        assert_eq!(warnings(preset, key, value), Vec::<String>::new(), "{preset} {key}");
+    }
+}

@@ -264,6 +264,7 @@ fn cut(sent: &Value) -> Vec<usize> {
     cut.map(|(index, _)| index).collect()
 }
 
+/// It clears when a loop ends, which the next question shows.
 async fn opencode_cuts(history: &[Value]) -> Vec<usize> {
     let mut play = play(Preset::Opencode, &[]).await;
     let mut history = history.to_vec();
@@ -276,26 +277,31 @@ async fn opencode_cuts(history: &[Value]) -> Vec<usize> {
 
 #[tokio::test]
 async fn opencode_protects_two_turns_and_40000_tokens_and_cuts_over_20000() {
-    // The newest question protects its own turn and the turn before it, whatever their size.
-    assert_eq!(opencode_cuts(&turns(&[11, 10, 40, 90])).await, [0, 1]);
+    // When the loop of the turn before the newest question ends, it protects that turn and the one before it, whatever
+    // their size.
+    assert_eq!(opencode_cuts(&turns(&[11, 10, 40, 90, 9])).await, [0, 1]);
     // Exactly 40,000 tokens are protected.
-    assert_eq!(opencode_cuts(&turns(&[21, 20, 20, 9])).await, [0]);
-    assert_eq!(opencode_cuts(&turns(&[20, 20, 20, 9])).await, [0usize; 0], "20,000 is not enough");
-    assert_eq!(opencode_cuts(&turns(&[1, 20, 20, 20, 9])).await, [0, 1]);
+    assert_eq!(opencode_cuts(&turns(&[21, 20, 20, 9, 9])).await, [0]);
+    assert_eq!(
+        opencode_cuts(&turns(&[20, 20, 20, 9, 9])).await,
+        [0usize; 0],
+        "20,000 is not enough"
+    );
+    assert_eq!(opencode_cuts(&turns(&[1, 20, 20, 20, 9, 9])).await, [0, 1]);
 }
 
 #[tokio::test]
 async fn opencode_stops_at_a_cleared_result_and_skips_failed_calls() {
-    let mut history = turns(&[30, 30, 10, 20, 20, 9]);
+    let mut history = turns(&[30, 30, 10, 20, 20, 9, 9]);
     // The client has cut the third itself, so nothing before it is considered.
     history[8]["content"][0]["content"] = json!(CLEARED);
     assert_eq!(opencode_cuts(&history).await, [2], "only what its client cut");
     // A failed call is neither counted nor cut.
-    let mut history = turns(&[21, 20, 19, 9]);
+    let mut history = turns(&[21, 20, 19, 9, 9]);
     assert_eq!(opencode_cuts(&history).await, [0]);
     history[5]["content"][0]["is_error"] = json!(true);
     assert_eq!(opencode_cuts(&history).await, [0usize; 0], "40,000 are protected then");
-    let mut history = turns(&[21, 40, 20, 20, 9]);
+    let mut history = turns(&[21, 40, 20, 20, 9, 9]);
     history[5]["content"][0]["is_error"] = json!(true);
     assert_eq!(opencode_cuts(&history).await, [0]);
 }
@@ -391,7 +397,7 @@ async fn dexto_keeps_40000_tokens_of_results_and_clears_over_20000() {
 #[test]
 fn dexto_compacts_past_the_window_less_the_output() {
     let due = |tokens| due(Preset::Dexto, 200_000, tokens, json!({}));
-    assert_eq!((due(100_000), due(168_000)), (CompactionNeed::No, CompactionNeed::Prepare));
+    assert_eq!((due(100_000), due(168_000)), (CompactionNeed::No, CompactionNeed::No));
     assert_eq!(due(168_001), CompactionNeed::Must);
 }
 

@@ -110,6 +110,35 @@ async fn gemini_cli_does_not_show_thoughts() {
     assert_eq!(decided(&next.exchange), (5_050 + 2, 2));
 }
 
+/// Nor are thoughts sent back, in an open tool loop either, and with Gemini 3. Signatures stay, with a thought too.
+#[tokio::test]
+async fn gemini_clis_thoughts_are_not_sent_back() {
+    for target in [
+        "/v1beta/models/gemini-2.5-pro:generateContent",
+        "/v1beta/models/gemini-3-pro-preview:generateContent",
+    ] {
+        let mut play = play_at(target, Preset::GeminiCli, &[]).await;
+        let call =
+            json!({"functionCall": {"name": "read", "args": {}}, "thoughtSignature": "c2lnbmVk"});
+        let signed = json!({"text": "So?", "thought": true, "thoughtSignature": "c2lnbmVkdG9v"});
+        let thought = json!({"text": "Hm.", "thought": true});
+        let result =
+            json!({"functionResponse": {"name": "read", "response": {"output": "Three metres."}}});
+        let contents = |thoughts: &[Value]| {
+            let parts = [thoughts, std::slice::from_ref(&call)].concat();
+            json!({"contents": [
+                {"role": "user", "parts": [{"text": "How deep is she?"}]},
+                {"role": "model", "parts": parts},
+                {"role": "user", "parts": [result]},
+            ]})
+        };
+        let reply = json!({"responseId": "r1", "candidates": [{"index": 0, "finishReason": "STOP",
+            "content": {"role": "model", "parts": [{"text": "Three."}]}}]});
+        let scene = play.exchange(&contents(&[thought, signed.clone()]), &reply).await;
+        assert_eq!(scene.sent, contents(&[signed]), "{target}");
+    }
+}
+
 /// Gemini CLI sends the signatures of its calls back and no thoughts; the provider does not read the thoughts behind
 /// them. Six steps of a loop, 3,000 thoughts each: the number stays what is reported.
 #[tokio::test]
@@ -188,7 +217,7 @@ async fn the_example_of_dextos_document_has_its_numbers() {
     assert_eq!(decided(&next.exchange), (5_120, 20));
     assert_eq!(next.exchange.error(), Some(5));
     let view = shown(&play, &next.exchange).await;
-    assert!(view.to_string().contains("  Last estimate accuracy: +0.1% error\n"), "{view}");
+    assert!(view.to_string().contains("\nLast estimate accuracy: +0.1% error\n"), "{view}");
     let basis = view.basis.unwrap();
     assert_eq!((basis.input, basis.output, view.total), (5_115, 50, 5_165));
 }

@@ -425,7 +425,9 @@ impl ReasoningProposal<'_> {
                     && newest == Some(index);
                 // `take_out_void` may have decided about it already.
                 let is_decided = self.facts.iter().any(|fact| is_about(fact, about));
-                if stays || is_decided || decisions.reasoning_decision(about).is_some() {
+                let is_fixed = !is_removable(conversation.dialect, part);
+                if stays || is_fixed || is_decided || decisions.reasoning_decision(about).is_some()
+                {
                     continue;
                 }
                 match may_leave(request, index, begins) {
@@ -515,6 +517,12 @@ fn reason(
     }
 }
 
+/// Whether a part is reasoning that can be removed. Of Gemini's, what has a signature stays with it.
+pub(super) fn is_removable(dialect: Dialect, part: &Part) -> bool {
+    let is_signed = dialect == Dialect::Gemini && part.signature.is_some();
+    part.kind == PartKind::Reasoning && !is_signed
+}
+
 /// Whether a client's reasoning in a message may be removed.
 fn may_leave(
     request: &PlanRequest<'_>,
@@ -523,6 +531,10 @@ fn may_leave(
 ) -> Result<(), DecisionReason> {
     if request.conversation.held.is_some() {
         return Err(DecisionReason::Held);
+    }
+    // Only signatures are demanded, not the thoughts that are shown (`docs/protocols.md` 5.4).
+    if request.conversation.dialect == Dialect::Gemini {
+        return Ok(());
     }
     if request.reasoning_rule == ReasoningRule::Demanded {
         return Err(DecisionReason::Demanded);

@@ -4,6 +4,7 @@
 //! the setting.
 
 use super::Resolver;
+use crate::config::errors::ConfigPlace;
 use crate::config::raw::RawConfig;
 use crate::context::policy::{
     ClassicPolicy, ClassicRole, CompactOverride, Policy, PruneGate, PruneMethod, ReinjectPolicy,
@@ -62,22 +63,7 @@ impl Resolver<'_> {
             self.wrong(&["prune", "method"], what, todo);
         }
         let reasoning = &raw.reasoning;
-        if !reasoning.include_in_context && reasoning.strip_from_context == StripPolicy::AllButLast
-        {
-            self.wins(
-                "reasoning.strip_from_context: `all_but_last` has no effect, because \
-                 include_in_context = false wins: all reasoning is removed. Remove one of them.",
-            );
-        }
-        if reasoning.strip() != StripPolicy::None
-            && reasoning.reinject == ReinjectPolicy::Auto
-            && self.is_set(&["reasoning"], "reinject")
-        {
-            self.wins(
-                "reasoning.reinject: `auto` puts back only what the provider refuses to miss, because \
-                 the keys that remove reasoning win. Remove one of them.",
-            );
-        }
+        self.lost_keys(raw);
         self.estimate(&raw.estimate);
         self.compact(raw);
         Policy {
@@ -204,6 +190,55 @@ impl Resolver<'_> {
             self.wrong(&["estimate", "gemini_vocabulary"], &what, todo);
         }
         Some(file.display().to_string())
+    }
+
+    /// Warns of keys that lose against another one, which may be a preset's, and says which wins.
+    fn lost_keys(&mut self, raw: &RawConfig) {
+        let RawConfig { prune, compact, .. } = raw;
+        let has_pressure = prune.gate.contains(&PruneGate::Pressure);
+        for key in ["pressure", "pressure_buffer_tokens", "low_water"] {
+            if !has_pressure && self.is_users(&["prune", key]) {
+                self.loses(&["prune", key], &["prune", "gate"], "has no `pressure`");
+            }
+        }
+        let reasoning = &raw.reasoning;
+        if !reasoning.include_in_context && reasoning.strip_from_context == StripPolicy::AllButLast
+        {
+            self.wins(
+                "reasoning.strip_from_context: `all_but_last` has no effect, because \
+                 include_in_context = false wins: all reasoning is removed. Remove one of them.",
+            );
+        }
+        if reasoning.strip() != StripPolicy::None
+            && reasoning.reinject == ReinjectPolicy::Auto
+            && self.is_set(&["reasoning"], "reinject")
+        {
+            let place = self.entry.place(&["reasoning", "reinject"]);
+            self.wins(&format!(
+                "{place}: reasoning.reinject: `auto` puts back only what the provider refuses to miss, \
+                 because the keys that remove reasoning win.",
+            ));
+        }
+        for key in ["keep_messages", "keep_tokens", "keep_at_least"] {
+            if compact.keep_history.is_some() && self.is_users(&["compact", key]) {
+                self.loses(&["compact", key], &["compact", "keep_history"], "is set");
+            }
+        }
+        if compact.keep_at_least && self.is_users(&["compact", "keep_tokens"]) {
+            let loser = ["compact", "keep_tokens"];
+            self.loses(&loser, &["compact", "keep_at_least"], "is true");
+        }
+    }
+
+    fn loses(&mut self, key: &[&str], winner: &[&str], why: &str) {
+        let place = self.entry.place(winner);
+        let (key, winner) = (key.join("."), winner.join("."));
+        self.wins(&format!("{key} has no effect, because {winner} {why} ({place})."));
+    }
+
+    fn is_users(&self, path: &[&str]) -> bool {
+        let entry = self.entry.at(path);
+        entry.is_some_and(|entry| !matches!(entry.place, ConfigPlace::Preset(_)))
     }
 
     fn is_set(&self, table: &[&str], key: &str) -> bool {

@@ -167,6 +167,7 @@ impl<'a> CompactionContext<'a> {
                 _ => self.proxy.summaries.writer(&self.key(), max_failures, now()),
             },
             is_requested,
+            waits_at_threshold: schedule::waits_at_threshold(&request),
         }
     }
 

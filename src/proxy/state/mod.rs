@@ -18,6 +18,7 @@ use tokio::sync::{Semaphore, watch};
 use self::calibration::Calibration;
 use self::counting_endpoints::CountingEndpoints;
 use self::summaries::SummariesInProgress;
+use crate::config::presets::Preset;
 use crate::config::{Config, Upstream};
 use crate::context::policy::{CompactPolicy, Policy};
 use crate::context::{ExchangeId, TenantId};
@@ -141,6 +142,7 @@ impl Proxy {
         tunnel_timeouts: TunnelTimeouts,
     ) -> Result<Arc<Self>, String> {
         let tls = config.tls.as_ref().map(TlsTerminator::new).transpose()?;
+        telemetry.name_preset(config.preset.map_or("none", Preset::name));
         telemetry.begin_at_zero(config.upstreams.iter().map(|upstream| &*upstream.name));
         let wide_windows = config.limits.connections().div_ceil(WITH_WIDE_WINDOW);
         let memory = MemoryBudget::new(config.limits.memory_bytes(), telemetry.clone());

@@ -111,7 +111,7 @@ impl CarryOutlook {
         let strip = if rewrites { request.policy.reasoning.strip() } else { StripPolicy::None };
         let signed: HashSet<PartKey> = conversation
             .parts()
-            .filter(|part| part.kind != PartKind::Reasoning)
+            .filter(|part| !reasoning::is_removable(conversation.dialect, part))
             .filter_map(|part| Some(PartKey::of_bytes(part.signature?.slice(request.body))))
             .collect();
         let is_answered = anchor.is_some_and(|anchor| has_reply(conversation, &anchor));
@@ -250,7 +250,8 @@ impl CarryOutlook {
         let reply_reasoning = if reply_carry.returns { reasoning_of(turn) } else { 0 };
         let stay = self.stay(reply_carry);
         let next_reasoning = next(stay, reply_reasoning, reply_carry.goes_on);
-        let reasoning = next_reasoning.read(retention).saturating_add(unsent);
+        let read = next_reasoning.read(retention);
+        let reasoning = read.saturating_add(unsent);
         let carried_over = CarryOver {
             ruled: self.rules.is_some(),
             reasoning,
@@ -265,9 +266,9 @@ impl CarryOutlook {
             let tokens = tokens.saturating_add(reply);
             return CarryOver { tokens, by_rules: tokens, ..carried_over };
         };
-        // The input contains the reasoning that was sent; `reasoning` is what of it the next one has.
-        let tokens = context.input.saturating_add(reply).saturating_add(reasoning);
-        let tokens = tokens.saturating_sub(self.thoughts.read(retention));
+        // The input contains the reasoning that was sent; `read` is what of it the next one has.
+        let tokens = context.input.saturating_add(reply).saturating_add(read);
+        let tokens = tokens.saturating_sub(self.thoughts.read(retention)).saturating_add(unsent);
         let tokens = cleared_next(turn, tokens, self.clears_past);
         let stripped = self.thoughts.thoughts().saturating_sub(stay.thoughts());
         let lost = if reply_carry.returns_by_rules { 0 } else { reasoning_of(turn) };

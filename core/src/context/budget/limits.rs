@@ -90,7 +90,7 @@ pub struct WindowPoint {
 
 impl fmt::Display for Thresholds {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "Thresholds:")?;
+        write!(f, "Thresholds:")?;
         for (name, point) in [
             ("Pruning:", self.pruning),
             ("Preparing:", self.preparing),
@@ -99,10 +99,10 @@ impl fmt::Display for Thresholds {
         ] {
             match point {
                 Some(WindowPoint { tokens: 0, .. }) if name == "Pruning:" => {
-                    writeln!(f, "  {name:<14} with every call")?;
+                    write!(f, "\n  {name:<14} with every call")?;
                 }
                 Some(WindowPoint { tokens, percent }) => {
-                    writeln!(f, "  {name:<14} {:>7} tokens ({percent:.1}%)", grouped(tokens))?;
+                    write!(f, "\n  {name:<14} {:>7} tokens ({percent:.1}%)", grouped(tokens))?;
                 }
                 None => {}
             }

@@ -365,8 +365,11 @@ impl<'a> PartScale<'a> {
             counted: learned.counts_unsent(streams),
         };
         let counted = self.sums.by_retention().map(|(retention, all)| match (same, anchor) {
-            (Some(anchor), _) => grown(&anchor, retention, all, history_left, clears_past)
-                .saturating_add(unsent.input()),
+            (Some(anchor), _) => {
+                let new = self.added(retention);
+                grown(&anchor, retention, all, new, history_left, clears_past)
+                    .saturating_add(unsent.input())
+            }
             (None, Some(anchor)) => rescaled(&anchor, all, clears_past),
             (None, None) => all,
         });

@@ -82,20 +82,23 @@ pub(super) fn thoughts(anchor: &Anchor<'_>) -> u64 {
     reasoning_of(anchor.turn).saturating_add(TokenSums::from_parts(anchor.sketch).thoughts())
 }
 
-/// The anchor's reported context, plus what was added and less what was removed since; parts that stayed
-/// cancel out. `left`: removed tokens of the history, as they were counted. If that is much, they are
+/// The anchor's reported context, plus what was added (`new`, a part of `all`) and less what was removed since; parts
+/// that stayed cancel out. `left`: removed tokens of the history, as they were counted. If that is much, they are
 /// corrected by their share of the error of the whole count.
 pub(super) fn grown(
     anchor: &Anchor<'_>,
     retention: ReasoningRetention,
     all: u64,
+    new: u64,
     left: u64,
     clears_past: Option<u64>,
 ) -> u64 {
     let counted = TokenSums::from_parts(anchor.sketch).read(retention);
     let reported = whole(anchor);
     let wrong = miscounted(reported, counted, left);
-    let prompt = reported.saturating_add(all).saturating_sub(counted).saturating_add_signed(-wrong);
+    // No more can be removed than was there: what is new comes on top, as after the number that is shown.
+    let stayed = reported.saturating_add(all.saturating_sub(new)).saturating_sub(counted);
+    let prompt = stayed.saturating_add(new).saturating_add_signed(-wrong);
     cleared(anchor, prompt, clears_past)
 }
 

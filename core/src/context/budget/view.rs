@@ -280,7 +280,7 @@ impl fmt::Display for ContextView {
                 (false, false) => "",
             }
         )?;
-        writeln!(f, "{}", "━".repeat(42))?;
+        writeln!(f, "{}\n", "━".repeat(42))?;
         writeln!(f, "Breakdown:")?;
         let messages = match (parts.capped, estimated) {
             (true, _) => "capped: the other parts were estimated larger than the total",
@@ -312,7 +312,7 @@ impl fmt::Display for ContextView {
         writeln!(f, "  {}", "─".repeat(29))?;
         line(f, "Total:", 22, self.total, if estimated { Some("estimated") } else { None })?;
         if let Some(basis) = self.basis {
-            writeln!(f, "Calculation basis:")?;
+            writeln!(f, "\nCalculation basis:")?;
             line(f, "Last actual input:", 26, basis.input, None)?;
             let note = if basis.cut { Some("estimated, the reply was cut") } else { None };
             line(f, "Last output:", 26, basis.output, note)?;
@@ -320,48 +320,65 @@ impl fmt::Display for ContextView {
             if basis.gone > 0 {
                 line(f, "Gone since then:", 26, basis.gone, Some("estimated"))?;
             }
-            if let Some(error) = self.last_error_percent {
-                writeln!(f, "  Last estimate accuracy: {error:+.1}% error")?;
-            }
         }
         if let Some(hidden) = self.hidden_input {
-            writeln!(f, "Last estimate: not comparable, {}", hidden.description())?;
+            writeln!(f, "\nLast estimate: not comparable, {}", hidden.description())?;
+        } else if let Some(error) = self.last_error_percent.filter(|_| self.basis.is_some()) {
+            writeln!(f, "\nLast estimate accuracy: {error:+.1}% error")?;
         }
-        if let Some(tokens) = self.tool_use_prompt {
-            let what = "for tools at the provider; they do not stay";
-            writeln!(f, "Tool-use prompt: {} tokens ({what})", grouped(tokens))?;
-        }
-        if let Some(ProviderCount { of_original, tokens }) = self.counted {
-            let how = if of_original { "as it came" } else { "as it was sent" };
-            writeln!(f, "Counted by the provider: {} tokens, {how}", grouped(tokens))?;
-        }
-        if self.rewriting != RewriteView::default() {
-            writeln!(f, "{}", self.rewriting)?;
-        }
-        if let Some(overflow) = self.rewriting.overflow {
-            writeln!(f, "Overflow: {overflow}")?;
-        }
+        self.free_space(f)?;
+        self.events(f)?;
         self.limits(f)
     }
 }
 
 impl ContextView {
-    fn limits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(thresholds) = &self.thresholds {
-            write!(f, "{thresholds}")?;
-            if thresholds.refusing.is_none() {
-                writeln!(
-                    f,
-                    "  The model is unknown: its window is a guess, and no decision uses it."
-                )?;
+    fn free_space(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let free = grouped(self.free);
+        match self.autocompact_buffer {
+            Some(buffer) => {
+                writeln!(f, "\nAutocompact buffer: {} tokens", grouped(buffer))?;
+                write!(f, "Free space: {free} tokens (after the buffer)")
+            }
+            None => {
+                let reserve = grouped(self.reserve);
+                write!(f, "\nFree space: {free} tokens (after {reserve} output buffer)")
             }
         }
-        if let Some(buffer) = self.autocompact_buffer {
-            writeln!(f, "Autocompact buffer: {} tokens", grouped(buffer))?;
-            return write!(f, "Free space: {} tokens (after the buffer)", grouped(self.free));
+    }
+
+    /// What the provider counted, and what was done to the request.
+    fn events(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut lines = Vec::new();
+        if let Some(tokens) = self.tool_use_prompt {
+            let tokens = grouped(tokens);
+            lines.push(format!(
+                "Tool-use prompt: {tokens} tokens (for tools at the provider; they do not stay)"
+            ));
         }
-        let reserve = grouped(self.reserve);
-        write!(f, "Free space: {} tokens (after {reserve} output buffer)", grouped(self.free))
+        if let Some(ProviderCount { of_original, tokens }) = self.counted {
+            let how = if of_original { "as it came" } else { "as it was sent" };
+            lines.push(format!("Counted by the provider: {} tokens, {how}", grouped(tokens)));
+        }
+        if self.rewriting != RewriteView::default() {
+            lines.push(self.rewriting.to_string());
+        }
+        if let Some(overflow) = self.rewriting.overflow {
+            lines.push(format!("Overflow: {overflow}"));
+        }
+        if lines.is_empty() {
+            return Ok(());
+        }
+        write!(f, "\n\n{}", lines.join("\n"))
+    }
+
+    fn limits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(thresholds) = &self.thresholds else { return Ok(()) };
+        write!(f, "\n\n{thresholds}")?;
+        if thresholds.refusing.is_none() {
+            write!(f, "\n  The model is unknown: its window is a guess, and no decision uses it.")?;
+        }
+        Ok(())
     }
 }
 

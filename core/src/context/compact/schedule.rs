@@ -2,8 +2,8 @@
 //!
 //! [`next`] returns the action; the caller performs it, and returns with its result ([`ScheduleEvent`]) and the
 //! request as it is planned by then ([`ScheduleContext`]). A request uses [`MOST_SUMMARIES`] summaries at most,
-//! reads the store once at most, and waits only if it does not fit. [`WriterState`] says who writes the
-//! summary of a thread. Pure: time is an argument (`core/src/context/compact/README.md`).
+//! reads the store once at most, and waits only if it does not fit, or where policy says so at the threshold.
+//! [`WriterState`] says who writes the summary of a thread. Pure: time is an argument (`core/src/context/compact/README.md`).
 
 use super::{CompactionNeed, highest_need, is_compactable, need_at, policy_allows, propose};
 use crate::context::Millis;
@@ -29,6 +29,15 @@ pub struct ScheduleContext {
     pub writer: SummaryWriter,
     /// An operator requested a compaction that this request can carry out.
     pub is_requested: bool,
+    /// It waits for a summary also if it fits, but is past the threshold.
+    pub waits_at_threshold: bool,
+}
+
+/// Whether a request waits for its summary from the threshold on: where policy says so, unless the summary is for
+/// the turn after the open tool loop.
+pub fn waits_at_threshold(request: &PlanRequest<'_>) -> bool {
+    let needs_reasoning = request.is_bound() && request.is_in_loop();
+    request.policy.compact.wait_at_threshold && !needs_reasoning
 }
 
 /// A summary that is written for a request and not in use yet.
@@ -204,11 +213,9 @@ impl ScheduleContext {
         match self.writer {
             // The store may have one that was written elsewhere.
             _ if !state.is_fresh && self.may_be_stored() => ScheduleAction::Refresh,
-            SummaryWriter::Nobody if self.need == CompactionNeed::Must => ScheduleAction::WriteNow,
+            SummaryWriter::Nobody if self.waits() => ScheduleAction::WriteNow,
             SummaryWriter::Nobody => ScheduleAction::WriteLater,
-            SummaryWriter::Here | SummaryWriter::Elsewhere if self.need == CompactionNeed::Must => {
-                ScheduleAction::Wait
-            }
+            SummaryWriter::Here | SummaryWriter::Elsewhere if self.waits() => ScheduleAction::Wait,
             _ if self.is_due() => ScheduleAction::Decline(DecisionReason::NotReady),
             _ => ScheduleAction::Send,
         }
@@ -226,6 +233,10 @@ impl ScheduleContext {
 
     fn is_due(self) -> bool {
         self.need >= CompactionNeed::Swap
+    }
+
+    fn waits(self) -> bool {
+        self.need == CompactionNeed::Must || self.is_due() && self.waits_at_threshold
     }
 
     fn may_be_stored(self) -> bool {

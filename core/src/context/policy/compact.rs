@@ -71,6 +71,9 @@ pub struct CompactPolicy {
     /// and those with a pinned text.
     #[schemars(extend("presetOnly" = true))]
     pub quote_tokens: u64,
+    /// Whether a request past the threshold waits for its summary, as one that does not fit the window does.
+    #[schemars(extend("presetOnly" = true))]
+    pub wait_at_threshold: bool,
     /// How long a request that does not fit the window waits for summaries, in all. At most 45: some clients
     /// give up after 60 s. Plimsoll cannot send them anything meanwhile, because the status is not known before
     /// the upstream answers. 0: it never waits.
@@ -222,6 +225,7 @@ impl Default for CompactPolicy {
             keep_first: true,
             pinned: Vec::new(),
             quote_tokens: 2000,
+            wait_at_threshold: false,
             wait_s: 30,
             timeout_s: 180,
             max_bytes: 64 * 1024,

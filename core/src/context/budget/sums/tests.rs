@@ -67,13 +67,22 @@ fn reasoning_is_summed_by_section_and_counted_by_retention() {
 fn an_estimate_is_the_reported_tokens_plus_new_less_gone_parts() {
     let (turn, sketch) = (turn(5_000, 100), [part(4_000, PromptSection::History)]);
     let anchor = Anchor { turn: &turn, sketch: &sketch };
-    let of = |all, left| grown(&anchor, ReasoningRetention::Keeps, all, left, None);
+    let of = |all, left| grown(&anchor, ReasoningRetention::Keeps, all, 0, left, None);
     assert_eq!(of(4_600, 0), 5_600);
     assert_eq!(of(3_500, 999), 4_500, "little leaves with every call of some clients");
     // A quarter of the history leaves, and with it a quarter of the 1,000 tokens that were counted too few.
     assert_eq!(of(3_000, 1_000), 3_750);
     assert_eq!(gone_history(&anchor, ReasoningRetention::Keeps, 1_000), 1_250);
     assert_eq!(gone_history(&anchor, ReasoningRetention::Keeps, 999), 999);
+}
+
+/// If more reasoning leaves than was reported at all, nothing of it is left, and what is new comes on top: the number
+/// that is shown between the two is 0.
+#[test]
+fn what_is_new_counts_whatever_leaves() {
+    let (turn, sketch) = (turn(5_000, 0), [part(60_000, PromptSection::Reasoning)]);
+    let anchor = Anchor { turn: &turn, sketch: &sketch };
+    assert_eq!(grown(&anchor, ReasoningRetention::Keeps, 170, 170, 0, None), 170);
 }
 
 /// A wrong count of the whole is corrected down to half of it or up to double.
@@ -101,7 +110,7 @@ fn another_tokenizers_count_is_scaled() {
 fn cleared_tokens_are_left_out_if_the_provider_clears_again() {
     let (turn, sketch) = (cleared_turn(1_000, 500), [part(1_500, PromptSection::History)]);
     let anchor = Anchor { turn: &turn, sketch: &sketch };
-    let of = |past| grown(&anchor, ReasoningRetention::Keeps, 1_600, 0, past);
+    let of = |past| grown(&anchor, ReasoningRetention::Keeps, 1_600, 0, 0, past);
     assert_eq!(of(None), 1_600);
     assert_eq!(of(Some(1_600)), 1_600);
     assert_eq!(of(Some(1_599)), 1_100);

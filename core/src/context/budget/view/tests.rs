@@ -19,17 +19,21 @@ fn the_text_of_a_context_view_has_its_exact_layout() {
     let text = "\
 Context Usage: 52,100 / 200,000 tokens (26%)
 ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━
+
 Breakdown:
   System prompt:   4,000 tokens (estimated)
   Tools:           8,000 tokens (estimated)
   Messages:       40,100 tokens (back-calculated)
   ─────────────────────────────
   Total:          52,100 tokens
+
 Calculation basis:
   Last actual input:  50,000 tokens
   Last output:         2,000 tokens
   New since then:        100 tokens (estimated)
-  Last estimate accuracy: +0.6% error
+
+Last estimate accuracy: +0.6% error
+
 Free space: 131,900 tokens (after 16,000 output buffer)";
     assert_eq!(view().to_string(), text);
 }
@@ -71,10 +75,9 @@ fn sections_are_listed_below_the_item_that_contains_them() {
 fn the_token_count_of_the_provider_is_shown_in_the_view() {
     let counted = Some(ProviderCount { of_original: false, tokens: 51_987 });
     let text = ContextView { counted, ..view() }.to_string();
-    let line = "+0.6% error\nCounted by the provider: 51,987 tokens, as it was sent\nFree space";
-    assert!(text.contains(line), "{text}");
+    assert!(text.ends_with("\n\nCounted by the provider: 51,987 tokens, as it was sent"), "{text}");
     let counted = Some(ProviderCount { of_original: true, tokens: 90_000 });
-    assert!(ContextView { counted, ..view() }.to_string().contains("90,000 tokens, as it came\n"));
+    assert!(ContextView { counted, ..view() }.to_string().contains("90,000 tokens, as it came"));
 }
 
 #[test]
@@ -124,12 +127,12 @@ fn a_window_that_is_overfull_or_unknown_has_no_room() {
     assert_eq!(unknown.percent, 0.0);
 }
 
-/// Rewrites stand above the free space. Without any there is no line.
+/// Rewrites stand below the free space. Without any there is no line.
 #[test]
 fn rewrites_have_one_line_in_the_view() {
     let rewriting_line = |rewriting: RewriteView| {
         let text = ContextView { rewriting, ..view() }.to_string();
-        let line = text.lines().rev().nth(1).unwrap().to_owned();
+        let line = text.lines().next_back().unwrap().to_owned();
         line.starts_with("Rewriting").then_some(line)
     };
     let made = ChangeCounts { cut: 3, put_back: 1, ..ChangeCounts::default() };
@@ -220,7 +223,7 @@ fn limits() -> WindowLimits {
 }
 
 /// The full text: sections and contents stand below the item that contains them, then come the basis of the
-/// calculation, the counts, the changes and the limits.
+/// calculation, the free space, the counts, the changes and the limits.
 #[test]
 fn a_view_with_every_line_has_its_exact_layout() {
     let view = whole();
@@ -229,6 +232,7 @@ fn a_view_with_every_line_has_its_exact_layout() {
         "\
 Context Usage: 52,100 / 200,000 tokens (26%)
 ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━
+
 Breakdown:
   System prompt:   4,000 tokens (estimated)
   Tools:           8,000 tokens (estimated)
@@ -249,23 +253,27 @@ Breakdown:
     Other:           600 tokens (estimated)
   ─────────────────────────────
   Total:          52,100 tokens
+
 Calculation basis:
   Last actual input:  50,000 tokens
   Last output:         3,000 tokens (estimated, the reply was cut)
   New since then:        100 tokens (estimated)
   Gone since then:     1,000 tokens (estimated)
-  Last estimate accuracy: +0.6% error
+
 Last estimate: not comparable, the provider edited the history
+
+Autocompact buffer: 34,400 tokens
+Free space: 113,500 tokens (after the buffer)
+
 Tool-use prompt: 1,234 tokens (for tools at the provider; they do not stay)
 Rewriting (active, held out): 1 tool result cut, 1 history compacted, 3,400 tokens less
 Overflow: {overflow}
+
 Thresholds:
   Pruning:        92,000 tokens (46.0%)
   Preparing:     110,400 tokens (55.2%)
   Compacting:    165,600 tokens (82.8%)
-  Refusing:      200,000 tokens (100.0%)
-Autocompact buffer: 34,400 tokens
-Free space: 113,500 tokens (after the buffer)"
+  Refusing:      200,000 tokens (100.0%)"
     );
     assert_eq!(view.to_string(), text);
 }
@@ -285,9 +293,8 @@ fn zero_counts_and_missing_limits_have_no_line() {
     }
     let lines = "Thresholds:\n  Pruning:       with every call\n  Preparing:";
     assert!(plain.contains(lines), "{plain}");
-    let lines = "\n  The model is unknown: its window is a guess, and no decision uses it.\n\
-                 Free space: ";
-    assert!(plain.contains(lines), "{plain}");
+    let lines = "\n  The model is unknown: its window is a guess, and no decision uses it.";
+    assert!(plain.ends_with(lines), "{plain}");
 }
 
 /// If the contents of the messages are shown, they replace the lines for sections and reasoning, so that these appear

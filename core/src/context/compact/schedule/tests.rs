@@ -15,7 +15,13 @@ use ScheduleAction::*;
 const fn at(need: CompactionNeed) -> ScheduleContext {
     let (mode, may_decide) = (Mode::Active, true);
     let (summary, writer) = (Missing, Nobody);
-    ScheduleContext { need, mode, may_decide, summary, writer, is_requested: false }
+    let (is_requested, waits_at_threshold) = (false, false);
+    ScheduleContext { need, mode, may_decide, summary, writer, is_requested, waits_at_threshold }
+}
+
+/// The same under a policy that waits at the threshold.
+const fn waiting(need: CompactionNeed, writer: SummaryWriter) -> ScheduleContext {
+    ScheduleContext { waits_at_threshold: true, ..by(need, writer) }
 }
 
 const fn with(need: CompactionNeed, summary: WrittenSummary) -> ScheduleContext {
@@ -76,11 +82,16 @@ const ROWS: &[Row] = &[
     ("the store has none",                      at(Prepare), FRESH, Planned, WriteLater, FRESH),
     ("the store has none, and one is due",      at(Swap), FRESH, Planned, WriteLater, FRESH),
     ("the store has none, and it does not fit", at(Must), FRESH, Planned, WriteNow, FRESH),
+    ("the same, and it waits",                  waiting(Swap, Nobody), FRESH, Planned, WriteNow, FRESH),
+    ("it waits only for one that is due",       waiting(Prepare, Nobody), FRESH, Planned, WriteLater, FRESH),
     ("the store has one",                       with(Swap, Ready), FRESH, Planned, Use, USED_FRESH),
     ("the store has one in use",                at(No), FRESH, Planned, SendSmall, FRESH),
 
     ("it is being prepared",                    by(Prepare, Here), START, Planned, Send, START),
     ("it is being written, and due",            by(Swap, Here), START, Planned, Decline(NotReady), START),
+    ("the same, and it waits",                  waiting(Swap, Here), START, Planned, Wait, FRESH),
+    ("being prepared, it does not wait",        waiting(Prepare, Here), START, Planned, Send, START),
+    ("it failed before, nobody waits",          waiting(Swap, CoolingDown), FRESH, Planned, Decline(NotReady), FRESH),
     ("it is being written, and does not fit",   by(Must, Here), START, Planned, Wait, FRESH),
     ("it is prepared elsewhere",                by(Prepare, Elsewhere), START, Planned, Send, START),
     ("it is written elsewhere, and due",        by(Swap, Elsewhere), START, Planned, Refresh, FRESH),
@@ -160,8 +171,13 @@ fn contexts() -> Vec<ScheduleContext> {
     all = every(all, &|it| {
         [true, false].map(|may_decide| ScheduleContext { may_decide, ..it }).to_vec()
     });
-    every(all, &|it| {
+    all = every(all, &|it| {
         [true, false].map(|is_requested| ScheduleContext { is_requested, ..it }).to_vec()
+    });
+    every(all, &|it| {
+        [true, false]
+            .map(|waits_at_threshold| ScheduleContext { waits_at_threshold, ..it })
+            .to_vec()
     })
 }
 
@@ -221,7 +237,9 @@ fn the_schedule_acts_only_if_a_summary_is_needed_and_allowed() {
             let may = context.mode == Mode::Active && context.may_decide && context.need != No;
             assert!(may || !acts, "{context:?}: {step:?}");
             let waits = matches!(step.action, Wait | WriteNow);
-            assert!(context.need == Must || !waits, "{context:?}: {step:?}");
+            let may_wait =
+                context.need == Must || context.need == Swap && context.waits_at_threshold;
+            assert!(may_wait || !waits, "{context:?}: {step:?}");
             let is_used = step.action == Use;
             assert!(!is_used || context.need >= Swap && context.summary == Ready, "{step:?}");
             let writes = matches!(step.action, WriteNow | WriteLater);
