@@ -270,10 +270,19 @@ def plain_results(name):
 
 def tool_offering(name):
     """Tokens of the instructions on how to call tools, if recorded first calls differ from the family."""
+    if re.match(r"o\d", name):
+        return 0
+    if name.startswith("gpt-oss"):
+        return 12
     if not name.startswith("claude"):
         return None
     line, version = claude_generation(name)
     return 305 if version < 4.5 else {("opus", 4.7): 645}.get((line, version))
+
+
+def prompt_overhead(name):
+    """Tokens of the system message that a model's template puts before every prompt."""
+    return 60 if name.startswith("gpt-oss") else None
 
 
 def cache(maker, name):
@@ -321,8 +330,10 @@ def line(maker, name, window, output, price):
         fields.append("drops_steered = true")
     if plain_results(name):
         fields.append("plain_results = true")
-    if tool_offering(name):
+    if tool_offering(name) is not None:
         fields.append(f"tool_offering = {tool_offering(name)}")
+    if prompt_overhead(name):
+        fields.append(f"prompt_overhead = {prompt_overhead(name)}")
     fields += [f"cache_min = {least}", f"cache_ttl_s = {ttl}"]
     if price:
         fields.append(f"price = {toml(price)}")
@@ -492,6 +503,7 @@ def main():
 # turns stays in the context; reads_reasoning = false: none is read, even in a tool loop; drops_steered:
 # a turn's reasoning is dropped if text comes with tool results; plain_results: tool results cost no more
 # than their text and their tool's name; tool_offering: what the first tool costs beside itself;
+# prompt_overhead: what the model's template puts before every prompt;
 # cache_min: smallest cached prefix; cache_ttl_s: how long it lives unused; price: US dollars per million
 # tokens at the standard tier and at peak hours; long: what all tokens of a prompt above so many cost;
 # audio: its input; search: a search of the web, US dollars; tiers, regional, off_peak: how many times as

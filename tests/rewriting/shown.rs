@@ -199,19 +199,14 @@ async fn dexto_does_not_count_hidden_reasoning_of_the_last_output() {
     assert_eq!((next.exchange.error(), next.exchange.done.overflow), (Some(-9), None));
 }
 
-/// A reply of about a hundred tokens. A shorter one would have hidden reasoning behind it.
-fn depth() -> String {
-    "She draws three metres of water. ".repeat(12)
-}
-
 /// The document's example: 5,000 and 100 were reported, 80 characters are new, and 5,115 come back: +5, which is +0.1 %.
 #[tokio::test]
 async fn the_example_of_dextos_document_has_its_numbers() {
     let mut play = play_at("/v1/chat/completions", Preset::Dexto, &[]).await;
     let mut history = vec![json!({"role": "user", "content": "How deep is she?"})];
     let request_for = |history: &[Value]| json!({"model": "gpt-5", "messages": history});
-    play.exchange(&request_for(&history), &chat(&depth(), (5_000, 100, 0))).await;
-    history.push(json!({"role": "assistant", "content": depth()}));
+    play.exchange(&request_for(&history), &chat("Three metres.", (5_000, 100, 0))).await;
+    history.push(json!({"role": "assistant", "content": "Three metres."}));
     history.push(json!({"role": "user", "content": "x".repeat(80)}));
     let next = play.exchange(&request_for(&history), &chat("Four.", (5_115, 50, 0))).await;
     assert_eq!(decided(&next.exchange), (5_120, 20));
@@ -228,8 +223,8 @@ async fn a_system_message_after_the_reply_counts_by_length() {
     let mut play = play_at("/v1/chat/completions", Preset::Dexto, &[]).await;
     let mut history = vec![json!({"role": "user", "content": "How deep is she?"})];
     let request_for = |history: &[Value]| json!({"model": "gpt-5", "messages": history});
-    play.exchange(&request_for(&history), &chat(&depth(), (5_000, 100, 0))).await;
-    history.push(json!({"role": "assistant", "content": depth()}));
+    play.exchange(&request_for(&history), &chat("Three metres.", (5_000, 100, 0))).await;
+    history.push(json!({"role": "assistant", "content": "Three metres."}));
     history.push(json!({"role": "system", "content": "x".repeat(120)}));
     history.push(json!({"role": "user", "content": "x".repeat(80)}));
     let next = play.exchange(&request_for(&history), &chat("Four.", (5_160, 50, 0))).await;
@@ -244,8 +239,8 @@ async fn a_cancelled_chat_stream_counts_by_the_rules() {
         let mut play = play_at("/v1/chat/completions", preset, &[]).await;
         let mut history = vec![json!({"role": "user", "content": "How deep is she?"})];
         let request_for = |history: &[Value]| json!({"model": "gpt-5", "messages": history});
-        play.exchange(&request_for(&history), &chat(&depth(), (5_000, 100, 0))).await;
-        history.push(json!({"role": "assistant", "content": depth()}));
+        play.exchange(&request_for(&history), &chat("Three metres.", (5_000, 100, 0))).await;
+        history.push(json!({"role": "assistant", "content": "Three metres."}));
         history.push(json!({"role": "user", "content": "x".repeat(80)}));
         let mut request = request_for(&history);
         request["stream"] = json!(true);

@@ -67,6 +67,9 @@ pub struct Model {
     /// that of the family.
     #[serde(default)]
     pub tool_offering: Option<u32>,
+    /// What the model's template puts before every prompt, tokens (the system message of gpt-oss).
+    #[serde(default)]
+    pub prompt_overhead: u64,
     /// How pictures are counted: by the name and the family.
     #[serde(skip)]
     pub pictures: PictureRule,
@@ -119,6 +122,7 @@ impl Model {
             drops_steered: false,
             plain_results: false,
             tool_offering: None,
+            prompt_overhead: 0,
             pictures: PictureRule::default(),
             price: None,
             cache_min: 1024,
@@ -249,6 +253,11 @@ impl Catalogue {
                 spellings(&spelled).iter().find_map(|name| table.models.get(&**name))
         {
             facts.apply(&mut model);
+        }
+        // Gateways that name a model with its maker (OpenRouter, Vercel) call it over Responses, where GPT-5 gets no
+        // instructions on tools.
+        if spelled.starts_with("openai/") {
+            model.tool_offering = model.tool_offering.or(Some(0));
         }
         for better in self.overrides.iter().filter(|better| better.matches(&spelled)) {
             better.apply(&mut model);

@@ -428,8 +428,13 @@ impl StructureCost {
     fn new(model: &Model, dialect: Dialect) -> Self {
         let folds_line_ends = model.folds_line_ends();
         let structure = Self::around(model, dialect);
-        let offering = model.tool_offering.unwrap_or(structure.offering);
-        Self { offering, pictures: model.pictures, folds_line_ends, ..structure }
+        Self {
+            offering: model.tool_offering.unwrap_or(structure.offering),
+            prompt: structure.prompt + model.prompt_overhead,
+            pictures: model.pictures,
+            folds_line_ends,
+            ..structure
+        }
     }
 
     fn around(model: &Model, dialect: Dialect) -> Self {
@@ -511,7 +516,7 @@ impl StructureCost {
             names_results: true,
             tool: 8,
             tool_percent: 60,
-            // 75 to 95 in recorded first calls of GPT-5.
+            // 75 to 95 in recorded first calls of GPT-5 at OpenAI and Azure.
             offering: if reasons && dialect == Dialect::OpenaiChat { 80 } else { 0 },
             // 76 and 86 in recorded pairs: from a search's result, and from added tools.
             loading: if dialect == Dialect::OpenaiResponses { 80 } else { 0 },

@@ -11,11 +11,12 @@ use strum::{AsRefStr, EnumIter};
 
 use super::band::Band;
 use super::cold::cold_band;
-use super::errors::{CallKind, RecentErrors};
-use super::features::ClassCounts;
-use super::regression::{FEATURES, Regression};
+use super::errors::RecentErrors;
+pub use super::observation::{NewContent, Observation};
+use super::observation::{WAYS, expected, features, noise};
+use super::regression::Regression;
 use super::retention::{
-    ByRetention, CONVINCES, CacheBlocks, RETENTIONS, ReadingEvidence, ReasoningRetention, doublings,
+    ByRetention, CONVINCES, RETENTIONS, ReadingEvidence, ReasoningRetention, doublings,
 };
 use super::tool_results::{STRUCTURE, ToolResults};
 use super::unsent::{UnsentCounting, UnsentReasoning};
@@ -40,76 +41,6 @@ pub enum Expert {
 }
 
 const EXPERTS: [Expert; 3] = [Expert::Counted, Expert::Tool, Expert::Regression];
-
-/// What is new in a request, described by its features.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct NewContent {
-    /// Token classes of its text, if that is not counted exactly.
-    pub tally: ClassCounts,
-    /// Tokens of its parts, as counted.
-    pub tokens: u64,
-    /// Of those, the tokens of text alone.
-    pub text_tokens: u64,
-    /// The number of tool results.
-    pub results: u32,
-    /// The number of text parts.
-    pub texts: u32,
-    /// The number of tool calls that were not in the last reply.
-    pub calls: u32,
-    /// Tokens of images and documents.
-    pub media: u32,
-    /// A hash of the tool's name, if a single result of it is all that is new.
-    pub tool: Option<u64>,
-    /// A digest of system prompt and tools, if the request does not continue an earlier one.
-    pub head: Option<u128>,
-    /// The counted tokens of system prompt and tools.
-    pub headed: u64,
-}
-
-/// A request before its response: the estimate is made from this, and the model learns from it.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct Observation {
-    /// Input tokens as counted, for each reasoning retention.
-    pub counted: ByRetention<u64>,
-    /// How likely each reasoning retention is for this model and thread.
-    pub belief: ByRetention<f32>,
-    /// What the request adds to the anchor's.
-    pub new_content: NewContent,
-    /// How it was counted.
-    pub counting: CountingMethod,
-    /// Whether a stream is requested: Gemini's retention differs then.
-    pub streams: bool,
-    /// In a thread's second call: what the first call read from its cache, on which Gemini's retention depends.
-    /// `None` for later calls and other models.
-    pub cache: Option<CacheBlocks>,
-    /// Whether the history changed in another way than by growing: then the call teaches only how large such
-    /// errors are.
-    pub is_changed: bool,
-    /// Reasoning that is not sent back; `counted` includes it if it is believed to be input.
-    pub unsent: UnsentReasoning,
-}
-
-impl Observation {
-    fn way(&self) -> usize {
-        let cache = match self.cache {
-            None => 0,
-            Some(CacheBlocks::Whole) => 1,
-            Some(CacheBlocks::Split) => 2,
-        };
-        2 * cache + usize::from(self.streams)
-    }
-
-    fn kind(&self) -> CallKind {
-        if self.is_changed {
-            return CallKind::CHANGED;
-        }
-        let NewContent { tokens, results, texts, media, .. } = self.new_content;
-        CallKind::new(tokens, results > 0 && texts == 0 && media == 0)
-    }
-}
-
-/// The number of ways of serving that are distinguished.
-const WAYS: usize = 6;
 
 /// The estimated cost of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -144,7 +75,7 @@ pub struct EstimatorState {
     tools: ToolResults,
     regression: Regression,
     /// The evidence for each reasoning retention, in doublings of error, by way of serving
-    /// ([`Observation::way`]).
+    /// (`Observation::way`).
     evidence: [ByRetention<f32>; WAYS],
     /// The last errors, which say how wide the range must be.
     #[serde(default)]
@@ -179,9 +110,11 @@ const MODEL: f32 = 0.7;
 /// The weight of the model's evidence on a thread that has shown something itself: retention is constant
 /// within a session, and another session's calls, however many, are a single case.
 const OTHERS: f32 = 0.25;
-/// How much better another expert's record must be than that of counting; a sixth of it with an unknown
-/// tokenizer.
+/// How much better another expert's record must be than that of counting; a sixth of it for the regression if
+/// the tokenizer is not the model's own.
 const DOUBT: f32 = 0.3;
+/// The least width of the range, in multiples of the expected error, until three results of a tool are known.
+const UNKNOWN_TOOL: f32 = 6.0;
 /// Differences between retentions below this many doublings are no evidence.
 const SHOWS: f32 = 0.1;
 /// Retentions within this many doublings of the likeliest widen the range.
@@ -296,14 +229,23 @@ impl EstimatorState {
         });
         let tokens = by_retention[best];
         let (least, most) = self.likely(seen, evidence, &by_retention);
-        let start = at_first(self.family, self.exact, seen.is_changed);
-        let width = f64::from(self.errors.width(seen.kind(), start));
-        let width = (width * expected(self.family, seen)) as u64;
+        let width = self.width_of(seen, retention);
         let Band { low, high } = match self.is_cold(seen) {
             true => cold_band(self.family, tokens),
             false => Band { low: least.saturating_sub(width), high: most.saturating_add(width) },
         };
         CostPrediction { tokens, low, high, retention, expert, by_retention, evidence }
+    }
+
+    /// The width of the range to either side, tokens.
+    fn width_of(&self, seen: &Observation, retention: ReasoningRetention) -> u64 {
+        let start = at_first(self.family, self.exact, seen.is_changed);
+        let mut width = self.errors.width(seen.kind(), start);
+        // Each tool has a structure of its own.
+        if seen.new_content.tool.is_some() && self.of_tool(seen, retention).is_none() {
+            width = width.max(UNKNOWN_TOOL);
+        }
+        (f64::from(width) * expected(self.family, seen)) as u64
     }
 
     /// The least and the most tokens of the retentions that may apply: those that are about as likely as the
@@ -463,12 +405,16 @@ impl EstimatorState {
         {
             return Expert::Tool;
         }
-        // A count with the model's own tokenizer is not corrected for an occasional token.
-        let margin = if seen.counting == CountingMethod::Exact { DOUBT } else { DOUBT / 6.0 };
         let mut best = Expert::Counted;
         let mut best_record = self.records[0];
         for (expert, record) in EXPERTS.into_iter().zip(self.records).skip(1) {
             let has_opinion = expert != Expert::Tool || self.of_tool(seen, retention).is_some();
+            let margin = match (expert, seen.counting) {
+                // A count with the model's own tokenizer is not corrected for an occasional token, and the last results
+                // of a tool are few.
+                (Expert::Tool, _) | (_, CountingMethod::Exact) => DOUBT,
+                _ => DOUBT / 6.0,
+            };
             if has_opinion && (record + margin).total_cmp(&best_record).is_lt() {
                 best = expert;
                 best_record = record + margin;
@@ -552,47 +498,6 @@ fn best(all: &ByRetention<f32>) -> usize {
     (0..RETENTIONS).fold(0, |best, at| if all[at] > all[best] { at } else { best })
 }
 
-/// The expected error of an estimate, in tokens: a few for structure, and a share of the new text that
-/// depends on how it was counted.
-fn expected(family: Family, seen: &Observation) -> f64 {
-    2.0 + spread(family, seen)
-}
-
-fn spread(family: Family, seen: &Observation) -> f64 {
-    let share = match (seen.counting, family) {
-        (CountingMethod::Exact, _) => 0.0005,
-        (CountingMethod::Ratio, Family::Other) => 0.1,
-        (CountingMethod::Ratio, _) => 0.02,
-        (CountingMethod::Length, _) => 0.15,
-    };
-    1.0 + share * seen.new_content.tokens as f64
-}
-
-fn noise(family: Family, seen: &Observation) -> f64 {
-    match (seen.counting, family) {
-        // About two in a hundred, whichever the tokenizer is.
-        (CountingMethod::Ratio, Family::Other) => 1.0 + 0.02 * seen.new_content.tokens as f64,
-        _ => spread(family, seen),
-    }
-}
-
-/// The input of the regression: text in thousands of tokens, structure by the piece.
-fn features(seen: &Observation, retention: ReasoningRetention) -> [f64; FEATURES] {
-    let content = &seen.new_content;
-    let text_tokens = content.tokens.saturating_sub(u64::from(content.media));
-    let reads = f64::from(u8::from(retention.reads()));
-    let results = f64::from(content.results);
-    let mut features = [0.0; FEATURES];
-    let text = std::iter::once(text_tokens as f64).chain(content.tally.rough());
-    // Several results in one request share what is added once; reading reasoning may change it (Gemini).
-    let pieces = [results, results.min(1.0), f64::from(content.texts), reads * results.min(1.0)];
-    let counted = text.chain([f64::from(content.media)]).map(|tokens| tokens / 1000.0);
-    for (feature, value) in features.iter_mut().zip(counted.chain(pieces)) {
-        *feature = value;
-    }
-    features
-}
-
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -600,6 +505,8 @@ mod tests {
     use super::*;
     use crate::dialect::{PartKind, ReplyPart};
     use crate::tokens::Tokenizer;
+    use crate::tokens::features::ClassCounts;
+    use crate::tokens::retention::CacheBlocks;
 
     /// A call that added one result of `counted` tokens.
     fn grown(before: u64, counted: u64) -> Observation {
@@ -707,6 +614,25 @@ mod tests {
         assert!(worst(&errors[..8]) > 1.0, "{errors:?}");
         assert!(later[20] < 0.05, "{errors:?}");
         assert!(later[36] < 0.2, "{errors:?}");
+    }
+
+    /// Each tool has a structure of its own: that others are counted right says nothing about it.
+    #[test]
+    fn the_first_results_of_a_tool_have_a_wide_range() {
+        let mut learned = EstimatorState::new(Family::O200k);
+        let mut width = |tool| {
+            let mut seen = grown(50_000, 80);
+            seen.counting = CountingMethod::Exact;
+            seen.new_content.tool = Some(tool);
+            let guess = learned.guess(&seen, ByRetention::default());
+            learned = learned.clone().after(&seen, &guess, 50_080);
+            guess.high - guess.tokens
+        };
+        for _ in 0..30 {
+            width(7);
+        }
+        assert_eq!(width(7), 0);
+        assert_eq!([8; 4].map(&mut width), [18, 18, 18, 0]);
     }
 
     #[test]

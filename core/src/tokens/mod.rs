@@ -14,6 +14,7 @@ pub(crate) mod features;
 mod fitted;
 pub mod learn;
 pub(crate) mod media;
+mod observation;
 mod regression;
 pub mod retention;
 mod sentencepiece;

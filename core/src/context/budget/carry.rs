@@ -11,7 +11,7 @@ use super::anchor::{Anchor, cache_blocks, evidence_of, sum};
 use super::classic::first_new;
 use super::measure::MeasuredEstimate;
 use super::returned::{has_content, reply_weight};
-use super::sums::{TokenSums, cleared_next, reasoning_of};
+use super::sums::{TokenSums, cleared_next, reasoning_by_rules, reasoning_of};
 use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
 use crate::context::reasoning::{self, NextRequest};
@@ -271,7 +271,7 @@ impl CarryOutlook {
         let tokens = tokens.saturating_sub(self.thoughts.read(retention)).saturating_add(unsent);
         let tokens = cleared_next(turn, tokens, self.clears_past);
         let stripped = self.thoughts.thoughts().saturating_sub(stay.thoughts());
-        let lost = if reply_carry.returns_by_rules { 0 } else { reasoning_of(turn) };
+        let lost = if reply_carry.returns_by_rules { 0 } else { reasoning_by_rules(turn) };
         let reported = context.input.saturating_add(context.output);
         let by_rules = reported.saturating_sub(lost).saturating_sub(stripped);
         CarryOver { tokens, by_rules, ..carried_over }

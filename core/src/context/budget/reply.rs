@@ -72,11 +72,16 @@ fn choices(reply: &Reply, tokenizer: Tokenizer) -> Vec<Vec<SketchPart>> {
         replies.clone().map(|parts| counted(parts, &mut counter)).collect();
     let Some(context) = reply.usage.context() else { return choices };
     let texts: u64 = choices.iter().map(|parts| sum(parts)).sum();
+    // A text that is counted with the model's own tokenizer costs that, and little more.
+    let around = match counter.counting() {
+        CountingMethod::Exact => AROUND_EXACT,
+        CountingMethod::Ratio | CountingMethod::Length => AROUND,
+    };
     let margins = replies.flatten().map(|part| match part.kind {
         PartKind::ToolCall => AROUND_CALL,
-        _ => AROUND,
+        _ => around,
     });
-    let margin = margins.fold(AROUND, u64::saturating_add);
+    let margin = margins.fold(around, u64::saturating_add);
     let marks = match tokenizer.family {
         Family::O200k => 2 * thoughts as u64, // the tokens around each block
         _ => 0,
@@ -116,6 +121,7 @@ fn most(texts: u64, counting: CountingMethod) -> u64 {
 
 /// The most tokens around a text or a whole reply, and around a call, which some models write with a tag for each argument.
 const AROUND: u64 = 24;
+const AROUND_EXACT: u64 = 8;
 const AROUND_CALL: u64 = 80;
 
 fn counted(parts: &[ReplyPart], counter: &mut TokenCounter<'_>) -> Vec<SketchPart> {

@@ -232,6 +232,15 @@ pub(super) fn reported_reasoning(turn: &Turn) -> u64 {
     turn.usage.reasoning.unwrap_or(0).saturating_sub(others).min(output)
 }
 
+/// Reasoning of the last output as an agent's rules know it. They know nothing but reports: what the text of a reply does
+/// not explain is reasoning to them only where none is reported as such.
+pub(super) fn reasoning_by_rules(turn: &Turn) -> u64 {
+    match turn.usage.reasoning {
+        Some(_) => reported_reasoning(turn),
+        None => reasoning_of(turn),
+    }
+}
+
 /// A breakdown whose sum is `total`: messages are the rest after system and tools, never below 0. What was
 /// scaled down to an earlier total is taken as it was estimated.
 pub(super) fn fit(parts: Breakdown, total: u64) -> Breakdown {
