@@ -41,6 +41,27 @@ fn files_import_each_other_in_one_direction() {
     assert!(report.is_empty(), "move what both sides need into a file below both:\n{report}");
 }
 
+/// The modules of `context` that its stored types may import: leaves.
+const BELOW_RECORDS: &[&str] = &["policy", "signature", "trim"];
+
+#[test]
+fn records_import_nothing_that_decides() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut found = 0;
+    for (from, targets) in &imports(&modules(&sources(&root.join("core/src")))) {
+        if !from.starts_with("context::records") {
+            continue;
+        }
+        found += 1;
+        for to in targets.iter().filter_map(|to| to.strip_prefix("context::")) {
+            let module = to.split("::").next().unwrap();
+            let is_below = module == "records" || BELOW_RECORDS.contains(&module);
+            assert!(is_below, "{from} imports context::{to}");
+        }
+    }
+    assert!(found > 10, "only {found} files of records found");
+}
+
 /// The most imports in a chain of folders of `src/proxy`: a reader of the first one has no deeper to go.
 const LEVELS: usize = 5;
 

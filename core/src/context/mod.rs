@@ -1,8 +1,8 @@
 //! Floor 3: what is remembered of a conversation, and what is decided from it.
 //!
 //! Everything that is stored is a [`Fact`] about a part of a conversation: its key is a hash of content, and
-//! it is written once. The records are in `records`, which imports nothing of what uses
-//! them. Pure: no sockets, no clock, no store; `now` and policy are arguments.
+//! it is written once. The records are in `records`, which imports nothing of what uses them. Pure: no sockets,
+//! no clock, no store; `now` and policy are arguments.
 
 pub mod attempt;
 pub mod budget;

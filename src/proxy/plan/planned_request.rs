@@ -334,7 +334,7 @@ impl PlannedRequest {
         self
     }
 
-    /// Measures the original. Returns the reason if it could not be measured.
+    /// Leaves it unchanged, as shadow mode does. Returns the reason if the original could not be measured.
     async fn set_shadow(&mut self, prepared: &Arc<PreparedRequest>) -> Option<FailOpen> {
         // The summary is of the plan; what is sent and measured is the original.
         if self.edits.is_empty() && self.sent.is_original() {
