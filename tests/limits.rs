@@ -83,8 +83,12 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         &[("src/store/ledgers/session_cache.rs", "FACTS")],
     ),
     (
+        "turns that are not in the database yet",
+        &[("src/store/sqlite/queue.rs", "QUEUE_BYTES"), ("src/store/sqlite/queue.rs", "QUEUE")],
+    ),
+    (
         "the store's write queue",
-        &[("src/store/sqlite/writer.rs", "QUEUE_BYTES"), ("src/store/sqlite/writer.rs", "QUEUE")],
+        &[("src/store/sqlite/queue.rs", "QUEUE_BYTES"), ("src/store/sqlite/queue.rs", "QUEUE")],
     ),
     ("`run.log`, the log of `plimsoll run` on disk", &[("src/store/folder.rs", "RUN_LOG_BYTES")]),
     (

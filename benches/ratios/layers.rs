@@ -102,6 +102,21 @@ impl Store for Less {
         Box::pin(std::future::ready(Ok(puts)))
     }
 
+    fn append(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> StoreFuture<'_, ()> {
+        match self.keeps {
+            Keeps::Undrafted | Keeps::All => self.store.append(scope, records, only_if),
+            Keeps::Unwaited | Keeps::Nothing => {
+                let put = self.put(scope, records, only_if);
+                Box::pin(async move { put.await.map(drop) })
+            }
+        }
+    }
+
     fn put_drafts(
         &self,
         instance: u64,

@@ -49,6 +49,8 @@ pub(super) async fn check<S: Store>(fresh: impl Fn() -> S) {
     a_whole_reply_takes_the_place_of_a_part_of_it(&fresh()).await;
     drafts_go_with_their_scope(&fresh()).await;
     a_deleted_scope_stays_deleted(&fresh()).await;
+    what_is_appended_is_seen(&fresh()).await;
+    nothing_is_appended_to_a_deleted_scope(&fresh()).await;
     a_cancelled_write_is_void(&fresh()).await;
     the_tenant_key_stays(&fresh()).await;
     fresh().ready().await.unwrap();
@@ -470,6 +472,55 @@ async fn a_deleted_scope_stays_deleted(store: &impl Store) {
     // Another tenant's session of that name is another session.
     let put = store.put(scope("u", "s"), vec![turn(1, "u", 1)], Precondition::since(before)).await;
     assert_eq!(put.unwrap(), [WriteOutcome::Written]);
+}
+
+/// Each query sees what was appended before, and a later write meets it.
+async fn what_is_appended_is_seen(store: &impl Store) {
+    let append = |session: &str, key| {
+        let fingerprint = Record { kind: RecordKind::Fingerprint, ..turn(key, "", 1) };
+        let content = Record { kind: RecordKind::Content, ..turn(key, "é", 1) };
+        let records = vec![turn(key, "a", 1), content, fingerprint];
+        store.append(scope("t", session), records, Precondition::default())
+    };
+    append("get", 1).await.unwrap();
+    let got = store.get(scope("t", "get"), RecordKind::Turn, 1).await.unwrap();
+    assert_eq!(got, Some("a".into()));
+    append("size", 2).await.unwrap();
+    assert_eq!(store.size(scope("t", "size"), RecordKind::Content).await.unwrap(), 2);
+    append("scan", 3).await.unwrap();
+    assert_eq!(store.scan(scope("t", "scan"), 9).await.unwrap(), [turn(3, "a", 1)]);
+    append("fingerprint", 4).await.unwrap();
+    let found = store.session_by_fingerprint("t".into(), vec![9, 4]).await.unwrap();
+    assert_eq!(found, Some("fingerprint".into()));
+    append("holder", 5).await.unwrap();
+    let holder = store.holder(RecordKind::Turn, 5).await.unwrap();
+    assert_eq!(holder, Some(scope("t", "holder")));
+    append("scopes", 6).await.unwrap();
+    assert_eq!(store.scopes(ScopePage::first(9)).await.unwrap().len(), 6);
+    append("named", 7).await.unwrap();
+    let named = store.scopes_named("named".into()).await.unwrap();
+    assert_eq!(named, [scope("t", "named")]);
+    append("put", 8).await.unwrap();
+    let put = store.put_if_absent(scope("t", "put"), vec![turn(8, "b", 1)]).await.unwrap();
+    assert_eq!(put, [WriteOutcome::Existed("a".into())]);
+    store.put_drafts(THEM, vec![draft(9, 40)], Vec::new()).await.unwrap();
+    append("s", 9).await.unwrap();
+    assert_eq!(store.adopt_drafts(US).await.unwrap(), [], "it takes its draft away");
+    assert_eq!(expire(store, 2, 0).await.scopes.len(), 8, "all but one");
+}
+
+async fn nothing_is_appended_to_a_deleted_scope(store: &impl Store) {
+    let here = scope("t", "s");
+    let append = |key, since| {
+        store.append(here.clone(), vec![turn(key, "a", 1)], Precondition::since(since))
+    };
+    let before = Instant::now();
+    append(1, before).await.unwrap();
+    assert_eq!(store.drop_scope(here.clone()).await.unwrap(), 1);
+    let late = append(2, before).await;
+    assert!(matches!(late, Err(StoreError::Deleted)), "{late:?}");
+    append(3, Instant::now()).await.unwrap();
+    assert_eq!(store.scan(here.clone(), 9).await.unwrap(), [turn(3, "a", 1)]);
 }
 
 async fn a_cancelled_write_is_void(store: &impl Store) {

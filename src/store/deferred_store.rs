@@ -205,6 +205,15 @@ impl Store for DeferredStore {
         self.watched(StoreAccess::Write, self.answer(|store| store.put(scope, records, only_if)))
     }
 
+    fn append(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> StoreFuture<'_, ()> {
+        self.watched(StoreAccess::Write, self.answer(|store| store.append(scope, records, only_if)))
+    }
+
     fn put_drafts(
         &self,
         instance: u64,

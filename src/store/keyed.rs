@@ -258,6 +258,16 @@ impl<S: Store> Store for KeyedStore<S> {
         Box::pin(async move { Ok(put.await?.into_iter().map(|put| self.outcome(put)).collect()) })
     }
 
+    fn append(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> StoreFuture<'_, ()> {
+        let records = records.into_iter().map(|record| self.cipher.encrypted(record)).collect();
+        self.store.append(scope, records, only_if)
+    }
+
     fn put_drafts(
         &self,
         instance: u64,

@@ -170,6 +170,18 @@ pub trait Store: Send + Sync + 'static {
         self.put(scope, records, Precondition::default())
     }
 
+    /// Writes what an ended exchange taught, durably when it returns, like [`Store::put`] without its outcomes. Once
+    /// it has returned, every query here sees it; people who read the file of a store may see it a second later.
+    fn append(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> StoreFuture<'_, ()> {
+        let put = self.put(scope, records, only_if);
+        Box::pin(async move { put.await.map(drop) })
+    }
+
     /// Writes drafts, each replacing the one before it, and removes those whose exchanges `ended` without a
     /// turn. Drafts of scopes that were deleted since the draft was begun are left out.
     fn put_drafts(

@@ -1,16 +1,19 @@
 //! The embedded store: one SQLite file, which can also be queried with `sqlite3`.
 //!
 //! One thread writes, in groups: all waiting jobs go into one transaction, and are answered when it is
-//! committed. Write-ahead log with `synchronous = NORMAL`: a committed turn survives `kill -9`; a power
-//! failure can lose the last moments, but not the file. Traffic, the admin API and checkpoints have
-//! connections of their own. Only the data folder is written to.
+//! committed. Turns are appended to a file beside it first, and move in together ([`journal`]). Write-ahead log
+//! with `synchronous = NORMAL`: a committed turn survives `kill -9`; a power failure can lose the last moments,
+//! but not the file. Traffic, the admin API and checkpoints have connections of their own. Only the data folder
+//! is written to.
 
 mod columns;
 mod connection;
 mod drafts;
 mod errors;
 mod facts;
+mod journal;
 mod packing;
+mod queue;
 mod readers;
 mod retention;
 mod schema;
@@ -34,17 +37,22 @@ use super::{
 use crate::context::{Millis, SessionId, TenantId};
 use connection::{BUSY, beside, connect, is_database, tune};
 use errors::{because, failed, trouble_with, unusable};
+use journal::{AppendOutcome, Journal, JournalEntry};
+pub(crate) use queue::QUEUE_BYTES;
+use queue::WriterJob;
 use readers::{ReaderGate, ReaderLimits, Readers};
 use retention::RetentionRule;
 use upkeep::LOCKED;
-pub(crate) use writer::QUEUE_BYTES;
-use writer::{Writer, WriterJob};
+use writer::Writer;
 
 /// Readers for traffic: sessions and fingerprints, which take little time.
 const TRAFFIC: ReaderLimits = ReaderLimits { name: "store-traffic", threads: 2, limit: None };
 /// Readers for the admin API. A query keeps deleted data in the log while it runs, so its time is limited.
 const ADMIN: ReaderLimits =
     ReaderLimits { name: "store-lookers", threads: 2, limit: Some(Duration::from_secs(2)) };
+
+/// How long a query of the admin API waits for what is not in the database yet.
+const MOVE: Duration = Duration::from_secs(1);
 
 /// Records in a file. Clones share it.
 #[derive(Clone)]
@@ -106,7 +114,9 @@ impl SqliteStore {
         connection.busy_timeout(LOCKED).map_err(|error| trouble_with(path, &error))?;
         let make_way = Arc::<ReaderGate>::default();
         let checkpointing = connect(path)?;
-        let writer = Writer::start(path, connection, checkpointing, make_way.clone());
+        let applied = journal::applied(&connection).map_err(|error| trouble_with(path, &error))?;
+        let journal = Journal::open(path, applied)?;
+        let writer = Writer::start(path, connection, checkpointing, make_way.clone(), journal);
         let traffic = Readers::start(path, TRAFFIC, Arc::default())?;
         let admin = Readers::start(path, ADMIN, make_way)?;
         let file = Database { writer, traffic, admin, path: path.into() };
@@ -155,7 +165,7 @@ impl SqliteStore {
         let Database { writer, traffic, admin, path, .. } = &*self.file;
         StoreLoad {
             writes: writer.waiting(),
-            write_bytes: writer.waiting_bytes(),
+            write_bytes: writer.waiting_bytes() + writer.journal.bytes(),
             traffic: traffic.waiting(),
             admin: admin.waiting(),
             restarts: writer.restarts(),
@@ -163,19 +173,54 @@ impl SqliteStore {
         }
     }
 
-    /// Runs a query on a reading connection, in one snapshot.
-    fn read<T: Send + 'static>(
+    /// Runs a query on a reading connection, in one snapshot. If the journal `is_awaited`, because it may have what the
+    /// query looks for, it is moved into the database first.
+    fn read_after<T: Send + 'static>(
         &self,
+        is_awaited: bool,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> StoreFuture<'_, T> {
         let readers = match self.side {
             StoreCaller::Traffic => &self.file.traffic,
             StoreCaller::Admin => &self.file.admin,
         };
-        readers.query(move |connection| {
+        let query = |connection: &Connection| {
             let look = connection.unchecked_transaction()?;
             query(&look)
+        };
+        if !is_awaited {
+            return readers.query(query);
+        }
+        let moved = self.file.writer.submit(|answer| WriterJob::Move { answer });
+        Box::pin(async move {
+            // If it cannot be moved, the query sees what the database has. Traffic has limits of its own.
+            match self.side {
+                StoreCaller::Traffic => drop(moved.await),
+                StoreCaller::Admin => drop(tokio::time::timeout(MOVE, moved).await),
+            }
+            readers.query(query).await
         })
+    }
+
+    /// Runs a query about a scope; the default if it has no records.
+    fn read_scope<T: Default + Send + 'static>(
+        &self,
+        scope: Scope,
+        query: impl FnOnce(&Connection, i64) -> rusqlite::Result<T> + Send + 'static,
+    ) -> StoreFuture<'_, T> {
+        let is_awaited = self.file.writer.journal.holds(|entry| entry.scope == scope);
+        self.read_after(is_awaited, move |connection| match facts::scope_id(connection, &scope)? {
+            Some(id) => query(connection, id),
+            None => Ok(T::default()),
+        })
+    }
+
+    /// Runs a query about all scopes.
+    fn read<T: Send + 'static>(
+        &self,
+        query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
+    ) -> StoreFuture<'_, T> {
+        self.read_after(self.file.writer.journal.holds(|_| true), query)
     }
 }
 
@@ -272,6 +317,24 @@ impl Store for SqliteStore {
         self.file.writer.submit(|answer| WriterJob::Put { scope, records, only_if, answer })
     }
 
+    fn append(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> StoreFuture<'_, ()> {
+        Box::pin(async move {
+            let entry = JournalEntry { scope, records };
+            match self.file.writer.append(entry, only_if.since) {
+                AppendOutcome::Appended { .. } => Ok(()),
+                AppendOutcome::Deleted => Err(StoreError::Deleted),
+                AppendOutcome::Refused(JournalEntry { scope, records }) => {
+                    self.put(scope, records, only_if).await.map(drop)
+                }
+            }
+        })
+    }
+
     fn put_drafts(
         &self,
         instance: u64,
@@ -290,17 +353,11 @@ impl Store for SqliteStore {
     }
 
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
-        self.read(move |connection| match facts::scope_id(connection, &scope)? {
-            Some(id) => facts::value(connection, id, kind, key),
-            None => Ok(None),
-        })
+        self.read_scope(scope, move |connection, id| facts::value(connection, id, kind, key))
     }
 
     fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
-        self.read(move |connection| match facts::scope_id(connection, &scope)? {
-            Some(id) => facts::size(connection, id, kind),
-            None => Ok(0),
-        })
+        self.read_scope(scope, move |connection, id| facts::size(connection, id, kind))
     }
 
     fn session_by_fingerprint(
@@ -308,7 +365,11 @@ impl Store for SqliteStore {
         tenant: TenantId,
         fingerprints: Vec<u128>,
     ) -> StoreFuture<'_, Option<SessionId>> {
-        self.read(move |connection| {
+        let concerns = |entry: &JournalEntry| {
+            entry.scope.tenant == tenant && fingerprints.iter().any(|key| entry.shows(*key))
+        };
+        let is_waiting = self.file.writer.journal.holds(concerns);
+        self.read_after(is_waiting, move |connection| {
             for fingerprint in fingerprints {
                 let session = facts::session_by_fingerprint(connection, &tenant, fingerprint)?;
                 if session.is_some() {
@@ -324,10 +385,7 @@ impl Store for SqliteStore {
     }
 
     fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
-        self.read(move |connection| match facts::scope_id(connection, &scope)? {
-            Some(id) => facts::scan(connection, id, newest),
-            None => Ok(Vec::new()),
-        })
+        self.read_scope(scope, move |connection, id| facts::scan(connection, id, newest))
     }
 
     fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
@@ -355,7 +413,7 @@ impl Store for SqliteStore {
     }
 
     fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
-        self.read(|connection| {
+        self.read_after(false, |connection| {
             let query = "SELECT value FROM secrets WHERE name = 'tenant_key'";
             connection.query_row(query, [], |row| row.get(0))
         })

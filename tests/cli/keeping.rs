@@ -283,12 +283,15 @@ async fn commands_show_no_warning_while_the_store_works() {
     assert_eq!(about["store_failure"], Value::Null);
 }
 
-/// Another program locks the file: the reply ends all the same, and the failure is logged and counted.
+/// Another program locks the file, and no turn can be appended beside it: the reply ends all the same, and the failure is
+/// logged and counted.
 #[tokio::test]
 async fn a_turn_that_is_not_stored_in_time_is_logged_and_counted() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
-    let holder = rusqlite::Connection::open(serving.data.path().join("plimsoll.db")).unwrap();
+    let data = serving.data.path();
+    std::fs::create_dir(data.join("plimsoll.db-turns.1")).unwrap();
+    let holder = rusqlite::Connection::open(data.join("plimsoll.db")).unwrap();
     holder.execute_batch("BEGIN IMMEDIATE").unwrap();
     let script = wire::anthropic();
     let asking = serving.post(script.path, script.request, &[("x-api-key", "sk-test")]);

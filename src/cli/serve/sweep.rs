@@ -44,7 +44,8 @@ pub(super) async fn run(
     let mut checked_at = since_boot();
     let mut notices = SweepNotices::default();
     let mut lessons_due = Instant::now();
-    report_cached(CacheBytes::LIMIT, QUEUE_BYTES, |what, bytes| {
+    // As much may wait in the journal.
+    report_cached(CacheBytes::LIMIT, 2 * QUEUE_BYTES, |what, bytes| {
         telemetry.set_cache_limit(what, bytes);
     });
     let mut is_paused = is_all_too_old(&ledgers, clock.now.saturating_sub(age)).await;

@@ -46,6 +46,15 @@ impl<S: Store> Store for TimedStore<S> {
         self.time(StoreOperation::Put, self.store.put(scope, records, only_if))
     }
 
+    fn append(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> StoreFuture<'_, ()> {
+        self.time(StoreOperation::Put, self.store.append(scope, records, only_if))
+    }
+
     fn put_drafts(
         &self,
         instance: u64,

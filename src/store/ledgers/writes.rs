@@ -176,7 +176,7 @@ impl Ledgers {
         let write = cache.add(facts, || {
             // Before the place is released: a request that waited for it looks for them.
             lock(&self.fingerprints).add(&scope, &fingerprints, connection);
-            self.store.put(scope.clone(), records, cache.precondition())
+            self.store.append(scope.clone(), records, cache.precondition())
         });
         drop(opened);
         let outcome = match write {
@@ -188,7 +188,7 @@ impl Ledgers {
                 self.forget_deleted(&scope, &cache);
                 self.restart_session(scope, copies, began).await
             }
-            outcome => outcome.map(drop),
+            outcome => outcome,
         }
     }
 

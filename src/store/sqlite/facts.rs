@@ -135,25 +135,37 @@ struct EstimateColumns<'t> {
 
 /// The id of a session, if it has a row.
 pub(super) fn scope_id(connection: &Connection, scope: &Scope) -> rusqlite::Result<Option<i64>> {
-    let mut query = connection.prepare_cached(
-        "SELECT scopes.id FROM scopes JOIN tenants ON tenants.id = scopes.tenant
-         WHERE scopes.session = ?1 AND tenants.name = ?2",
-    )?;
-    query
-        .query_row(params![scope.session.as_str(), scope.tenant.as_str()], |row| row.get(0))
-        .optional()
+    Ok(ScopeIds::find(connection, scope)?.map(|ids| ids.scope))
 }
 
-/// A row for a new session, known since `at`.
-pub(super) fn begin(connection: &Connection, scope: &Scope, at: Millis) -> rusqlite::Result<i64> {
-    let mut insert = connection.prepare_cached(
-        "INSERT INTO scopes (tenant, session, began, used) VALUES (?1, ?2, ?3, ?3)",
-    )?;
-    insert.insert(params![
-        tenant_id(connection, &scope.tenant)?,
-        scope.session.as_str(),
-        capped(at)
-    ])
+/// The ids of a session and its tenant.
+#[derive(Clone, Copy)]
+struct ScopeIds {
+    scope: i64,
+    tenant: i64,
+}
+
+impl ScopeIds {
+    fn find(connection: &Connection, scope: &Scope) -> rusqlite::Result<Option<Self>> {
+        let mut query = connection.prepare_cached(
+            "SELECT scopes.id, tenants.id FROM scopes JOIN tenants ON tenants.id = scopes.tenant
+             WHERE scopes.session = ?1 AND tenants.name = ?2",
+        )?;
+        let values = params![scope.session.as_str(), scope.tenant.as_str()];
+        query
+            .query_row(values, |row| Ok(Self { scope: row.get(0)?, tenant: row.get(1)? }))
+            .optional()
+    }
+
+    /// A row for a new session, known since `at`.
+    fn begin(connection: &Connection, scope: &Scope, at: Millis) -> rusqlite::Result<Self> {
+        let mut insert = connection.prepare_cached(
+            "INSERT INTO scopes (tenant, session, began, used) VALUES (?1, ?2, ?3, ?3)",
+        )?;
+        let tenant = tenant_id(connection, &scope.tenant)?;
+        let scope = insert.insert(params![tenant, scope.session.as_str(), capped(at)])?;
+        Ok(Self { scope, tenant })
+    }
 }
 
 fn tenant_id(connection: &Connection, tenant: &TenantId) -> rusqlite::Result<i64> {
@@ -170,16 +182,17 @@ pub(super) fn put(
     records: &[Record],
 ) -> rusqlite::Result<Vec<WriteOutcome>> {
     let Some(first) = records.first() else { return Ok(Vec::new()) };
-    let existing = scope_id(connection, scope)?;
-    let id = match existing {
-        Some(id) => id,
-        None => begin(connection, scope, first.at)?,
+    let existing = ScopeIds::find(connection, scope)?;
+    let ids = match existing {
+        Some(ids) => ids,
+        None => ScopeIds::begin(connection, scope, first.at)?,
     };
+    let id = ids.scope;
     let mut tally = SessionDelta::default();
     let mut puts = Vec::with_capacity(records.len());
     for record in records {
         if record.kind == RecordKind::Fingerprint {
-            puts.push(if fingerprint(connection, scope, id, record, &mut tally)? {
+            puts.push(if fingerprint(connection, ids, record, &mut tally)? {
                 WriteOutcome::Written
             } else {
                 WriteOutcome::Existed(Bytes::new())
@@ -345,10 +358,9 @@ fn number(number: Option<u64>) -> Option<i64> {
     number.and_then(|number| i64::try_from(number).ok())
 }
 
-pub(super) fn fingerprint(
+fn fingerprint(
     connection: &Connection,
-    scope: &Scope,
-    id: i64,
+    ids: ScopeIds,
     record: &Record,
     tally: &mut SessionDelta,
 ) -> rusqlite::Result<bool> {
@@ -359,8 +371,7 @@ pub(super) fn fingerprint(
          ON CONFLICT DO UPDATE SET scope = excluded.scope
          WHERE signs.scope <> excluded.scope",
     )?;
-    let tenant = tenant_id(connection, &scope.tenant)?;
-    let written = insert.execute(params![tenant, blob(record.key), id])? == 1;
+    let written = insert.execute(params![ids.tenant, blob(record.key), ids.scope])? == 1;
     if written {
         tally.add(record, FINGERPRINT);
     }

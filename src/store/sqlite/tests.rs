@@ -30,6 +30,59 @@ async fn facts_outlive_the_process() {
     assert_eq!(store.tenant_key().await.unwrap(), key);
 }
 
+/// A copy of the folder is what a process finds that comes after `kill -9`.
+#[tokio::test]
+async fn appended_facts_outlive_a_crash() {
+    let home = conformance::folder();
+    let folders = ["first", "second", "third"].map(|name| home.path().join(name));
+    let copy = |from: &Path, to: &Path| {
+        std::fs::create_dir(to).unwrap();
+        for file in std::fs::read_dir(from).unwrap() {
+            let file = file.unwrap();
+            std::fs::copy(file.path(), to.join(file.file_name())).unwrap();
+        }
+    };
+    let store = SqliteStore::open(&folders[0].join("p.db")).unwrap();
+    let append =
+        |key| store.append(scope("t", "s"), vec![turn(key, "kept", 1)], Precondition::default());
+    append(1).await.unwrap();
+    append(2).await.unwrap();
+    copy(&folders[0], &folders[1]);
+    let path = folders[1].join("p.db");
+    let crashed = SqliteStore::open(&path).unwrap();
+    let scan = crashed.scan(scope("t", "s"), 9).await.unwrap();
+    assert_eq!(scan, [turn(1, "kept", 1), turn(2, "kept", 1)]);
+    // It crashes again, after the session was deleted and before the file of its turns was.
+    crashed.drop_scope(scope("t", "s")).await.unwrap();
+    copy(&folders[1], &folders[2]);
+    let left = std::fs::read_dir(&folders[0]).unwrap().map(|file| file.unwrap());
+    for file in left.filter(|file| file.file_name().to_string_lossy().contains("-turns.")) {
+        std::fs::copy(file.path(), folders[2].join(file.file_name())).unwrap();
+    }
+    let again = SqliteStore::open(&folders[2].join("p.db")).unwrap();
+    assert_eq!(again.scan(scope("t", "s"), 9).await.unwrap(), [], "it does not come back");
+    again.append(scope("t", "s"), vec![turn(3, "new", 1)], Precondition::default()).await.unwrap();
+    assert_eq!(again.scan(scope("t", "s"), 9).await.unwrap(), [turn(3, "new", 1)]);
+    let files = |folder: &Path| std::fs::read_dir(folder).unwrap().count();
+    again.close().await.unwrap();
+    assert_eq!(files(&folders[2]), 1, "a clean stop leaves one file");
+}
+
+/// People who read the file wait for no query.
+#[tokio::test]
+async fn appended_facts_come_into_the_file_by_themselves() {
+    let folder = conformance::folder();
+    let path = folder.path().join("p.db");
+    let store = SqliteStore::open(&path).unwrap();
+    let append = store.append(scope("t", "s"), vec![turn(1, "a", 1)], Precondition::default());
+    append.await.unwrap();
+    let connection = Connection::open(&path).unwrap();
+    let count = || connection.query_row("SELECT count(*) FROM turns", [], |row| row.get(0));
+    while count() != Ok(1) {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
 #[tokio::test]
 async fn left_drafts_become_turns() {
     let folder = conformance::folder();

@@ -15,7 +15,7 @@ use super::connection::beside;
 use super::facts::doom;
 use super::retention::RetentionRule;
 use crate::context::Millis;
-use crate::store::{Scope, SweepStep};
+use crate::store::{Record, RecordKind, Scope, SweepStep};
 
 /// How long a transaction waits for another program that writes to the file: longer than the end of a reply
 /// waits by default, so that a late turn is stored all the same.
@@ -125,8 +125,11 @@ impl Upkeep {
         Ok(())
     }
 
-    pub(super) fn turn_at(&mut self, at: Millis) {
-        self.now = at;
+    /// Notes the time that written turns tell; other records may have any.
+    pub(super) fn written(&mut self, records: &[Record]) {
+        for turn in records.iter().filter(|record| record.kind == RecordKind::Turn) {
+            self.now = turn.at;
+        }
     }
 
     /// Records that the log contains data that was deleted on request.

@@ -1,8 +1,9 @@
 //! The thread that writes: all waiting jobs go into one transaction, and are answered together.
 //!
 //! A job is answered only after its transaction is committed. A failing job fails its whole group, of which
-//! nothing is stored. Between groups the thread does a step of upkeep ([`super::upkeep`]). Another thread
-//! makes checkpoints, because they wait for the disk.
+//! nothing is stored. What is in the journal ([`super::journal`]) goes first; alone, it waits for more. Between
+//! groups the thread does a step of upkeep ([`super::upkeep`]). Another thread makes checkpoints, because they wait
+//! for the disk.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -16,19 +17,15 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::errors::failed;
+use super::journal::{AppendOutcome, Journal, JournalBatch, JournalEntry};
+use super::queue::{DueAnswer, QUEUE, WriterJob, WriterQueue};
 use super::readers::ReaderGate;
-use super::retention::RetentionRule;
 use super::upkeep::{self, Upkeep, in_transaction};
 use super::{drafts, facts};
 use crate::store::drafts::Draft;
 use crate::store::precondition::Precondition;
-use crate::store::tombstones::Tombstones;
-use crate::store::{Record, RecordKind, Scope, StoreError, StoreFuture, SweepStep, WriteOutcome};
+use crate::store::{Record, Scope, StoreError, StoreFuture, WriteOutcome};
 
-/// Jobs that may wait. A disk that is slower than this will not catch up while a client waits.
-const QUEUE: usize = 4096;
-/// Bytes of the jobs that may wait.
-pub(crate) const QUEUE_BYTES: usize = 16 << 20;
 /// Most jobs in one transaction, so that the first of them does not wait long.
 const GROUP: usize = 256;
 /// A transaction with this many bytes of records takes no more jobs: it is in the log as a whole.
@@ -54,97 +51,16 @@ const PAUSE: (Duration, Duration) = (Duration::from_micros(500), Duration::from_
 const AFTER_FAILURE: Duration = Duration::from_secs(1);
 /// No upkeep for this long after the start, so that the start has the disk to itself.
 const AT_START: Duration = Duration::from_secs(1);
+/// How long an entry of the journal waits for more: the more there are, the less each costs.
+const GATHER: Duration = Duration::from_millis(500);
 /// How long the writer sleeps if there is nothing to do.
 const IDLE: Duration = Duration::from_secs(3600);
-
-/// The sender for a job's answer.
-type DueAnswer<T> = oneshot::Sender<Result<T, StoreError>>;
-
-/// The jobs of the writer.
-pub(super) enum WriterJob {
-    Put {
-        scope: Scope,
-        records: Vec<Record>,
-        only_if: Precondition,
-        answer: DueAnswer<Vec<WriteOutcome>>,
-    },
-    Draft {
-        instance: u64,
-        drafts: Vec<Draft>,
-        ended: Vec<u128>,
-        answer: DueAnswer<()>,
-    },
-    Adopt {
-        instance: u64,
-        answer: DueAnswer<Vec<Scope>>,
-    },
-    Drop {
-        scope: Scope,
-        answer: DueAnswer<u64>,
-    },
-    Expire {
-        rule: RetentionRule,
-        answer: DueAnswer<SweepStep>,
-    },
-    Close {
-        answer: DueAnswer<()>,
-    },
-}
-
-impl WriterJob {
-    /// Its memory while it waits, bytes.
-    fn bytes(&self) -> usize {
-        match self {
-            WriterJob::Put { records, .. } => records.iter().map(record_bytes).sum(),
-            WriterJob::Draft { drafts, ended, .. } => {
-                let drafts =
-                    drafts.iter().map(|draft| record_bytes(&draft.record) + size_of::<Scope>());
-                drafts.sum::<usize>() + size_of_val(&**ended)
-            }
-            // Jobs that take almost no memory are always accepted.
-            WriterJob::Adopt { .. }
-            | WriterJob::Drop { .. }
-            | WriterJob::Expire { .. }
-            | WriterJob::Close { .. } => 0,
-        }
-    }
-}
-
-fn record_bytes(record: &Record) -> usize {
-    record.value.len() + size_of::<Record>()
-}
-
-/// The jobs that wait for the writer.
-#[derive(Default)]
-struct WriterQueue {
-    jobs: AtomicUsize,
-    bytes: AtomicUsize,
-}
-
-impl WriterQueue {
-    fn add(&self, bytes: usize) -> bool {
-        let added = self.bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |waiting| {
-            let sum = waiting.saturating_add(bytes);
-            // A job that is larger than the queue must pass, too.
-            let fits = waiting == 0 || bytes == 0 || sum <= QUEUE_BYTES;
-            if fits { Some(sum) } else { None }
-        });
-        if added.is_ok() {
-            self.jobs.fetch_add(1, Ordering::Relaxed);
-        }
-        added.is_ok()
-    }
-
-    fn remove(&self, bytes: usize) {
-        self.jobs.fetch_sub(1, Ordering::Relaxed);
-        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
-    }
-}
 
 pub(super) struct Writer {
     jobs: SyncSender<WriterJob>,
     waiting: Arc<WriterQueue>,
     restarts: Arc<AtomicUsize>,
+    pub(super) journal: Arc<Journal>,
 }
 
 impl Writer {
@@ -155,6 +71,7 @@ impl Writer {
         connection: Connection,
         checkpoint_connection: Connection,
         make_way: Arc<ReaderGate>,
+        journal: Journal,
     ) -> Self {
         let (jobs, queue) = sync_channel(QUEUE);
         let (due, checkpoints) = sync_channel(1);
@@ -167,6 +84,7 @@ impl Writer {
             .spawn(move || run_checkpoints(&checkpoint_connection, &checkpoints, &busy))
             .ok();
         let waiting = Arc::<WriterQueue>::default();
+        let journal = Arc::new(journal);
         let writing = WriterThread {
             connection,
             queue,
@@ -174,7 +92,9 @@ impl Writer {
             upkeep: Upkeep::new(path),
             upkeep_due: Some(Instant::now() + AT_START),
             failure: None,
-            tombstones: Tombstones::default(),
+            // What an earlier process left is moved at once.
+            move_due: if journal.holds(|_| true) { Some(Instant::now()) } else { None },
+            journal: journal.clone(),
             worked: false,
             since: 0,
             checkpoint: (due, checkpoint),
@@ -191,7 +111,24 @@ impl Writer {
         let counted = restarts.clone();
         let thread = std::thread::Builder::new().name("store".into());
         drop(thread.spawn(move || writing.guarded(&counted)));
-        Self { jobs, waiting, restarts }
+        Self { jobs, waiting, restarts, journal }
+    }
+
+    /// Writes an entry to the journal ([`Journal::append`]), and has it moved soon.
+    pub(super) fn append(&self, entry: JournalEntry, since: Option<Instant>) -> AppendOutcome {
+        let outcome = self.journal.append(entry, since);
+        let AppendOutcome::Appended { waiting } = outcome else { return outcome };
+        let due = match waiting {
+            1 => Instant::now() + GATHER,
+            GROUP => Instant::now(),
+            _ => return outcome,
+        };
+        // If the queue is full, the next group takes the entries with it.
+        self.waiting.add(0);
+        if self.jobs.try_send(WriterJob::Gathering { due }).is_err() {
+            self.waiting.remove(0);
+        }
+        outcome
     }
 
     pub(super) fn submit<T: Send + 'static>(
@@ -254,7 +191,9 @@ struct WriterThread {
     upkeep_due: Option<Instant>,
     /// Why the last step failed, until one succeeds or the failure is reported.
     failure: Option<StoreError>,
-    tombstones: Tombstones,
+    journal: Arc<Journal>,
+    /// When the entries of the journal are to be moved; `None` if there are none.
+    move_due: Option<Instant>,
     /// Whether a step changed anything since there was last nothing to do.
     worked: bool,
     /// Jobs since the last checkpoint.
@@ -326,7 +265,8 @@ impl WriterThread {
 
     fn run(&mut self) -> WriterEnd {
         loop {
-            let until = self.upkeep_due.map(|due| due.saturating_duration_since(Instant::now()));
+            let due = [self.upkeep_due, self.move_due].into_iter().flatten().min();
+            let until = due.map(|due| due.saturating_duration_since(Instant::now()));
             match self.queue.recv_timeout(until.unwrap_or(IDLE)) {
                 Ok(first) => {
                     if let Some(answer) = self.group(first) {
@@ -335,6 +275,10 @@ impl WriterThread {
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return WriterEnd::Abandoned,
+            }
+            if self.move_due.is_some_and(|due| due <= Instant::now()) {
+                // If it fails, it is tried again; whoever writes meanwhile is told why.
+                drop(self.write(Vec::new()));
             }
             if self.upkeep_due.is_some_and(|due| due <= Instant::now()) {
                 self.step();
@@ -378,6 +322,7 @@ impl WriterThread {
         let mut writes = Vec::new();
         let mut rules = Vec::new();
         let mut adoptions = Vec::new();
+        let mut moves = Vec::new();
         let mut close = None;
         let mut bytes = 0;
         let mut waiting_job = Some(first);
@@ -385,10 +330,7 @@ impl WriterThread {
             self.waiting.remove(job.bytes());
             match job {
                 WriterJob::Put { scope, records, only_if, answer } => {
-                    // Only turns tell the time: other records may have any.
-                    for turn in records.iter().filter(|record| record.kind == RecordKind::Turn) {
-                        self.upkeep.turn_at(turn.at);
-                    }
+                    self.upkeep.written(&records);
                     bytes += records.iter().map(|record| record.value.len()).sum::<usize>();
                     writes.push(QueuedWrite::Put(scope, records, only_if, answer));
                 }
@@ -399,14 +341,29 @@ impl WriterThread {
                 WriterJob::Adopt { instance, answer } => adoptions.push((instance, answer)),
                 WriterJob::Drop { scope, answer } => writes.push(QueuedWrite::Drop(scope, answer)),
                 WriterJob::Expire { rule, answer } => rules.push((rule, answer)),
+                WriterJob::Gathering { due } => {
+                    self.move_due = Some(self.move_due.map_or(due, |earlier| earlier.min(due)));
+                }
+                WriterJob::Move { answer } => moves.push(answer),
                 WriterJob::Close { answer } => close = Some(answer),
             }
             let is_full = writes.len() + rules.len() >= GROUP || bytes >= GROUP_BYTES;
             let is_over = close.is_some() || is_full;
             waiting_job = if is_over { None } else { self.queue.try_recv().ok() };
         }
+        let only_gathers = writes.is_empty()
+            && rules.is_empty()
+            && adoptions.is_empty()
+            && moves.is_empty()
+            && close.is_none();
+        if only_gathers {
+            return None;
+        }
         self.since += writes.len();
-        self.write(writes);
+        let moved = self.write(writes);
+        for answer in moves {
+            drop(answer.send(moved.clone()));
+        }
         // After the writes: a turn that waits in this group takes its draft away first.
         for (instance, answer) in adoptions {
             let connection = &self.connection;
@@ -426,22 +383,19 @@ impl WriterThread {
         close
     }
 
-    /// Does the writes in one transaction; if it fails, nothing is stored and all are refused.
-    fn write(&mut self, writes: Vec<QueuedWrite>) {
-        if writes.is_empty() {
-            return;
-        }
-        let connection = &self.connection;
-        let tombstones = &mut self.tombstones;
-        let is_full = self.is_full;
-        let written = in_transaction(connection, || {
-            // Without this, an empty write would succeed on a full disk.
-            if is_full {
-                connection.prepare_cached(PROBE)?.execute([])?;
-            }
-            let outcomes = writes.iter().map(|write| write.apply(connection, tombstones));
-            outcomes.collect::<rusqlite::Result<Vec<_>>>()
+    /// Moves the journal into the database, and does the writes, in one transaction. If it fails, the journal stays,
+    /// nothing else is stored, and all are refused.
+    fn write(&mut self, writes: Vec<QueuedWrite>) -> Result<(), StoreError> {
+        let deleted = writes.iter().filter_map(|write| match write {
+            QueuedWrite::Drop(scope, _) => Some(scope),
+            QueuedWrite::Put(..) | QueuedWrite::Draft(..) => None,
         });
+        let batch = self.journal.take(deleted);
+        self.move_due = None;
+        if writes.is_empty() && batch.entries.is_empty() {
+            return Ok(());
+        }
+        let written = in_transaction(&self.connection, || self.apply(&batch, &writes));
         if writes.iter().any(|write| matches!(write, QueuedWrite::Drop(..))) {
             self.upkeep.is_unclean();
             self.upkeep_due.get_or_insert_with(Instant::now);
@@ -449,21 +403,50 @@ impl WriterThread {
         self.is_full = written.as_ref().is_err_and(is_full_disk);
         match written {
             Ok(outcomes) => {
+                self.since += batch.entries.len();
+                for entry in &batch.entries {
+                    self.upkeep.written(&entry.records);
+                }
+                self.journal.release(&batch);
                 for (write, outcome) in writes.into_iter().zip(outcomes) {
                     write.answer(outcome);
                 }
+                Ok(())
             }
             Err(error) => {
+                if !batch.entries.is_empty() {
+                    self.move_due = Some(Instant::now() + AFTER_FAILURE);
+                }
                 // The missing space may be in the log.
                 if self.is_full {
-                    drop(upkeep::truncate(connection, TIMEOUT.1));
+                    drop(upkeep::truncate(&self.connection, TIMEOUT.1));
                 }
                 let trouble = failed(error);
                 for write in writes {
                     write.refuse(&trouble);
                 }
+                Err(trouble)
             }
         }
+    }
+
+    fn apply(
+        &self,
+        batch: &JournalBatch,
+        writes: &[QueuedWrite],
+    ) -> rusqlite::Result<Vec<CommitOutcome>> {
+        let connection = &self.connection;
+        // Without this, an empty write would succeed on a full disk.
+        if self.is_full {
+            connection.prepare_cached(PROBE)?.execute([])?;
+        }
+        for entry in &batch.entries {
+            facts::put(connection, &entry.scope, &entry.records)?;
+        }
+        if !batch.entries.is_empty() {
+            batch.set_applied(connection)?;
+        }
+        writes.iter().map(|write| write.apply(connection, &self.journal)).collect()
     }
 
     fn step(&mut self) {
@@ -506,8 +489,8 @@ impl WriterThread {
 }
 
 /// Why a write is refused; `None` if its precondition holds.
-fn refusal(tombstones: &Tombstones, scope: &Scope, only_if: &Precondition) -> Option<StoreError> {
-    if only_if.since.is_some_and(|since| tombstones.is_deleted(scope, since)) {
+fn refusal(journal: &Journal, scope: &Scope, only_if: &Precondition) -> Option<StoreError> {
+    if only_if.since.is_some_and(|since| journal.is_deleted(scope, since)) {
         return Some(StoreError::Deleted);
     }
     match &only_if.token {
@@ -517,21 +500,17 @@ fn refusal(tombstones: &Tombstones, scope: &Scope, only_if: &Precondition) -> Op
 }
 
 impl QueuedWrite {
-    fn apply(
-        &self,
-        connection: &Connection,
-        tombstones: &mut Tombstones,
-    ) -> rusqlite::Result<CommitOutcome> {
+    fn apply(&self, connection: &Connection, journal: &Journal) -> rusqlite::Result<CommitOutcome> {
         match self {
             QueuedWrite::Put(scope, records, only_if, _) => {
-                match refusal(tombstones, scope, only_if) {
+                match refusal(journal, scope, only_if) {
                     Some(trouble) => Ok(CommitOutcome::Refused(trouble)),
                     None => facts::put(connection, scope, records).map(CommitOutcome::Puts),
                 }
             }
             QueuedWrite::Draft(instance, drafts, ended, _) => {
                 for draft in drafts {
-                    if !tombstones.is_deleted(&draft.scope, draft.since) {
+                    if !journal.is_deleted(&draft.scope, draft.since) {
                         drafts::put(connection, *instance, draft)?;
                     }
                 }
@@ -542,7 +521,6 @@ impl QueuedWrite {
             }
             QueuedWrite::Drop(scope, _) => {
                 drafts::drop_scope(connection, scope)?;
-                tombstones.add(scope.clone());
                 let count = match facts::scope_id(connection, scope)? {
                     Some(id) => facts::doom(connection, id, true)?,
                     None => 0,
@@ -581,9 +559,12 @@ impl QueuedWrite {
 #[cfg(test)]
 mod tests {
     use super::super::connection::{beside, connect, tune};
+    use super::super::journal::applied;
+    use super::super::retention::RetentionRule;
     use super::super::schema;
     use super::*;
     use crate::context::Millis;
+    use crate::store::RecordKind;
     use crate::store::conformance::{self, scope, turn};
 
     const SMALL: usize = 10;
@@ -612,7 +593,8 @@ mod tests {
                 upkeep: Upkeep::new(&folder.path().join("other")),
                 upkeep_due: None,
                 failure: None,
-                tombstones: Tombstones::default(),
+                journal: Arc::new(Journal::open(&path, 0).unwrap()),
+                move_due: None,
                 worked: false,
                 since: 0,
                 checkpoint: (sync_channel(1).0, None),
@@ -669,42 +651,12 @@ mod tests {
         vec![turn(key as u128, &"x".repeat(SMALL), 1)]
     }
 
-    #[test]
-    fn job_bytes_are_counted() {
-        let (row, (answer, _due)) = (size_of::<Record>(), oneshot::channel());
-        let records = [small(1), small(2)].concat();
-        let only_if = Precondition::default();
-        let put = WriterJob::Put { scope: scope("t", "s"), records, only_if, answer };
-        assert_eq!(put.bytes(), 2 * (SMALL + row));
-        let (answer, _due) = oneshot::channel();
-        let (record, since) = (small(1).remove(0), Instant::now());
-        let drafts = vec![Draft { scope: scope("t", "s"), record, since }];
-        let draft = WriterJob::Draft { instance: 1, drafts, ended: vec![1, 2], answer };
-        assert_eq!(draft.bytes(), SMALL + row + size_of::<Scope>() + 2 * size_of::<u128>());
-        let (answer, _due) = oneshot::channel();
-        assert_eq!(WriterJob::Drop { scope: scope("t", "s"), answer }.bytes(), 0);
-    }
-
-    #[test]
-    fn one_job_of_any_size_fits() {
-        let queue = WriterQueue::default();
-        assert!(queue.add(QUEUE_BYTES + 1), "one that is larger than all");
-        assert!(!queue.add(1), "what takes no memory is always accepted");
-        assert!(queue.add(0), "what takes no memory is always accepted");
-        assert_eq!(queue.jobs.load(Ordering::Relaxed), 2);
-        queue.remove(0);
-        queue.remove(QUEUE_BYTES + 1);
-        assert_eq!(queue.jobs.load(Ordering::Relaxed), 0);
-        assert_eq!(queue.bytes.load(Ordering::Relaxed), 0);
-        assert!(queue.add(QUEUE_BYTES - 1), "at the limit");
-        assert!(queue.add(1), "at the limit");
-        assert!(!queue.add(1));
-    }
-
     #[tokio::test]
     async fn refused_jobs_are_not_counted() {
         let (jobs, queue) = sync_channel(2);
-        let writer = Writer { jobs, waiting: Arc::default(), restarts: Arc::default() };
+        let folder = conformance::folder();
+        let journal = Arc::new(Journal::open(&folder.path().join("p.db"), 0).unwrap());
+        let writer = Writer { jobs, waiting: Arc::default(), restarts: Arc::default(), journal };
         let put = |key| {
             let (scope, records, only_if) = (scope("t", "s"), small(key), Precondition::default());
             writer.submit(|answer| WriterJob::Put { scope, records, only_if, answer })
@@ -771,6 +723,53 @@ mod tests {
             writer.thread.connection.query_row(used, [], |row| row.get::<_, u64>(0)).unwrap()
         };
         assert_eq!(used(&writer), AHEAD, "what was used in the future counts as used now");
+    }
+
+    fn entry(key: usize) -> JournalEntry {
+        JournalEntry { scope: scope("t", "s"), records: small(key) }
+    }
+
+    /// Alone, the journal waits for more; with any other job, it goes first.
+    #[test]
+    fn the_journal_is_moved_together() {
+        let mut writer = WriterFixture::new();
+        let journal = writer.thread.journal.clone();
+        let due = Instant::now() + GATHER;
+        for key in [1, 2] {
+            drop(journal.append(entry(key), None));
+            writer.jobs.try_send(WriterJob::Gathering { due: due + GATHER * key as u32 }).unwrap();
+            assert!(writer.thread.waiting.add(0));
+            writer.group();
+            assert_eq!(writer.thread.move_due, Some(due + GATHER), "as the first needs it");
+            assert!(journal.holds(|_| true));
+        }
+        let mut put = writer.put(small(2));
+        writer.group();
+        let there = WriteOutcome::Existed("x".repeat(SMALL).into());
+        assert_eq!(put.try_recv().unwrap().unwrap(), [there], "the journal came first");
+        assert!(!journal.holds(|_| true));
+        assert_eq!(writer.thread.move_due, None);
+        assert_eq!(writer.thread.since, 3);
+    }
+
+    /// A failure refuses the jobs, and keeps what was acknowledged.
+    #[test]
+    fn the_journal_outlives_a_failure() {
+        let mut writer = WriterFixture::new();
+        let journal = writer.thread.journal.clone();
+        drop(journal.append(entry(1), None));
+        writer.thread.connection.execute_batch("ALTER TABLE facts RENAME TO hidden").unwrap();
+        let mut moved = writer.send(|answer| WriterJob::Move { answer });
+        writer.group();
+        moved.try_recv().unwrap().unwrap_err();
+        assert!(writer.thread.move_due.is_some_and(|due| due > Instant::now()));
+        assert!(journal.holds(|_| true));
+        writer.thread.connection.execute_batch("ALTER TABLE hidden RENAME TO facts").unwrap();
+        let mut moved = writer.send(|answer| WriterJob::Move { answer });
+        writer.group();
+        moved.try_recv().unwrap().unwrap();
+        assert!(!journal.holds(|_| true));
+        assert_eq!(applied(&writer.thread.connection).unwrap(), 1);
     }
 
     #[test]
@@ -910,7 +909,8 @@ mod tests {
         thread.connection.execute_batch("BEGIN IMMEDIATE").unwrap();
         facts::put(&thread.connection, &scope("t", "s"), &small(1)).unwrap();
         let waiting = thread.waiting.clone();
-        let writer = Writer { jobs, waiting, restarts: Arc::default() };
+        let journal = thread.journal.clone();
+        let writer = Writer { jobs, waiting, restarts: Arc::default(), journal };
         let put = |key| {
             let (scope, records, only_if) = (scope("t", "s"), small(key), Precondition::default());
             writer.submit(|answer| WriterJob::Put { scope, records, only_if, answer })

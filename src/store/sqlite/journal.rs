@@ -1,0 +1,427 @@
+//! The journal: what ended exchanges taught, until it is in the database.
+//!
+//! Whoever ends an exchange appends one entry to a file, which survives `kill -9`. The writer moves all entries that
+//! came meanwhile into the database in one transaction, and deletes their files. The transaction also stores the
+//! number of the last file, so that a crash in between applies none twice: a deleted session would come back. The
+//! end of a file that is no whole entry was never acknowledged, and is ignored.
+
+use std::fs::File;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use bytes::Bytes;
+use rusqlite::{Connection, OptionalExtension as _, params};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::connection::beside;
+use super::errors::unusable;
+use super::queue::{QUEUE, QUEUE_BYTES};
+use crate::store::tombstones::Tombstones;
+use crate::store::{Record, RecordKind, Scope, StoreError, folder};
+
+/// The files are named like the database, with this and a number.
+const ENDING: &str = "-turns.";
+/// The number of the last file whose entries are in the database, in the table of secrets.
+const APPLIED: &str = "applied_turns";
+
+/// Records of one scope, which are written together.
+pub(super) struct JournalEntry {
+    pub(super) scope: Scope,
+    pub(super) records: Vec<Record>,
+}
+
+/// What became of an entry.
+pub(super) enum AppendOutcome {
+    /// It is in the file. `waiting`: so many entries wait for the writer now.
+    Appended { waiting: usize },
+    /// Its session was deleted.
+    Deleted,
+    /// It is not in the file: the disk does not take it, another entry is being written, or too much waits.
+    Refused(JournalEntry),
+}
+
+/// The entries that are not in the database yet, and their files.
+pub(super) struct Journal {
+    database: PathBuf,
+    /// Locked while an entry is written, which can take long if the disk hangs: only the writer waits for it.
+    files: Mutex<JournalFiles>,
+    tail: Mutex<Tail>,
+}
+
+struct JournalFiles {
+    /// The numbers of the files that exist.
+    numbers: Vec<u64>,
+    /// The highest number that was ever used.
+    last: u64,
+    /// The file of that number, if the next entry goes into it.
+    open: Option<File>,
+    /// The bytes of its entries.
+    bytes: u64,
+}
+
+#[derive(Default)]
+struct Tail {
+    entries: Vec<Arc<JournalEntry>>,
+    /// How many of them the writer is moving.
+    taken: usize,
+    bytes: usize,
+    tombstones: Tombstones,
+}
+
+/// The entries that the writer moves into the database.
+pub(super) struct JournalBatch {
+    pub(super) entries: Vec<Arc<JournalEntry>>,
+    /// The number of the last file that has some of them.
+    last: u64,
+}
+
+impl JournalEntry {
+    pub(super) fn bytes(&self) -> usize {
+        let records = self.records.iter().map(|record| record.value.len() + size_of::<Record>());
+        records.sum()
+    }
+
+    /// Whether it has the fingerprint with this key.
+    pub(super) fn shows(&self, key: u128) -> bool {
+        let mut records = self.records.iter();
+        records.any(|record| record.kind == RecordKind::Fingerprint && record.key == key)
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        let mut entry = Vec::with_capacity(HEAD + 256 + self.bytes());
+        entry.extend_from_slice(&[0; HEAD]);
+        put_bytes(&mut entry, self.scope.tenant.as_str().as_bytes());
+        put_bytes(&mut entry, self.scope.session.as_str().as_bytes());
+        for Record { kind, key, value, at } in &self.records {
+            entry.push(kind.layout().code as u8);
+            entry.extend_from_slice(&key.to_le_bytes());
+            entry.extend_from_slice(&at.to_le_bytes());
+            put_bytes(&mut entry, value);
+        }
+        let (head, body) = entry.split_at_mut(HEAD);
+        head[..4].copy_from_slice(&(body.len() as u32).to_le_bytes());
+        head[4..].copy_from_slice(&xxh3_64(body).to_le_bytes());
+        entry
+    }
+
+    fn decode(mut body: &[u8]) -> Option<Self> {
+        let tenant = std::str::from_utf8(take_bytes(&mut body)?).ok()?.into();
+        let session = std::str::from_utf8(take_bytes(&mut body)?).ok()?.into();
+        let mut records = Vec::new();
+        while !body.is_empty() {
+            records.push(Record {
+                kind: RecordKind::coded(i64::from(u8::from_le_bytes(take(&mut body)?)))?,
+                key: u128::from_le_bytes(take(&mut body)?),
+                at: u64::from_le_bytes(take(&mut body)?),
+                value: Bytes::copy_from_slice(take_bytes(&mut body)?),
+            });
+        }
+        Some(Self { scope: Scope { tenant, session }, records })
+    }
+}
+
+/// The length and the checksum before each entry, bytes.
+const HEAD: usize = 12;
+
+fn put_bytes(entry: &mut Vec<u8>, bytes: &[u8]) {
+    entry.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
+    entry.extend_from_slice(bytes);
+}
+
+fn take<const N: usize>(from: &mut &[u8]) -> Option<[u8; N]> {
+    let (bytes, rest) = from.split_first_chunk::<N>()?;
+    *from = rest;
+    Some(*bytes)
+}
+
+fn take_bytes<'a>(from: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let length = u32::from_le_bytes(take(from)?) as usize;
+    let (bytes, rest) = from.split_at_checked(length)?;
+    *from = rest;
+    Some(bytes)
+}
+
+/// The entries of a file, up to the first that is not whole.
+fn entries(mut file: &[u8]) -> Vec<Arc<JournalEntry>> {
+    let mut entries = Vec::new();
+    while let Some(entry) = next_entry(&mut file) {
+        entries.push(Arc::new(entry));
+    }
+    entries
+}
+
+fn next_entry(file: &mut &[u8]) -> Option<JournalEntry> {
+    let length = u32::from_le_bytes(take(file)?) as usize;
+    let checksum = u64::from_le_bytes(take(file)?);
+    let (body, rest) = file.split_at_checked(length)?;
+    *file = rest;
+    if xxh3_64(body) == checksum { JournalEntry::decode(body) } else { None }
+}
+
+impl Journal {
+    /// The journal beside `database`, with what an earlier process left. `applied`: the number of the last file whose
+    /// entries are in the database.
+    ///
+    /// # Errors
+    /// If a file that is left cannot be read.
+    pub(super) fn open(database: &Path, applied: u64) -> Result<Self, StoreError> {
+        Self::left_beside(database, applied).map_err(|error| {
+            unusable(database, &format!("the turns beside it cannot be read: {error}"))
+        })
+    }
+
+    fn left_beside(database: &Path, applied: u64) -> io::Result<Self> {
+        let mut numbers = numbers_beside(database)?;
+        numbers.sort_unstable();
+        let mut tail = Tail::default();
+        for number in numbers.iter().filter(|number| **number > applied) {
+            tail.entries.extend(entries(&std::fs::read(file_path(database, *number))?));
+        }
+        tail.bytes = tail.entries.iter().map(|entry| entry.bytes()).sum();
+        let last = numbers.last().map_or(applied, |last| applied.max(*last));
+        let files = JournalFiles { numbers, last, open: None, bytes: 0 };
+        Ok(Self { database: database.into(), files: Mutex::new(files), tail: Mutex::new(tail) })
+    }
+
+    /// Writes an entry, durably when this returns. `since`: the time of its data.
+    pub(super) fn append(&self, entry: JournalEntry, since: Option<Instant>) -> AppendOutcome {
+        let bytes = entry.bytes();
+        // Whoever ends another exchange does not wait for a disk that hangs.
+        let Ok(mut files) = self.files.try_lock() else { return AppendOutcome::Refused(entry) };
+        {
+            let tail = lock(&self.tail);
+            if since.is_some_and(|since| tail.tombstones.is_deleted(&entry.scope, since)) {
+                return AppendOutcome::Deleted;
+            }
+            if tail.entries.len() >= QUEUE || tail.bytes + bytes > QUEUE_BYTES {
+                return AppendOutcome::Refused(entry);
+            }
+        }
+        if files.write(&self.database, &entry.encode()).is_err() {
+            return AppendOutcome::Refused(entry);
+        }
+        let mut tail = lock(&self.tail);
+        tail.bytes += bytes;
+        tail.entries.push(Arc::new(entry));
+        AppendOutcome::Appended { waiting: tail.entries.len() - tail.taken }
+    }
+
+    /// Whether an entry that is not in the database concerns a query.
+    pub(super) fn holds(&self, concerns: impl Fn(&JournalEntry) -> bool) -> bool {
+        lock(&self.tail).entries.iter().any(|entry| concerns(entry))
+    }
+
+    /// The bytes of the entries that are not in the database.
+    pub(super) fn bytes(&self) -> usize {
+        lock(&self.tail).bytes
+    }
+
+    /// All entries for the database; they stay here until [`Journal::release`]. From now on, data of the `deleted`
+    /// scopes that was known before is refused.
+    pub(super) fn take<'a>(&self, deleted: impl Iterator<Item = &'a Scope>) -> JournalBatch {
+        let mut files = lock(&self.files);
+        // Later entries go into another file, so that this one can be deleted.
+        files.open = None;
+        let mut tail = lock(&self.tail);
+        for scope in deleted {
+            tail.tombstones.add(scope.clone());
+        }
+        tail.taken = tail.entries.len();
+        JournalBatch { entries: tail.entries.clone(), last: files.last }
+    }
+
+    /// Whether a scope was deleted since a time.
+    pub(super) fn is_deleted(&self, scope: &Scope, since: Instant) -> bool {
+        lock(&self.tail).tombstones.is_deleted(scope, since)
+    }
+
+    /// Forgets entries that are in the database now, and deletes their files.
+    pub(super) fn release(&self, batch: &JournalBatch) {
+        let count = batch.entries.len();
+        {
+            let mut tail = lock(&self.tail);
+            tail.entries.drain(..count);
+            tail.taken = 0;
+            tail.bytes -= batch.entries.iter().map(|entry| entry.bytes()).sum::<usize>();
+        }
+        let mut files = lock(&self.files);
+        for number in files.numbers.extract_if(.., |number| *number <= batch.last) {
+            // One that stays is known to be applied, and is deleted at the next start.
+            drop(std::fs::remove_file(file_path(&self.database, number)));
+        }
+    }
+}
+
+impl JournalFiles {
+    fn write(&mut self, database: &Path, entry: &[u8]) -> io::Result<()> {
+        let file = match &mut self.open {
+            Some(file) => file,
+            none => {
+                self.last += 1;
+                let file = folder::append(&file_path(database, self.last))?;
+                self.numbers.push(self.last);
+                self.bytes = 0;
+                none.insert(file)
+            }
+        };
+        let written = file.write_all(entry);
+        match written {
+            Ok(()) => self.bytes += entry.len() as u64,
+            // After a part of an entry, no other could be read.
+            Err(_) if file.set_len(self.bytes).is_err() => self.open = None,
+            Err(_) => {}
+        }
+        written
+    }
+}
+
+impl JournalBatch {
+    /// Stores, in a transaction, that its entries are in the database.
+    pub(super) fn set_applied(&self, connection: &Connection) -> rusqlite::Result<()> {
+        let mut replace =
+            connection.prepare_cached("INSERT OR REPLACE INTO secrets VALUES (?1, ?2)")?;
+        replace.execute(params![APPLIED, self.last.to_be_bytes()]).map(drop)
+    }
+}
+
+/// The number of the last file whose entries are in the database; 0 if there was none.
+pub(super) fn applied(connection: &Connection) -> rusqlite::Result<u64> {
+    let query = "SELECT value FROM secrets WHERE name = ?1";
+    let stored = connection.query_row(query, [APPLIED], |row| row.get(0)).optional()?;
+    Ok(stored.map_or(0, u64::from_be_bytes))
+}
+
+fn numbers_beside(database: &Path) -> io::Result<Vec<u64>> {
+    let prefix = file_prefix(database);
+    let folder = database.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let mut numbers = Vec::new();
+    for found in std::fs::read_dir(folder.unwrap_or(Path::new(".")))? {
+        let name = found?.file_name();
+        let number = name.to_str().and_then(|name| name.strip_prefix(&*prefix));
+        numbers.extend(number.and_then(|number| number.parse::<u64>().ok()));
+    }
+    Ok(numbers)
+}
+
+fn file_prefix(database: &Path) -> String {
+    let name = database.file_name().unwrap_or_default().to_string_lossy();
+    format!("{name}{ENDING}")
+}
+
+fn file_path(database: &Path, number: u64) -> PathBuf {
+    beside(database, &format!("{ENDING}{number}"))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::conformance::{self, scope, turn};
+
+    fn entry(key: u128, value: &str) -> JournalEntry {
+        let fingerprint = Record { kind: RecordKind::Fingerprint, ..turn(key, "", 7) };
+        JournalEntry { scope: scope("t", "ü"), records: vec![turn(key, value, 5), fingerprint] }
+    }
+
+    fn records(entries: &[Arc<JournalEntry>]) -> Vec<Record> {
+        entries.iter().flat_map(|entry| entry.records.clone()).collect()
+    }
+
+    fn appended(journal: &Journal, entry: JournalEntry) -> bool {
+        matches!(journal.append(entry, None), AppendOutcome::Appended { .. })
+    }
+
+    #[test]
+    fn a_file_ends_with_its_last_whole_entry() {
+        let written = [entry(1, "one"), entry(2, ""), entry(3, "three")];
+        let files = written.each_ref().map(JournalEntry::encode);
+        let file = files.concat();
+        for end in 0..=file.len() {
+            let whole = (0..=3).rev().find(|count| files[..*count].concat().len() <= end).unwrap();
+            let read = entries(&file[..end]);
+            assert_eq!(read.len(), whole, "cut at {end}");
+            assert!(read.iter().all(|entry| entry.scope == scope("t", "ü")));
+            let expected: Vec<_> =
+                written[..whole].iter().flat_map(|entry| entry.records.clone()).collect();
+            assert_eq!(records(&read), expected);
+        }
+        for at in 0..files[0].len() {
+            let mut file = file.clone();
+            file[at] ^= 1;
+            assert_eq!(entries(&file).len(), 0, "changed at {at}");
+        }
+    }
+
+    #[test]
+    fn a_file_is_read_until_it_is_applied() {
+        let folder = conformance::folder();
+        let path = folder.path().join("p.db");
+        let journal = Journal::open(&path, 0).unwrap();
+        assert!(appended(&journal, entry(1, "one")));
+        let batch = journal.take(std::iter::empty());
+        assert!(appended(&journal, entry(2, "two")));
+        let left = |applied| Journal::open(&path, applied).unwrap().take(std::iter::empty());
+        let both = [entry(1, "one").records, entry(2, "two").records].concat();
+        assert_eq!(records(&left(0).entries), both);
+        assert_eq!(records(&left(batch.last).entries), entry(2, "two").records);
+        journal.release(&batch);
+        assert_eq!(numbers_beside(&path).unwrap(), [2]);
+        assert_eq!(journal.bytes(), entry(2, "two").bytes());
+        let again = Journal::open(&path, batch.last).unwrap();
+        assert!(appended(&again, entry(3, "three")));
+        let all = again.take(std::iter::empty());
+        assert_eq!(all.last, 3, "no number is used twice");
+        again.release(&all);
+        assert_eq!(numbers_beside(&path).unwrap(), Vec::<u64>::new());
+        assert_eq!(Journal::open(&path, 3).unwrap().take(std::iter::empty()).last, 3);
+    }
+
+    /// An entry that is not written leaves no part of it before the next.
+    #[test]
+    fn a_failed_write_is_refused() {
+        let folder = conformance::folder();
+        let path = folder.path().join("p.db");
+        let journal = Journal::open(&path, 0).unwrap();
+        assert!(appended(&journal, entry(1, "one")));
+        lock(&journal.files).open = Some(File::open(file_path(&path, 1)).unwrap());
+        let refused = journal.append(entry(2, "two"), None);
+        assert!(matches!(refused, AppendOutcome::Refused(entry) if entry.records[0].key == 2));
+        assert!(appended(&journal, entry(3, "three")));
+        let left = Journal::open(&path, 0).unwrap().take(std::iter::empty());
+        let both = [entry(1, "one").records, entry(3, "three").records].concat();
+        assert_eq!(records(&left.entries), both);
+        assert_eq!(left.last, 2);
+    }
+
+    #[test]
+    fn nobody_waits_for_another_entry() {
+        let folder = conformance::folder();
+        let journal = Journal::open(&folder.path().join("p.db"), 0).unwrap();
+        let writing = lock(&journal.files);
+        assert!(!appended(&journal, entry(1, "one")));
+        assert!(!journal.holds(|_| true));
+        drop(writing);
+        assert!(appended(&journal, entry(1, "one")));
+    }
+
+    #[test]
+    fn the_journal_is_bounded() {
+        let folder = conformance::folder();
+        let journal = Journal::open(&folder.path().join("p.db"), 0).unwrap();
+        let part = || entry(1, &"x".repeat(QUEUE_BYTES / 2 - 2 * size_of::<Record>()));
+        assert!(appended(&journal, part()));
+        assert!(appended(&journal, part()), "at the limit");
+        assert!(!appended(&journal, entry(1, "")));
+        let batch = journal.take(std::iter::empty());
+        journal.release(&batch);
+        for _ in 0..QUEUE {
+            assert!(appended(&journal, entry(1, "")));
+        }
+        assert!(!appended(&journal, entry(1, "")));
+    }
+}
