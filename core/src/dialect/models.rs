@@ -254,9 +254,9 @@ impl Catalogue {
         {
             facts.apply(&mut model);
         }
-        // Gateways that name a model with its maker (OpenRouter, Vercel) call it over Responses, where GPT-5 gets no
+        // Behind gateways that name a model with its maker (OpenRouter, Vercel), GPT-5 was counted without
         // instructions on tools.
-        if spelled.starts_with("openai/") {
+        if spelled.starts_with("openai/") && model.family == Family::O200k {
             model.tool_offering = model.tool_offering.or(Some(0));
         }
         for better in self.overrides.iter().filter(|better| better.matches(&spelled)) {

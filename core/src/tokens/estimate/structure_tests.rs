@@ -97,10 +97,15 @@ fn gpt_parts_cost_their_measured_structure_tokens() {
     assert_eq!(around("gpt-5", Dialect::OpenaiResponses), gpt_5);
     let in_chat = Around { result: (5, 0), first: (80, 0), growing: [-3; 3], ..gpt_5 };
     assert_eq!(around("gpt-5", Dialect::OpenaiChat), in_chat);
+    let without_instructions = Around { first: (0, 0), ..in_chat };
+    assert_eq!(around("openai/gpt-5", Dialect::OpenaiChat), without_instructions);
+    assert_eq!(around("o3-mini", Dialect::OpenaiChat), without_instructions);
     let of_4o = Around { result: (3, 0), growing: [3, 2, -20], ..gpt_5 };
     assert_eq!(around("gpt-4o", Dialect::OpenaiResponses), of_4o);
     let in_chat = Around { first: (0, 0), growing: [4, 2, 2], ..of_4o };
     assert_eq!(around("gpt-4o", Dialect::OpenaiChat), in_chat);
+    let of_oss = Around { first: (12, 0), opening: 63, ..in_chat };
+    assert_eq!(around("gpt-oss:120b", Dialect::OpenaiChat), of_oss);
     // An older vocabulary, and an unknown one, whose results have no names.
     let old = around("gpt-4", Dialect::OpenaiResponses);
     assert_eq!(old.growing, [3, 2, 2]);
