@@ -69,6 +69,8 @@ pub struct Ledger {
 /// Most turns of a session in memory; past it, the oldest quarter is dropped. The longest sessions seen have
 /// a few thousand.
 const TURNS: usize = 4096;
+/// How many turns a client may still take to use a summary that it had written.
+const COMPACTED_SOON: usize = 7;
 /// Of the replies with the same anchor key, at most this many are found by it, the newest.
 const MOST_ALIKE: usize = 16;
 /// Most parts that are copied to complete sketches whose base is dropped.
@@ -417,6 +419,20 @@ impl Ledger {
     /// Whether the session's client has compacted by itself before.
     pub fn client_compacted(&self) -> bool {
         self.client_compacted
+    }
+
+    /// Whether the client had the history of a turn, or of one of the few before it, summarised.
+    pub(crate) fn is_being_compacted(&self, turn: Option<&Turn>) -> bool {
+        if !self.client_compacted {
+            return false;
+        }
+        // Copilot goes on while its summary is being written. One that it never uses is forgotten after a few turns.
+        let newest: Vec<&ExchangeId> =
+            self.line(turn).take(COMPACTED_SOON).map(|turn| &turn.exchange).collect();
+        let mut compactions = self.turns.iter().filter(|turn| turn.purpose == Purpose::Compaction);
+        compactions.any(|turn| {
+            turn.position.parent.as_ref().is_some_and(|parent| newest.contains(&parent))
+        })
     }
 
     /// Queued messages that no request took yet, in order.

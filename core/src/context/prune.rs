@@ -294,6 +294,10 @@ impl<'a> PruneCandidates<'a> {
     }
 
     fn pays_back(&self, request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {
+        // The client's own summary is about to replace what would be cut.
+        if known.is_being_compacted {
+            return false;
+        }
         let Some(price) = request.model.price.filter(|price| price.input > 0.0) else {
             return false;
         };

@@ -86,6 +86,8 @@ pub struct RecordedDecisions {
     pub summaries: Vec<(usize, Arc<CompactionRecord>)>,
     /// Its client was seen to compact by itself.
     pub client_compacted: bool,
+    /// Its client had its history summarised a few turns ago, and will soon send the summary instead.
+    pub(in crate::context) is_being_compacted: bool,
     /// Injected messages, each with the number of the keyed part that it follows.
     injected: Vec<(usize, Arc<InjectedMessage>)>,
     /// Messages that wait for injection, in order, if this request can take them.
@@ -118,6 +120,7 @@ impl RecordedDecisions {
             is_suspended: placed.position.suspended.is_some()
                 || ledger.is_suspended(&placed.position.thread, placed.parent.as_deref()),
             client_compacted: ledger.client_compacted(),
+            is_being_compacted: ledger.is_being_compacted(placed.parent.as_deref()),
             waiting: inject::waiting(ledger, placed),
             thread: placed.position.thread.clone(),
             exchange: placed.exchange.clone(),

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::context::policy::Mode;
 use crate::context::scene::{SessionFixture, messages};
-use crate::context::{CompactionRecord, Revocation, RevocationRetry};
+use crate::context::{CompactionRecord, Revocation, RevocationRetry, Turn};
 use crate::dialect::models::{Price, Rates};
 use crate::dialect::{Dialect, Purpose};
 
@@ -424,6 +424,37 @@ fn a_suspended_thread_is_cut_only_when_its_cache_is_cold() {
     assert_eq!(gate(&scene, &known, 0), Err(DecisionReason::Suspended));
     scene.now += 48 * 3_600_000;
     assert_eq!(gate(&scene, &known, 0), Ok(Some(DecisionReason::Always)));
+}
+
+/// The client's own summary is about to replace what would be cut.
+#[test]
+fn no_cut_is_made_for_money_while_the_client_compacts() {
+    let mut scene = scene("ucra", PrunePolicy { gate: vec![PruneGate::PaysBack], ..eased() });
+    scene.model.price = Some(PRICE);
+    scene.policy.prune.horizon_turns = 999;
+    let mut known = scene.grown_from(|_| {});
+    assert_eq!(gate(&scene, &known, 0), Ok(Some(DecisionReason::PaysBack)));
+    known.is_being_compacted = true;
+    assert_eq!(gate(&scene, &known, 0), Err(DecisionReason::NoGate));
+}
+
+#[test]
+fn a_summary_that_its_client_does_not_use_is_forgotten() {
+    let mut scene = scene("ucra", eased());
+    let mut turn = Turn::clone(scene.grown_from(|_| {}).parent.as_ref().unwrap());
+    let summarised = turn.exchange.clone();
+    let mut summary = Turn { exchange: "summary".into(), ..turn.clone() };
+    summary.purpose = Purpose::Compaction;
+    summary.position.parent = Some(summarised);
+    for fact in [turn.clone(), summary] {
+        scene.ledger.add(Fact::Turn(Box::new(fact)));
+    }
+    for step in 0..9 {
+        assert_eq!(scene.ledger.is_being_compacted(Some(&turn)), step < 7, "{step}");
+        turn.position.parent = Some(turn.exchange.clone());
+        turn.exchange = format!("step {step}").into();
+        scene.ledger.add(Fact::Turn(Box::new(turn.clone())));
+    }
 }
 
 /// The first open gate is the reason. If none is open, the reason is that of the first gate that gives one.
