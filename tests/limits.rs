@@ -98,6 +98,14 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         &[("src/proxy/http/interim.rs", "MOST")],
     ),
     ("session fingerprints in memory", &[("src/store/ledgers/fingerprints.rs", "IN_MEMORY")]),
+    (
+        "unnamed sessions in use whose first words are known for a minute",
+        &[
+            ("src/store/ledgers/beside.rs", "IN_USE"),
+            ("src/store/ledgers/beside.rs", "WORDS"),
+            ("src/store/ledgers/beside.rs", "TEXT"),
+        ],
+    ),
     ("session look-ups in flight", &[("src/store/ledgers/fingerprints.rs", "LOOK_UPS")]),
     (
         "models of an upstream with calibration in memory",

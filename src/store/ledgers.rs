@@ -4,6 +4,7 @@
 //! not save stays in memory. All waits have a timeout from the caller. Must not know traffic; `now` is an
 //! argument.
 
+mod beside;
 mod claimed_compactions;
 mod content;
 mod draft_writes;
@@ -35,6 +36,7 @@ use crate::context::lineage::place;
 use crate::context::plan::RecordedDecisions;
 use crate::context::{ExchangeId, Millis, SessionId, SessionWitness};
 use crate::dialect::{Conversation, Purpose, Role};
+use beside::{OpeningRequest, SessionsInUse, opening_text};
 pub(crate) use claimed_compactions::ClaimedCompaction;
 use drafts::Drafts;
 pub(crate) use drafts::{DraftGuard, DraftProgress};
@@ -61,6 +63,7 @@ pub struct Ledgers {
     admin_store: Arc<dyn Store>,
     caches: Mutex<SessionCaches>,
     fingerprints: Arc<Mutex<SessionFingerprints>>,
+    in_use: Mutex<SessionsInUse>,
     pending_compactions: Mutex<PendingCompactions>,
     latest_requests: Mutex<LatestRequests>,
     drafts: Arc<Drafts>,
@@ -110,6 +113,7 @@ impl Ledgers {
             admin_store,
             caches: Mutex::default(),
             fingerprints: Arc::default(),
+            in_use: Mutex::default(),
             pending_compactions: Mutex::default(),
             latest_requests: Mutex::default(),
             drafts: Arc::new(Drafts::new()),
@@ -140,7 +144,15 @@ impl Ledgers {
     ) -> Option<OpenedSession> {
         let began = Instant::now();
         let is_turn = conversation.purpose == Purpose::Turn;
-        let (session, found_by) = match self.find_session(&lookup, conversation, is_turn).await {
+        let opening = match lookup.session {
+            None if begins(conversation) => Some(opening_text(conversation, lookup.body)),
+            _ => None,
+        };
+        let opening = opening.as_deref();
+        let (session, found_by) = match self
+            .find_session(&lookup, conversation, is_turn, opening)
+            .await
+        {
             LookupOutcome::Found(found) => found,
             LookupOutcome::None => (fingerprints::name_for(lookup.exchange), SessionWitness::New),
             LookupOutcome::Late => return None,
@@ -150,8 +162,10 @@ impl Ledgers {
         if found_by == SessionWitness::New {
             cache.set_new();
         }
-        if is_turn && found_by != SessionWitness::Client {
-            lock(&self.fingerprints).set_in_use(&scope, lookup.source, began);
+        let is_new_call = conversation.purpose == Purpose::Side && found_by == SessionWitness::New;
+        if is_turn && found_by != SessionWitness::Client || is_new_call {
+            let purpose = conversation.purpose;
+            lock(&self.in_use).set(&scope, lookup.source, began, opening, purpose);
         }
         let store_missed = cache.load(&self.store, &scope, lookup.reads).await.is_err();
         cache.wait_for_parent(conversation, Instant::now() + lookup.timeout).await;
@@ -168,7 +182,7 @@ impl Ledgers {
         lookup: SessionLookup<'_>,
         conversation: &Conversation,
     ) -> LookupOutcome<SessionPeek> {
-        let session = match self.find_session(&lookup, conversation, false).await {
+        let session = match self.find_session(&lookup, conversation, false, None).await {
             LookupOutcome::Found((session, _)) => session,
             LookupOutcome::None => return LookupOutcome::None,
             LookupOutcome::Late => return LookupOutcome::Late,
@@ -184,16 +198,18 @@ impl Ledgers {
     }
 
     /// The session of a request, and what decided that: the one that the client names, or else the one that its fingerprints
-    /// show. `goes_on`: it is a turn, which continues the session.
+    /// show. `goes_on`: it is a turn, which continues the session. `opening`: what the user says in it, if nothing was
+    /// replied in it yet and it takes a place.
     async fn find_session(
         &self,
         lookup: &SessionLookup<'_>,
         conversation: &Conversation,
         goes_on: bool,
+        opening: Option<&str>,
     ) -> LookupOutcome<(SessionId, SessionWitness)> {
         match lookup.session {
             Some(session) => LookupOutcome::Found((session.clone(), SessionWitness::Client)),
-            None => self.find_by_fingerprints(lookup, conversation, goes_on).await,
+            None => self.find_by_fingerprints(lookup, conversation, goes_on, opening).await,
         }
     }
 
@@ -303,6 +319,7 @@ impl Ledgers {
         };
         // After the cache was marked, so that users of the cache bring nothing back.
         lock(&self.fingerprints).forget(std::slice::from_ref(scope));
+        lock(&self.in_use).forget(std::slice::from_ref(scope));
         lock(&self.latest_requests).forget(scope);
         lock(&self.pending_compactions).forget(scope);
         self.drafts.forget(scope);
@@ -343,6 +360,7 @@ impl Ledgers {
         if !expired.scopes.is_empty() {
             lock(&self.caches).release(&expired.scopes);
             lock(&self.fingerprints).forget(&expired.scopes);
+            lock(&self.in_use).forget(&expired.scopes);
         }
         Ok(expired)
     }
@@ -360,6 +378,7 @@ impl Ledgers {
         lookup: &SessionLookup<'_>,
         conversation: &Conversation,
         goes_on: bool,
+        opening: Option<&str>,
     ) -> LookupOutcome<(SessionId, SessionWitness)> {
         // The longest known prefix decides: shorter ones belong to more conversations.
         let fingerprints = fingerprints::shown_by(conversation);
@@ -368,17 +387,19 @@ impl Ledgers {
         if let Some(session) = cached {
             return LookupOutcome::Found(session);
         }
-        let begins = conversation.held.is_none()
-            && conversation.parts().all(|part| part.role != Role::Assistant);
-        if begins {
-            // It has no reply of the model, so nothing is known about it.
-            if conversation.purpose != Purpose::Side {
-                return LookupOutcome::None;
-            }
-            return match lock(&self.fingerprints).only_in_use(tenant, source, Instant::now()) {
-                Some(session) => LookupOutcome::Found((session, SessionWitness::Time)),
-                None => LookupOutcome::None,
+        if begins(conversation) {
+            // It has no reply of the model, so the store knows nothing about it.
+            let Some(text) = opening else { return LookupOutcome::None };
+            let request = OpeningRequest { tenant, source, at: Instant::now(), text };
+            let in_use = lock(&self.in_use);
+            let found = match conversation.purpose {
+                Purpose::Side | Purpose::Compaction => in_use.find_conversation(&request),
+                Purpose::Turn => {
+                    in_use.find_call(&request).map(|session| (session, SessionWitness::Quote))
+                }
+                _ => None,
             };
+            return found.map_or(LookupOutcome::None, LookupOutcome::Found);
         }
         let request_key = fingerprints.first().map(|fingerprint| fingerprint.key);
         let since = lock(&self.fingerprints).begin_look_up(tenant, &fingerprints);
@@ -405,6 +426,11 @@ impl Ledgers {
             Some(Ok(Err(_)) | Err(_)) | None => LookupOutcome::Late,
         }
     }
+}
+
+/// Whether a conversation has no reply of the model.
+fn begins(conversation: &Conversation) -> bool {
+    conversation.held.is_none() && conversation.parts().all(|part| part.role != Role::Assistant)
 }
 
 fn no_answer(timeout: Duration) -> StoreError {

@@ -268,17 +268,63 @@ async fn a_title_call_is_a_side_thread_of_its_session() {
         Site::over(Arc::new(MemoryStore::default()), |config| config.content.names = true).await;
     let (main, side) = titled(&mut site, "When is high tide?").await;
     assert_eq!(side.purpose, Some(Purpose::Side));
-    assert_eq!(side.found_by, Some(SessionWitness::Time));
+    assert_eq!(side.found_by, Some(SessionWitness::Quote));
     assert_eq!(side.session, main.session);
     assert_ne!(side.thread, main.thread);
     let names = site.names(&main).await;
     assert_eq!(names.title.as_deref(), Some("Tides <i>at noon [31m"));
     assert_eq!(names.main_thread, main.thread);
     assert_eq!(names.agent.unwrap().to_string(), "my-agent 1.2");
-    // Two conversations of the agent are in use: the call could belong to either.
+    // Two conversations of the agent are in use: the call belongs to the one that it quotes.
     let (main, side) = titled(&mut site, "And low tide?").await;
-    assert_ne!(side.session, main.session);
-    assert_eq!(side.found_by, Some(SessionWitness::New));
+    assert_eq!(side.session, main.session);
+    assert_eq!(side.found_by, Some(SessionWitness::Quote));
+}
+
+/// Two agents at once, with the same prompt: each asks for a title before its first request.
+#[tokio::test]
+async fn a_title_call_before_its_conversation_begins_its_session() {
+    let mut site = Site::new().await;
+    let mut wires = [site.connect().await, site.connect().await];
+    let reply = ChatRun::new("").reply();
+    let title = json!({"model": "gpt-4.1", "messages": [
+        {"role": "system", "content": "Generate a short, descriptive title (3-7 words) for a conversation."},
+        {"role": "user", "content": "<chat>\nWhen is high tide?\n</chat>"}]});
+    let mut titles = Vec::new();
+    for wire in &mut wires {
+        titles.push(site.ask(wire, HERMES, &title, &reply).await);
+    }
+    assert_ne!(titles[0].session, titles[1].session);
+    let prompt = json!({"role": "user", "content": "When is high tide?"});
+    let body = json!({"model": "gpt-4.1", "tools": [look_tool()], "messages": [prompt]});
+    let mut sessions = Vec::new();
+    for wire in &mut wires {
+        let begun = site.ask(wire, HERMES, &body, &reply).await;
+        assert_eq!(begun.found_by, Some(SessionWitness::Quote));
+        sessions.push(begun.session.clone());
+    }
+    assert_eq!(sessions, [titles[0].session.clone(), titles[1].session.clone()]);
+    let third = site.ask(&mut wires[0], HERMES, &body, &reply).await;
+    assert_eq!(third.found_by, Some(SessionWitness::New));
+}
+
+/// Hermes and CrewAI send the history that they summarise as the text of one message.
+#[tokio::test]
+async fn an_agents_own_summary_is_in_its_session() {
+    let mut site = Site::new().await;
+    let (mut wire, mut run) = (site.connect().await, ChatRun::new("Look at all."));
+    let main = site.step(&mut wire, &mut run).await;
+    for text in [
+        "You are a summarization agent creating a context checkpoint. Treat the turns as source material.",
+        "You are a precise assistant that creates structured summaries of agent conversations.",
+    ] {
+        let body = json!({"model": "gpt-4.1", "messages": [{"role": "user", "content": text}]});
+        let summary = site.ask(&mut wire, "", &body, &ChatRun::new("").reply()).await;
+        assert_eq!(summary.purpose, Some(Purpose::Compaction));
+        assert_eq!(summary.session, main.session);
+        assert_eq!(summary.found_by, Some(SessionWitness::Time));
+        assert_ne!(summary.thread, main.thread);
+    }
 }
 
 #[tokio::test]

@@ -119,6 +119,7 @@ async fn play(calls: impl Iterator<Item = Value>) -> String {
             reads: &ReadBudget::new(Duration::from_secs(5)),
             decisions: DecisionMode::Active,
             source: Default::default(),
+            body,
         };
         let opened = ledgers.open(lookup, &conversation).await.unwrap();
         let place = (opened.scope.session.clone(), opened.placed.position.thread.clone());

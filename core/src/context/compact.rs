@@ -16,7 +16,7 @@ mod worth;
 
 pub use agents::is_worth_it;
 pub use clients::{compacts_by_itself, is_left_to_client};
-pub use quotes::most_quoted;
+pub use quotes::{most_quoted, user_texts};
 pub use worth::{SummarySizes, is_accepted, is_worth_writing};
 
 use foldhash::{HashMap, HashSet};

@@ -22,12 +22,14 @@ const PURPOSE_TEXTS: &[(&str, Purpose)] = &[
     ("\"next_speaker\"", Purpose::Side),
     ("\"unproductive_state_confidence\"", Purpose::Side),
     ("[SUGGESTION MODE", Purpose::Side),
-    // Gemini CLI and Qwen Code; opencode; pi; Codex; LangChain and Deep Agents.
+    // Gemini CLI and Qwen Code; opencode; pi; Codex; LangChain and Deep Agents; Hermes; CrewAI.
     ("<state_snapshot>", Purpose::Compaction),
     ("tasked with summarizing conversations", Purpose::Compaction),
     ("You are a context summarization assistant", Purpose::Compaction),
     ("CONTEXT CHECKPOINT COMPACTION", Purpose::Compaction),
     ("Context Extraction Assistant", Purpose::Compaction),
+    ("You are a summarization agent creating a context checkpoint", Purpose::Compaction),
+    ("creates structured summaries of agent conversations", Purpose::Compaction),
 ];
 
 /// Searchers for [`PURPOSE_TEXTS`].

@@ -327,6 +327,7 @@ impl LiveExchange<Received> {
             timeout: Duration::from_millis(self.recorder.proxy.config.limits.store_ms),
             reads,
             source: request_origin::source(&self.client.headers, &self.recorder.connection),
+            body: &prepared.body,
         }
     }
 }

@@ -95,6 +95,7 @@ mod tests {
             reads: &ReadBudget::new(timeout),
             decisions: DecisionMode::Active,
             source: Default::default(),
+            body: &[],
         };
         ledgers.open(lookup, &Conversation::empty(Dialect::Anthropic)).await.unwrap()
     }

@@ -7,7 +7,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use foldhash::{HashMap, HashSet};
@@ -33,10 +32,6 @@ pub(super) const LOOK_UPS: usize = 1024;
 const EQUAL_SESSIONS: usize = 8;
 /// How many of the newest signatures of a request are looked up.
 const SIGNATURES: usize = 4;
-/// How long after a conversation was last used a call beside it may come.
-const BESIDE: Duration = Duration::from_secs(60);
-/// Most conversations in use that are remembered.
-const IN_USE: usize = 256;
 
 /// Where a request comes from, as far as its socket and headers show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,20 +65,11 @@ struct FingerprintHolder {
     is_continued: bool,
 }
 
-/// An unnamed session whose conversation is in use.
-struct SessionInUse {
-    scope: Arc<Scope>,
-    source: RequestSource,
-    at: Instant,
-}
-
 /// Fingerprints in memory.
 #[derive(Default)]
 pub(super) struct SessionFingerprints {
     /// The sessions that left each fingerprint, oldest first.
     holders: HashMap<u128, Vec<FingerprintHolder>>,
-    /// Least recently used first.
-    in_use: VecDeque<SessionInUse>,
     /// Oldest first.
     order: VecDeque<u128>,
     /// How often sessions were deleted.
@@ -174,33 +160,6 @@ impl SessionFingerprints {
         }
     }
 
-    pub(super) fn set_in_use(&mut self, scope: &Scope, source: RequestSource, at: Instant) {
-        self.in_use.retain(|it| *it.scope != *scope && at.duration_since(it.at) < BESIDE);
-        if self.in_use.len() == IN_USE {
-            self.in_use.pop_front();
-        }
-        self.in_use.push_back(SessionInUse { scope: Arc::new(scope.clone()), source, at });
-    }
-
-    pub(super) fn only_in_use(
-        &self,
-        tenant: &TenantId,
-        source: RequestSource,
-        now: Instant,
-    ) -> Option<SessionId> {
-        // A call beside a conversation says nothing of it. With several sessions in use it could
-        // belong to any.
-        let mut used = self.in_use.iter().filter(|it| {
-            let is_own = it.scope.tenant == *tenant && it.source.agent == source.agent;
-            is_own && now.duration_since(it.at) < BESIDE
-        });
-        let session = used.next()?;
-        if used.next().is_some() {
-            return None;
-        }
-        Some(session.scope.session.clone())
-    }
-
     /// How often sessions were deleted so far; passed back with the store's answer.
     pub(super) fn forgotten(&self) -> u64 {
         self.forgotten
@@ -222,7 +181,6 @@ impl SessionFingerprints {
             !holders.is_empty()
         });
         self.order.retain(|fingerprint| self.holders.contains_key(fingerprint));
-        self.in_use.retain(|session| !forgotten.contains(&*session.scope));
     }
 
     #[cfg(test)]
@@ -411,30 +369,6 @@ mod tests {
             known.add_fingerprints(&scope("t", &format!("{more}")), [7], 3);
         }
         assert_eq!(known.holders.values().map(Vec::len).sum::<usize>(), EQUAL_SESSIONS);
-    }
-
-    /// A call beside a conversation belongs to the only one in use.
-    #[test]
-    fn side_calls_join_the_only_session() {
-        let (mut known, now) = (SessionFingerprints::default(), Instant::now());
-        let [one, other] = [1, 2].map(|agent| RequestSource { connection: 1, agent });
-        let only = |known: &SessionFingerprints, tenant: &str, source, after| {
-            known.only_in_use(&tenant.into(), source, now + after).map(|it| it.to_string())
-        };
-        let soon = BESIDE.saturating_sub(Duration::from_nanos(1));
-        known.set_in_use(&scope("t", "a"), one, now);
-        assert_eq!(only(&known, "t", one, soon).as_deref(), Some("a"));
-        assert_eq!(only(&known, "t", one, BESIDE), None, "too late");
-        assert_eq!(only(&known, "t", other, soon), None, "another agent");
-        assert_eq!(only(&known, "u", one, soon), None, "another credential");
-        known.set_in_use(&scope("t", "b"), other, now);
-        assert_eq!(only(&known, "t", one, soon).as_deref(), Some("a"));
-        known.set_in_use(&scope("t", "c"), one, now);
-        assert_eq!(only(&known, "t", one, soon), None, "it could be either");
-        for more in 0..2 * IN_USE {
-            known.set_in_use(&scope("t", &format!("{more}")), one, now);
-        }
-        assert_eq!(known.in_use.len(), IN_USE);
     }
 
     fn conversation(messages: &[(&str, &[&str])]) -> Conversation {

@@ -40,6 +40,8 @@ pub struct SessionLookup<'a> {
     pub decisions: DecisionMode,
     /// The connection and the agent that it comes from.
     pub source: RequestSource,
+    /// Its body.
+    pub body: &'a [u8],
 }
 
 /// A request's place among the turns of its session. Until it is dropped, later requests wait for it for a

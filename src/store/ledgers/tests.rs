@@ -44,6 +44,7 @@ fn lookup(tenant: &str, session: Option<&str>, exchange: &str) -> SessionLookup<
         reads: budget(LONG),
         decisions: DecisionMode::Active,
         source: Default::default(),
+        body: &[],
     }
 }
 

@@ -9,7 +9,7 @@ use crate::context::InjectionState;
 use crate::context::plan::{PlanRequest, RecordedDecisions};
 use crate::context::trim::text_at;
 use crate::dialect::summary::frame::{CONTINUED, Quote, Speaker};
-use crate::dialect::{Message, PartKind, ReplyPart, Role};
+use crate::dialect::{Conversation, Message, PartKind, ReplyPart, Role};
 
 /// Most bytes of one message that are quoted.
 const BYTES: usize = 2000;
@@ -29,6 +29,14 @@ pub(super) struct Quotes {
 /// Most tokens of quotes, not counting the first message and pinned ones.
 pub fn most_quoted(request: &PlanRequest<'_>) -> u64 {
     request.policy.compact.quote_tokens.min(request.fillable() / SHARE)
+}
+
+/// What the user wrote in a conversation, without what clients insert.
+pub fn user_texts<'a>(
+    conversation: &'a Conversation,
+    body: &'a [u8],
+) -> impl Iterator<Item = String> + 'a {
+    conversation.messages.iter().filter_map(|message| Some(own_text(message, body)?.text))
 }
 
 /// The user's text before a cut. Kept are the first message and those with a pin, as policy says, then the

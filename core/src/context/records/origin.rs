@@ -34,6 +34,8 @@ pub enum SessionWitness {
     Connection,
     /// Of equal sessions, the newest.
     Newest,
+    /// The user's first words, which a call beside the conversation quotes.
+    Quote,
     /// A call beside the only conversation in use.
     Time,
     /// None: a session begins.
@@ -63,6 +65,9 @@ impl SessionWitness {
             Self::Open => "the same as another session; nothing had continued this one yet",
             Self::Connection => "the same as another session; this one used the same connection",
             Self::Newest => "the same as another session; this one is newer",
+            Self::Quote => {
+                "the user's first words, which a call beside the conversation quotes within a minute"
+            }
             Self::Time => {
                 "a call beside a conversation: the only one that its agent had used within a minute"
             }

@@ -1,0 +1,265 @@
+//! Calls beside a conversation without a name, such as one for its title: which session they belong to.
+//!
+//! They have nothing of the conversation but the user's first words, and may come before it. So what was said first is
+//! kept in memory for a minute, of each conversation in use and of each such call. Pure.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::fingerprints::RequestSource;
+use crate::context::compact::user_texts;
+use crate::context::{SessionId, SessionWitness, TenantId};
+use crate::dialect::{Conversation, Purpose};
+use crate::store::Scope;
+
+/// How long after a conversation was last used a call beside it may come.
+const BESIDE: Duration = Duration::from_secs(60);
+/// Most sessions in use that are remembered.
+const IN_USE: usize = 256;
+/// Bytes of the user's first words that are compared: a call for a title may have no more of them.
+const WORDS: usize = 200;
+/// Fewer bytes (`hi`) are in any text.
+const FEWEST_WORDS: usize = 12;
+/// Most bytes of the text of a call beside a conversation.
+const TEXT: usize = 4096;
+
+/// A request that begins a conversation, or a call beside one.
+#[derive(Clone, Copy)]
+pub(super) struct OpeningRequest<'a> {
+    pub(super) tenant: &'a TenantId,
+    pub(super) source: RequestSource,
+    pub(super) at: Instant,
+    /// What the user says in it ([`opening_text`]).
+    pub(super) text: &'a str,
+}
+
+/// An unnamed session in use.
+struct SessionInUse {
+    scope: Scope,
+    source: RequestSource,
+    at: Instant,
+    text: Box<str>,
+    /// It consists of a call beside a conversation that has not come yet.
+    awaits_conversation: bool,
+}
+
+impl SessionInUse {
+    /// Whether it was in use shortly before a request with the same credential.
+    fn is_near(&self, request: &OpeningRequest<'_>) -> bool {
+        self.scope.tenant == *request.tenant && request.at.duration_since(self.at) < BESIDE
+    }
+
+    fn has_agent(&self, request: &OpeningRequest<'_>) -> bool {
+        self.source.agent == request.source.agent
+    }
+}
+
+/// The unnamed sessions in use.
+#[derive(Default)]
+pub(super) struct SessionsInUse {
+    /// Least recently used first.
+    sessions: VecDeque<SessionInUse>,
+}
+
+impl SessionsInUse {
+    /// A request of a session was opened. `text`: what the user says in it, if it is the session's first.
+    pub(super) fn set(
+        &mut self,
+        scope: &Scope,
+        source: RequestSource,
+        at: Instant,
+        text: Option<&str>,
+        purpose: Purpose,
+    ) {
+        let known = self.sessions.iter().find(|session| session.scope == *scope);
+        let text = match known {
+            Some(session) if !session.awaits_conversation => session.text.clone(),
+            _ => text.unwrap_or_default().into(),
+        };
+        self.sessions
+            .retain(|session| session.scope != *scope && at.duration_since(session.at) < BESIDE);
+        if self.sessions.len() == IN_USE {
+            self.sessions.pop_front();
+        }
+        let awaits_conversation = purpose != Purpose::Turn;
+        let session = SessionInUse { scope: scope.clone(), source, at, text, awaits_conversation };
+        self.sessions.push_back(session);
+    }
+
+    /// The session of a call beside a conversation: the conversation that it quotes, or the only one in use.
+    pub(super) fn find_conversation(
+        &self,
+        call: &OpeningRequest<'_>,
+    ) -> Option<(SessionId, SessionWitness)> {
+        let conversations: Vec<&SessionInUse> = self
+            .sessions
+            .iter()
+            .filter(|session| session.is_near(call) && !session.awaits_conversation)
+            .collect();
+        let quoted = conversations.iter().filter(|session| quotes(call.text, &session.text));
+        // CrewAI asks for summaries with another library than for turns. Of equal ones the last is used, which is the
+        // newest.
+        let quoted = quoted.max_by_key(|session| {
+            (session.has_agent(call), session.source.connection == call.source.connection)
+        });
+        if let Some(session) = quoted {
+            return Some((session.scope.session.clone(), SessionWitness::Quote));
+        }
+        // Without a quote it could belong to any of several.
+        let mut own = conversations.iter().filter(|session| session.has_agent(call));
+        match (own.next(), own.next()) {
+            (Some(session), None) => Some((session.scope.session.clone(), SessionWitness::Time)),
+            _ => None,
+        }
+    }
+
+    /// The session of a conversation that begins, if a call beside it came first: it quotes what the user says.
+    pub(super) fn find_call(&self, begins: &OpeningRequest<'_>) -> Option<SessionId> {
+        let sessions = self.sessions.iter().filter(|session| session.is_near(begins));
+        let mut calls =
+            sessions.filter(|session| session.awaits_conversation && session.has_agent(begins));
+        // Of equal calls the first is used, which is the oldest: their conversations are equal, too.
+        let call = calls.find(|session| quotes(&session.text, begins.text))?;
+        Some(call.scope.session.clone())
+    }
+
+    pub(super) fn forget(&mut self, forgotten: &[Scope]) {
+        self.sessions.retain(|session| !forgotten.contains(&session.scope));
+    }
+}
+
+/// Whether the text of a call has the user's first words.
+fn quotes(call_text: &str, text: &str) -> bool {
+    text.len() >= FEWEST_WORDS && call_text.contains(text)
+}
+
+/// What the user says in a request that begins a conversation, or in a call beside one.
+pub(super) fn opening_text(conversation: &Conversation, body: &[u8]) -> String {
+    let is_call = conversation.purpose != Purpose::Turn;
+    let most = if is_call { TEXT } else { WORDS };
+    let mut text = String::new();
+    for said in user_texts(conversation, body) {
+        text.push_str(said.trim());
+        // Of a conversation only its first message.
+        if !is_call || text.len() > most {
+            break;
+        }
+        text.push('\n');
+    }
+    text[..text.floor_char_boundary(most)].trim_end().to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dialect::{self, Dialect};
+    use crate::store::conformance::scope;
+
+    const PROMPT: &str = "Mend the tide table.";
+
+    /// Sessions in use, and the time.
+    struct Fixture {
+        sessions: SessionsInUse,
+        now: Instant,
+    }
+
+    fn source(connection: u64) -> RequestSource {
+        RequestSource { connection, agent: 1 }
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            Self { sessions: SessionsInUse::default(), now: Instant::now() }
+        }
+
+        fn set(&mut self, session: &str, connection: u64, text: Option<&str>, purpose: Purpose) {
+            let (scope, source) = (scope("t", session), source(connection));
+            self.sessions.set(&scope, source, self.now, text, purpose);
+        }
+
+        fn conversation(
+            &self,
+            text: &str,
+            source: RequestSource,
+        ) -> Option<(String, SessionWitness)> {
+            let tenant = &"t".into();
+            let call = OpeningRequest { tenant, source, at: self.now, text };
+            let (session, witness) = self.sessions.find_conversation(&call)?;
+            Some((session.to_string(), witness))
+        }
+
+        fn call(&self, text: &str, source: RequestSource) -> Option<String> {
+            let tenant = &"t".into();
+            let begins = OpeningRequest { tenant, source, at: self.now, text };
+            Some(self.sessions.find_call(&begins)?.to_string())
+        }
+    }
+
+    fn found(session: &str, witness: SessionWitness) -> Option<(String, SessionWitness)> {
+        Some((session.to_owned(), witness))
+    }
+
+    #[test]
+    fn a_call_beside_a_conversation_quotes_it() {
+        let mut fixture = Fixture::new();
+        let quote = format!("Title of: {PROMPT}");
+        fixture.set("a", 1, Some(PROMPT), Purpose::Turn);
+        fixture.set("b", 2, Some("Quite another task."), Purpose::Turn);
+        assert_eq!(fixture.conversation(&quote, source(2)), found("a", SessionWitness::Quote));
+        assert_eq!(fixture.conversation("Something else", source(1)), None, "either");
+        fixture.set("a", 1, None, Purpose::Turn);
+        assert_eq!(fixture.conversation(&quote, source(9)), found("a", SessionWitness::Quote));
+        fixture.set("c", 3, Some(PROMPT), Purpose::Turn);
+        assert_eq!(fixture.conversation(&quote, source(9)), found("c", SessionWitness::Quote));
+        assert_eq!(fixture.conversation(&quote, source(1)), found("a", SessionWitness::Quote));
+        let other = RequestSource { connection: 1, agent: 2 };
+        assert_eq!(fixture.conversation(&quote, other), found("a", SessionWitness::Quote));
+        fixture.set("e", 1, None, Purpose::Turn);
+        assert_eq!(fixture.conversation("Something else", other), None, "another agent");
+        fixture.sessions.forget(&[scope("t", "e")]);
+        fixture.sessions.forget(&[scope("t", "a"), scope("t", "c")]);
+        assert_eq!(fixture.conversation(&quote, source(1)), found("b", SessionWitness::Time));
+        fixture.now += BESIDE;
+        assert_eq!(fixture.conversation(&quote, source(1)), None, "too late");
+    }
+
+    #[test]
+    fn a_conversation_has_the_session_of_the_call_before_it() {
+        let mut fixture = Fixture::new();
+        let quote = format!("Title of: {PROMPT}");
+        fixture.set("a", 1, Some(&quote), Purpose::Side);
+        fixture.set("b", 1, Some(&quote), Purpose::Side);
+        assert_eq!(fixture.conversation(&quote, source(1)), None, "calls are no conversations");
+        assert_eq!(fixture.call("Quite another task.", source(1)), None);
+        assert_eq!(fixture.call("Title", source(1)), None, "too short to prove anything");
+        assert_eq!(fixture.call(PROMPT, source(2)).as_deref(), Some("a"));
+        fixture.set("a", 2, Some(PROMPT), Purpose::Turn);
+        assert_eq!(fixture.call(PROMPT, source(2)).as_deref(), Some("b"), "each has one");
+        fixture.set("b", 2, Some(PROMPT), Purpose::Turn);
+        assert_eq!(fixture.call(PROMPT, source(2)), None);
+        for more in 0..2 * IN_USE {
+            fixture.set(&more.to_string(), 1, None, Purpose::Turn);
+        }
+        assert_eq!(fixture.sessions.sessions.len(), IN_USE);
+    }
+
+    #[test]
+    fn a_call_says_all_and_a_conversation_its_first_words() {
+        let opening = |first: &str, purpose| {
+            let body = serde_json::json!({"model": "m", "max_tokens": 9, "messages": [
+                {"role": "user", "content": "<system-reminder>Be calm.</system-reminder>"},
+                {"role": "user", "content": first},
+                {"role": "user", "content": [{"type": "text", "text": PROMPT}]}]});
+            let body = body.to_string().into_bytes();
+            let mut conversation = dialect::read(Dialect::Anthropic, "/v1/messages", &body);
+            conversation.purpose = purpose;
+            opening_text(&conversation, &body)
+        };
+        assert_eq!(opening(" Name it. ", Purpose::Turn), "Name it.");
+        assert_eq!(opening(" Name it. ", Purpose::Side), format!("Name it.\n{PROMPT}"));
+        assert_eq!(opening(&"é".repeat(9_999), Purpose::Turn), "é".repeat(WORDS / 2));
+        assert_eq!(opening(&"é".repeat(9_999), Purpose::Side), "é".repeat(TEXT / 2));
+    }
+}
