@@ -42,8 +42,8 @@ use crate::tls::TlsTerminator;
 use crate::tokens::bpe;
 use start_timer::StartTimer;
 
-/// How often opening the store is retried.
-const RETRY_PAUSE: Duration = Duration::from_secs(5);
+/// How often opening the store is tried again.
+const OPENING_PAUSE: Duration = Duration::from_secs(5);
 /// How long the store may take at shutdown to leave one complete file.
 const CLOSING: Duration = Duration::from_secs(5);
 /// Exit code after a second signal.
@@ -347,7 +347,7 @@ async fn reopen_store(config: &Config, store: &DeferredStore) -> bool {
         match opened {
             Ok(Ok(())) => break,
             Ok(Err(trouble)) if replace_if_damaged(store, &trouble) => {}
-            Ok(Err(_)) | Err(_) => tokio::time::sleep(RETRY_PAUSE).await,
+            Ok(Err(_)) | Err(_) => tokio::time::sleep(OPENING_PAUSE).await,
         }
     }
     // This could not be checked before, because the folder did not exist.

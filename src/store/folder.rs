@@ -22,7 +22,7 @@ const LOCK: &str = "plimsoll.lock";
 /// How long a start waits for the lock: a process that is killed keeps it for a moment.
 const LOCK_WAIT: Duration = Duration::from_secs(1);
 /// How often it tries meanwhile.
-const LOCK_RETRY: Duration = Duration::from_millis(10);
+const LOCK_PAUSE: Duration = Duration::from_millis(10);
 /// The log of `plimsoll run`.
 pub(crate) const RUN_LOG: &str = "run.log";
 /// The log before it, once it was too large.
@@ -80,7 +80,7 @@ pub(super) fn lock(folder: &Path) -> Result<File, StoreError> {
     loop {
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(file),
-            Err(Errno::WOULDBLOCK) if began.elapsed() < LOCK_WAIT => thread::sleep(LOCK_RETRY),
+            Err(Errno::WOULDBLOCK) if began.elapsed() < LOCK_WAIT => thread::sleep(LOCK_PAUSE),
             Err(error) => return Err(not_locked(folder, error)),
         }
     }
@@ -281,7 +281,7 @@ mod tests {
         let home = crate::store::conformance::folder();
         let held = lock(home.path()).unwrap();
         let ending = thread::spawn(move || {
-            thread::sleep(LOCK_RETRY * 3);
+            thread::sleep(LOCK_PAUSE * 3);
             drop(held);
         });
         lock(home.path()).unwrap();

@@ -1,7 +1,7 @@
 //! Waiting for the store: how long a request may wait, and what many requests wait for together.
 //!
 //! All reads of a request share one [`ReadBudget`]. A [`Recall`] is read by one task for all that wait for
-//! it. The task continues if nobody waits any more, and is retried after a failure, with growing pauses. A
+//! it. The task continues if nobody waits any more, and is tried again after a failure, with growing pauses. A
 //! late answer does not mean that there is no data: nothing is concluded from it. Knows nothing of facts.
 
 use std::future::Future;
@@ -127,7 +127,7 @@ pub(crate) enum RecallOutcome {
     Known,
     /// The store did not answer in time; it still may.
     Late,
-    /// Reading failed, and will be retried later.
+    /// Reading failed, and will be tried again later.
     Failed,
 }
 

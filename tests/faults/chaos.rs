@@ -33,7 +33,7 @@ const CLIENTS: u64 = 8;
 const CONFIG: &str = "request_id_header = true\n";
 /// How often the program is killed before the next folder begins.
 const KILLS: usize = 3;
-/// A close later than this may have come after the request was read, as `docs/limits.md` says ("Connection retries"):
+/// A close later than this may have come after the request was read, as `docs/limits.md` says ("Repeats on another connection"):
 /// the client gets 502. Here that happens only if the machine delays the upstream, which closes in time.
 const CROSSING: Duration = Duration::from_millis(50);
 /// Reasons in the log for a turn that is not stored, or not in time.

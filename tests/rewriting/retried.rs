@@ -229,3 +229,23 @@ async fn a_models_output_limit_is_learned_despite_a_later_refusal() {
     let scene = play.exchange(&other, &serde_json::from_str(&reply()).unwrap()).await;
     assert_eq!(scene.sent["max_tokens"], json!(8_192));
 }
+
+/// The provider is called three times at most: its third refusal goes to the client, and the next request begins with
+/// both repairs.
+#[tokio::test]
+async fn the_third_refusal_goes_to_the_client() {
+    let mut play = play().await;
+    let mut request = empty();
+    request["max_tokens"] = json!(64_000);
+    request.as_object_mut().unwrap().remove("thinking");
+    let (mut client, call) = refused(&play, &request, "400 Bad Request", TOO_MUCH_OUTPUT).await;
+    let call = next(call, "400 Bad Request", EMPTY).await;
+    let call = next(call, "400 Bad Request", TOO_LONG).await;
+    assert_eq!(client.response().await.text(), TOO_LONG);
+    let repaired = call.message.text().to_owned();
+    drop(call);
+    play.server.next_exchange().await;
+    let later = play.exchange(&request, &serde_json::from_str(&reply()).unwrap()).await;
+    assert_eq!(later.sent["max_tokens"], json!(8_192));
+    assert_eq!(later.bytes, repaired);
+}

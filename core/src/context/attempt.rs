@@ -1,16 +1,16 @@
 //! What is sent next, depending on the provider's response: all retries of a request, as a table.
 //!
-//! A request is sent as planned. If that is refused, it may be sent repaired, with room made in it (and then
-//! without the reasoning bound to what was cut), as its client sent it, and in the form of the branch's last
-//! accepted request: each form at most once, repaired once for each refused thing ([`MOST_REPAIRS`]). If we
-//! changed anything beyond repairs, reasoning is repaired last, because it may depend on our change. [`next`]
-//! returns the action and the finding; [`AttemptFinding::consequence`] returns what is remembered of the finding.
+//! A request is sent as planned. If that is refused, it may be sent repaired, with room made in it, as its client
+//! sent it, and in the form of the branch's last accepted request: each form at most once, repaired once for each
+//! refused thing, and [`MOST_CALLS`] in all. If we changed anything beyond repairs, reasoning is repaired last,
+//! because it may depend on our change. [`next`] returns the action and the finding;
+//! [`AttemptFinding::consequence`] returns what is remembered of the finding.
 //! Pure: the caller performs the action and decides nothing (`docs/rewriting.md` "Rules for every rewrite").
 
 mod context;
 mod finding;
 
-use super::RevocationRetry;
+use super::Renewal;
 use crate::dialect::refusal::RefusalCause;
 
 pub use context::{AttemptContext, RefusableOption};
@@ -25,8 +25,6 @@ pub enum RequestForm {
     Repaired(u8),
     /// With parts cut to make room.
     WithRoom,
-    /// The same, without the reasoning that its model binds to what was cut.
-    WithRoomUnbound,
     /// As its client sent it.
     Original,
     /// With the changes of the last accepted request of its branch, and no decisions of its own.
@@ -76,8 +74,8 @@ pub struct RefusalKind {
     pub is_of_reasoning: bool,
 }
 
-/// At most this many repairs of one request: one for each refused thing.
-const MOST_REPAIRS: u8 = 4;
+/// At most this many calls of the provider for one request of a client.
+pub const MOST_CALLS: u8 = 3;
 
 /// What was sent last, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,9 +93,6 @@ pub enum RetryState {
     },
     /// With room, because it did not fit.
     WithRoom(RoomFallback),
-    /// With room and without the reasoning that is bound to what was cut, because its model turned out to bind
-    /// it.
-    WithRoomUnbound(RoomFallback),
     /// The original, because the rewritten request was refused for `cause`.
     Original {
         /// The cause that the refusal named.
@@ -176,9 +171,7 @@ impl RetryState {
         match self {
             // Nothing was sent before the planned form.
             RetryState::Planned => false,
-            RetryState::WithRoom(fallback) | RetryState::WithRoomUnbound(fallback) => {
-                form == fallback.too_large
-            }
+            RetryState::WithRoom(fallback) => form == fallback.too_large,
             // If there is no room to make, the client sees the refusal that says the request is too
             // large.
             RetryState::Repaired { otherwise: RepairFallback::AfterPlanned(_), refusal, round } => {
@@ -194,21 +187,27 @@ impl RetryState {
     }
 }
 
-/// What to do after `verdict` on what was sent last.
-pub fn next(context: AttemptContext<'_>, state: RetryState, verdict: Verdict) -> RetryStep {
-    match state {
+/// What to do after `verdict` on what was sent last. `calls`: how many forms were sent so far.
+pub fn next(
+    context: AttemptContext<'_>,
+    calls: u8,
+    state: RetryState,
+    verdict: Verdict,
+) -> RetryStep {
+    let step = match state {
         RetryState::Planned => context.after_planned(verdict),
         RetryState::Repaired { otherwise, refusal, round } => {
             context.after_repair(otherwise, refusal, round, verdict)
         }
         RetryState::WithRoom(fallback) => context.after_room(fallback, verdict.without_repair()),
-        RetryState::WithRoomUnbound(fallback) => {
-            context.after_room_unbound(fallback, verdict.without_repair())
-        }
         RetryState::Original { cause, blamed } => context.after_original(cause, blamed, verdict),
         RetryState::LastAccepted { cause, of_original, may_repair } => {
             after_last_accepted(cause, of_original, may_repair, verdict)
         }
+    };
+    match step.then {
+        NextAction::Send(unsent) if calls >= MOST_CALLS => step.without_call(unsent),
+        _ => step,
     }
 }
 
@@ -264,22 +263,17 @@ impl AttemptContext<'_> {
             Verdict::OverflowInReply | Verdict::Failed => RetryStep::repaired(form, false),
             Verdict::DoesNotFit(cause) if may_make_room => RetryStep::make_room(form, cause),
             // Each repair answers one refused thing; the next message names the next one.
-            Verdict::Repairable(refusal) if round < MOST_REPAIRS => {
-                RetryStep::repair(otherwise, refusal, round + 1)
-            }
-            Verdict::Repairable(refusal) if refusal.overflows && may_make_room => {
-                RetryStep::make_room(form, refusal.cause)
-            }
+            Verdict::Repairable(refusal) => RetryStep::repair(otherwise, refusal, round + 1),
             Verdict::Unavailable | Verdict::NoResponse if refusal.overflows && may_make_room => {
                 RetryStep::make_room(RequestForm::before_repair(round), refusal.cause)
             }
             Verdict::NoResponse => self.after_unanswered_repair(otherwise),
             Verdict::Unavailable if round == 1 => self.after_failed_repair(otherwise),
             Verdict::Refused(_) | Verdict::DoesNotFit(_) => {
-                self.after_failed_repair(otherwise).repair_refused(RevocationRetry::Next)
+                self.after_failed_repair(otherwise).repair_refused(Renewal::Next)
             }
-            Verdict::Repairable(_) | Verdict::Unavailable => {
-                self.after_failed_repair(otherwise).repair_refused(RevocationRetry::Never)
+            Verdict::Unavailable => {
+                self.after_failed_repair(otherwise).repair_refused(Renewal::Never)
             }
         }
     }
@@ -310,30 +304,11 @@ impl AttemptContext<'_> {
 
     fn after_room(self, fallback: RoomFallback, verdict: Verdict) -> RetryStep {
         match verdict {
-            Verdict::Accepted => RetryStep::room_made(RequestForm::WithRoom, true),
-            Verdict::Failed => RetryStep::room_made(RequestForm::WithRoom, false),
-            Verdict::Refused(RefusalCause::Bound) => {
-                RetryStep::send(RetryState::WithRoomUnbound(fallback))
-                    .finding(AttemptFinding::RoomBound)
-            }
+            Verdict::Accepted => RetryStep::room_made(true),
+            Verdict::Failed => RetryStep::room_made(false),
             Verdict::Refused(cause) => {
                 self.without_room(fallback).finding(AttemptFinding::RoomRefused(cause))
             }
-            _ => self.without_room(fallback),
-        }
-    }
-
-    fn after_room_unbound(self, fallback: RoomFallback, verdict: Verdict) -> RetryStep {
-        match verdict {
-            Verdict::Accepted => RetryStep::room_made(RequestForm::WithRoomUnbound, true),
-            Verdict::Failed => RetryStep::room_made(RequestForm::WithRoomUnbound, false),
-            Verdict::Refused(cause) => {
-                self.without_room(fallback).finding(AttemptFinding::RoomRefused(cause))
-            }
-            // There is no such reasoning, so the refusal of the form with room stands.
-            Verdict::Unavailable => self
-                .without_room(fallback)
-                .finding(AttemptFinding::RoomRefused(RefusalCause::Bound)),
             _ => self.without_room(fallback),
         }
     }
@@ -437,13 +412,38 @@ impl RetryStep {
         Self::answer(form).finding(AttemptFinding::Repaired { accepted })
     }
 
+    /// What to do instead of sending `unsent`, if all calls are used up.
+    fn without_call(self, unsent: RetryState) -> Self {
+        match unsent {
+            // What the newest refusal names is left to the client. The repairs so far are right, so its next request
+            // begins with them.
+            RetryState::Repaired { otherwise: RepairFallback::AfterPlanned(_), round, .. } => {
+                Self::repaired(RequestForm::before_repair(round), false)
+            }
+            RetryState::Repaired {
+                otherwise: RepairFallback::AfterAll { cause, of_original },
+                ..
+            }
+            | RetryState::LastAccepted { cause, of_original, .. } => {
+                Self::answer(RequestForm::Original).all_refused(cause, Some(of_original))
+            }
+            RetryState::WithRoom(RoomFallback { too_large: form, .. })
+            | RetryState::Original { blamed: BlameTarget::Size(form), .. } => {
+                Self { then: NextAction::Answer(form), ..self }
+            }
+            RetryState::Planned | RetryState::Original { .. } => {
+                Self { then: NextAction::Answer(RequestForm::Planned), ..self }
+            }
+        }
+    }
+
     fn own_refused(cause: RefusalCause, accepted: bool) -> Self {
         Self::answer(RequestForm::LastAccepted)
             .finding(AttemptFinding::OwnDecisionsRefused { cause, accepted })
     }
 
-    fn room_made(form: RequestForm, accepted: bool) -> Self {
-        Self::answer(form).finding(AttemptFinding::RoomMade { accepted })
+    fn room_made(accepted: bool) -> Self {
+        Self::answer(RequestForm::WithRoom).finding(AttemptFinding::RoomMade { accepted })
     }
 
     fn unsettled(cause: RefusalCause) -> Self {
@@ -455,11 +455,11 @@ impl RetryStep {
         Self { finding: Some(finding), ..self }
     }
 
-    fn repair_refused(self, retry: RevocationRetry) -> Self {
+    fn repair_refused(self, renewal: Renewal) -> Self {
         match self.finding {
-            None => self.finding(AttemptFinding::RepairRefused(retry)),
+            None => self.finding(AttemptFinding::RepairRefused(renewal)),
             Some(AttemptFinding::Overflow { .. }) => {
-                self.finding(AttemptFinding::Overflow { refused_repair: Some(retry) })
+                self.finding(AttemptFinding::Overflow { refused_repair: Some(renewal) })
             }
             // That no form was accepted says already that the repair was refused.
             Some(_) => self,

@@ -206,7 +206,7 @@ mod tests {
     use super::*;
     use crate::context::plan::DecisionReason;
     use crate::context::policy::SummaryAuthor;
-    use crate::context::{Millis, Revocation, RevocationRetry};
+    use crate::context::{Millis, Renewal, Revocation};
     use crate::dialect::{Chain, Usage};
 
     /// The epoch after a suspension at this time.
@@ -371,25 +371,25 @@ mod tests {
     /// The epoch after a refusal differs from that after any other refusal, and from any time.
     #[test]
     fn the_epoch_of_a_revocation_is_unique_and_not_a_time() {
-        let revoked = |exchange: String, about: Vec<u128>, retry| Revocation {
+        let revoked = |exchange: String, about: Vec<u128>, renewal| Revocation {
             exchange: exchange.into(),
             thread: "t".into(),
             parent: None,
             at: 1,
             about: about.into_iter().map(PartKey).collect(),
-            retry,
+            renewal,
         };
         let mut epochs = std::collections::BTreeSet::new();
         let mut keys = std::collections::BTreeSet::new();
         for request in 0..50 {
             for about in [vec![], vec![1], vec![2], vec![1, 2]] {
-                let of = |retry| revoked(request.to_string(), about.clone(), retry);
-                let epoch = of(RevocationRetry::Next).epoch().unwrap();
+                let of = |renewal| revoked(request.to_string(), about.clone(), renewal);
+                let epoch = of(Renewal::Next).epoch().unwrap();
                 assert!(u64::from_le_bytes(epoch.to_le_bytes()) > u64::MAX / 2, "{epoch:?}");
                 assert!(epochs.insert(epoch));
-                assert!(keys.insert(of(RevocationRetry::Next).key()));
-                assert_eq!(of(RevocationRetry::Cold).epoch(), Some(epoch));
-                assert_eq!(of(RevocationRetry::Never).epoch(), None);
+                assert!(keys.insert(of(Renewal::Next).key()));
+                assert_eq!(of(Renewal::Cold).epoch(), Some(epoch));
+                assert_eq!(of(Renewal::Never).epoch(), None);
             }
         }
     }

@@ -32,7 +32,7 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
     let mut facts = Vec::new();
     let mut waiting: Vec<&QueuedMessage> = Vec::new();
     for queued in &known.waiting {
-        // A retry still has the message at its place.
+        // A repeated request still has the message at its place.
         if queued.repeats.as_deref().is_some_and(|original| known.is_injected(original)) {
             facts.push(injected(queued, request.now, InjectionState::Removed));
         } else {
@@ -141,7 +141,7 @@ pub fn injected_ids(saved: &[Fact], exchange: &ExchangeId) -> Vec<Box<str>> {
     taken_messages(saved, exchange).map(|message| message.id.clone()).collect()
 }
 
-/// The ids of queued messages that need not be sent, because a retry still has them: among new facts.
+/// The ids of queued messages that need not be sent, because a repeated request still has them: among new facts.
 pub fn carried_ids(new: &[Fact]) -> Vec<Box<str>> {
     let carried = new.iter().filter_map(|fact| match fact {
         Fact::InjectedMessage(message) if message.place().is_none() => Some(message.id.clone()),

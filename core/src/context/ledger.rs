@@ -664,7 +664,7 @@ mod tests {
             parent: None,
             at: 1,
             about: vec![],
-            retry: crate::context::RevocationRetry::Next,
+            renewal: crate::context::Renewal::Next,
         };
         let of = |revocation| added(Fact::Revocation(Box::new(revocation)));
         let base = of(revoked.clone());

@@ -23,7 +23,7 @@ pub enum Growth {
     /// It is the next step of its thread.
     Grows,
     /// It repeats the request of an unfinished turn, or of one that was declined.
-    Retries,
+    Repeats,
     /// It leaves its parent's thread.
     Forks,
     /// The provider holds its history, and the turn at the end of that history is not certain.
@@ -91,7 +91,7 @@ pub fn place(
     }
     position.parent = parent.as_ref().map(|turn| turn.exchange.clone());
     position.thread = match (&parent, growth) {
-        (Some(turn), Growth::Grows | Growth::Retries | Growth::Held) => {
+        (Some(turn), Growth::Grows | Growth::Repeats | Growth::Held) => {
             turn.position.thread.clone()
         }
         _ => new_thread(exchange),
@@ -142,7 +142,7 @@ struct AncestorMatch<'l> {
 ///    long text), or a run of parts across the end of a turn's request and the start of its reply
 ///    ([`proves`]). This finds the turn even if the client changed a part before it (a date, a reminder,
 ///    its whole first message), or dropped the text beside a tool call;
-/// 3. *end*: a prefix of the request is a known turn's request without its reply (a retry, an aborted
+/// 3. *end*: a prefix of the request is a known turn's request without its reply (a repeat, an aborted
 ///    call, a rewind). This proves less, so system prompt and tools must be the same. They may differ for a call
 ///    beside the conversation: it has more than the turn's request, and the reply that the turn itself continues
 ///    ([`continues_a_reply`]). And they may differ if the client edited the reply: a reply follows the turn's request,
@@ -417,7 +417,7 @@ fn growth(
     // A declined request may be sent to another model.
     let is_declined = turn.stop == Some(StopReason::Refused) && turn.reply.is_empty();
     if repeats && (turn.outcome != Outcome::Complete || is_declined) {
-        return Growth::Retries;
+        return Growth::Repeats;
     }
     // The same request after it was answered, or another continuation of a turn that already has one.
     if repeats || ledger.has_grown(turn) { Growth::Forks } else { Growth::Grows }
@@ -430,7 +430,7 @@ fn follows(
     position: &Position,
     turn: &Turn,
 ) -> Growth {
-    // The request has only the new part, so its content does not show a retry, and the provider may hold its
+    // The request has only the new part, so its content does not show a repeat, and the provider may hold its
     // head.
     let is_beside = !matches!(conversation.purpose, Purpose::Turn | Purpose::WarmUp);
     let is_elsewhere =

@@ -35,7 +35,7 @@ pub use self::records::{
     Breakdown, CompactionRecord, Cut, DecisionEpoch, Estimate, EstimateMethod, Fact,
     ForwardedHistory, InjectedMessage, InjectionState, Outcome, Position, PromptSection,
     ProviderCount, QueuedMessage, ReasoningDecision, ReasoningRecord, Replacement, ReplyForm,
-    Revocation, RevocationRetry, SessionWitness, Signature, Sketch, SketchPart, Suspension, Turn,
+    Revocation, Renewal, SessionWitness, Signature, Sketch, SketchPart, Suspension, Turn,
     TurnOrigin,
 };
 pub(crate) use self::records::{InjectionPlace, ReasoningAction, ReasoningBlock};

@@ -6,7 +6,7 @@
 
 mod rescue;
 
-pub use rescue::{clear_for_room, room_goal, shorten_for_room, trim_for_room, unbind_room};
+pub use rescue::{clear_for_room, room_goal, shorten_for_room, trim_for_room};
 
 use foldhash::HashMap;
 

@@ -48,7 +48,7 @@ pub(super) fn set(
         && conversation.purpose == Purpose::Side
         && agent::asks_for_title(conversation, body);
     // Only where a thread begins: the turns after it say the same.
-    if matches!(opened.placed.growth, Growth::Grows | Growth::Retries)
+    if matches!(opened.placed.growth, Growth::Grows | Growth::Repeats)
         && let Some(parent_turn) = &opened.placed.parent
         && let Some(origin) = parent_turn.origin.as_deref()
     {

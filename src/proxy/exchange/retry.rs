@@ -87,8 +87,9 @@ impl Retry<'_> {
         let mut seen = SeenResponses::default();
         let mut state = RetryState::Planned;
         let mut verdict = self.judge(RequestForm::Planned, first, &mut seen).await;
+        let mut calls = 1;
         loop {
-            let step = next(self.context(), state, verdict);
+            let step = next(self.context(), calls, state, verdict);
             if let Some(finding) = step.finding {
                 self.remember(finding, &mut seen).await;
             }
@@ -105,7 +106,6 @@ impl Retry<'_> {
                 RetryState::Planned => Verdict::Unavailable,
                 RetryState::Repaired { round, .. } => self.send_repaired(round, &mut seen).await,
                 RetryState::WithRoom(_) => self.send_with_room(&mut seen).await,
-                RetryState::WithRoomUnbound(_) => self.send_with_room_unbound(&mut seen).await,
                 RetryState::Original { .. } => {
                     let (head, body) = self.original.untouched();
                     let response = send(self.recorder, head, body).await?;
@@ -116,6 +116,8 @@ impl Retry<'_> {
                     self.send_last_accepted(cause, &mut seen).await
                 }
             };
+            // A form that the request does not have is no call.
+            calls += u8::from(verdict != Verdict::Unavailable);
         }
     }
 
@@ -173,27 +175,10 @@ impl Retry<'_> {
             return Verdict::Unavailable;
         };
         let room = pending.make_room(overflow.reported, &self.original.head, self.recorder).await;
-        self.send_room(RequestForm::WithRoom, room, seen).await
-    }
-
-    async fn send_with_room_unbound(&mut self, seen: &mut SeenResponses) -> Verdict {
-        let (Some(pending), Some(room)) = (&mut self.pending, &seen.room) else {
-            return Verdict::Unavailable;
-        };
-        let room = pending.unbind_room(room, self.recorder).await;
-        self.send_room(RequestForm::WithRoomUnbound, room, seen).await
-    }
-
-    async fn send_room(
-        &mut self,
-        form: RequestForm,
-        room: Option<PlannedRequest>,
-        seen: &mut SeenResponses,
-    ) -> Verdict {
         match self.send_revised(room).await {
             Ok((response, room)) => {
                 seen.room = Some(room);
-                self.judge(form, response, seen).await
+                self.judge(RequestForm::WithRoom, response, seen).await
             }
             Err(verdict) => verdict,
         }

@@ -3,7 +3,6 @@
 //! Cuts come first, then a summary, then trims. If any of them panics, it is left out, and the others still count.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -49,19 +48,6 @@ impl PendingExchange {
         let shortening = planned.shorten_for_room(&proxy, &prepared, &self.opened, goal);
         is_made |= AssertUnwindSafe(shortening).catch_unwind().await.unwrap_or(false);
         if is_made { Some(planned) } else { None }
-    }
-
-    pub(super) async fn unbind_room(
-        &mut self,
-        room: &PlannedRequest,
-        recorder: &ExchangeRecorder,
-    ) -> Option<PlannedRequest> {
-        // Its model turned out to bind reasoning to what was cut.
-        Arc::make_mut(&mut Arc::make_mut(&mut self.prepared).info).set_bound();
-        let prepared = self.prepared.clone();
-        let proxy = recorder.proxy.clone();
-        let unbinding = room.without_bound_reasoning(&proxy, &prepared, &self.opened);
-        AssertUnwindSafe(unbinding).catch_unwind().await.ok().flatten()
     }
 
     /// Returns whether the request was compacted. `overflows`: it does not fit, whatever the estimate says.

@@ -17,7 +17,7 @@ use crate::clock::now;
 use crate::context::inject::{self, DeliveryFailure};
 use crate::context::overflow::{self, OverflowReport, OverflowSign};
 use crate::context::policy::{Mode, ReportedUsage};
-use crate::context::{Estimate, Fact, Millis, Revocation, RevocationRetry, Suspension, repair};
+use crate::context::{Estimate, Fact, Millis, Renewal, Revocation, Suspension, repair};
 use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::RefusalCause;
@@ -368,11 +368,7 @@ impl PendingExchange {
         SessionFact { session: self.opened.handle(), fact: Fact::Suspension(Box::new(suspension)) }
     }
 
-    pub(crate) fn revoke(
-        &self,
-        about: Vec<PartKey>,
-        retry: RevocationRetry,
-    ) -> Option<SessionFact> {
+    pub(crate) fn revoke(&self, about: Vec<PartKey>, renewal: Renewal) -> Option<SessionFact> {
         if about.is_empty() {
             return None;
         }
@@ -383,7 +379,7 @@ impl PendingExchange {
             parent: position.parent.clone(),
             at: now(),
             about,
-            retry,
+            renewal,
         };
         let fact = Fact::Revocation(Box::new(revocation));
         Some(SessionFact { session: self.opened.handle(), fact })

@@ -4,7 +4,7 @@
 //! The table of the consequences; [`super::next`] returns the findings. Pure.
 
 use super::context::AttemptContext;
-use crate::context::RevocationRetry;
+use crate::context::Renewal;
 use crate::dialect::lesson::Lesson;
 use crate::dialect::refusal::RefusalCause;
 
@@ -18,20 +18,18 @@ pub enum AttemptFinding {
     },
     /// The repaired form was refused, either for the same thing, or for something that no edit can fix; in
     /// the latter case the repair may be decided again.
-    RepairRefused(RevocationRetry),
+    RepairRefused(Renewal),
     /// The request does not fit. The repairs so far are kept, unless the last one was refused.
     Overflow {
         /// The last repair was refused for something else: as for [`AttemptFinding::RepairRefused`].
-        refused_repair: Option<RevocationRetry>,
+        refused_repair: Option<Renewal>,
     },
     /// The form with room was final.
     RoomMade {
         /// Whether the provider accepted it.
         accepted: bool,
     },
-    /// The form with room was refused because reasoning is bound to what was cut.
-    RoomBound,
-    /// The forms with room were refused, the last one for this cause.
+    /// The form with room was refused for this cause.
     RoomRefused(RefusalCause),
     /// Only the original was accepted: our changes, or what we requested, were refused for this cause.
     ChangeRefused(RefusalCause),
@@ -70,13 +68,13 @@ pub enum RevocationScope {
     /// All decisions so far, in requests that continue this one.
     InBranch,
     /// The last repair.
-    Repair(RevocationRetry),
+    Repair(Renewal),
     /// The cuts that made room.
-    Room(RevocationRetry),
+    Room(Renewal),
     /// The request's decisions that the last accepted request did not have.
-    Own(RevocationRetry),
+    Own(Renewal),
     /// All decisions of the request.
-    All(RevocationRetry),
+    All(Renewal),
 }
 
 impl AttemptFinding {
@@ -87,15 +85,12 @@ impl AttemptFinding {
             | AttemptFinding::RoomMade { .. }
             | AttemptFinding::Repaired { .. }
             | AttemptFinding::Unsettled(_) => Consequence::default(),
-            AttemptFinding::RepairRefused(retry)
-            | AttemptFinding::Overflow { refused_repair: Some(retry) } => {
-                Consequence { revokes: Some(RevocationScope::Repair(retry)), lesson: None }
-            }
-            AttemptFinding::RoomBound => {
-                Consequence { revokes: None, lesson: Some(Lesson::ReasoningBound) }
+            AttemptFinding::RepairRefused(renewal)
+            | AttemptFinding::Overflow { refused_repair: Some(renewal) } => {
+                Consequence { revokes: Some(RevocationScope::Repair(renewal)), lesson: None }
             }
             AttemptFinding::RoomRefused(cause) => Consequence {
-                revokes: Some(RevocationScope::Room(retry(cause))),
+                revokes: Some(RevocationScope::Room(renewal(cause))),
                 lesson: of_the_model(cause),
             },
             AttemptFinding::ChangeRefused(_) | AttemptFinding::AllRefused { .. }
@@ -125,17 +120,14 @@ impl AttemptFinding {
                 let is_own_fault = of_original == Some(cause) && cause.is_own_fault();
                 let is_innocent = is_own_fault || cause.is_beside();
                 // Never again, so that not every request of the session is refused.
-                let revokes = if is_innocent {
-                    None
-                } else {
-                    Some(RevocationScope::All(RevocationRetry::Never))
-                };
+                let revokes =
+                    if is_innocent { None } else { Some(RevocationScope::All(Renewal::Never)) };
                 // This is true of the model, whoever changed what the reasoning is bound to.
                 let lesson = of_the_model(cause).filter(|lesson| *lesson == Lesson::ReasoningBound);
                 Consequence { revokes, lesson }
             }
             AttemptFinding::OwnDecisionsRefused { cause, accepted } => {
-                let again = if accepted { retry(cause) } else { RevocationRetry::Next };
+                let again = if accepted { renewal(cause) } else { Renewal::Next };
                 // The accepted form still had reasoning put back.
                 let lesson = of_what_is_sent(cause).filter(|lesson| {
                     let is_disproved =
@@ -149,10 +141,10 @@ impl AttemptFinding {
     }
 }
 
-fn retry(cause: RefusalCause) -> RevocationRetry {
+fn renewal(cause: RefusalCause) -> Renewal {
     // What was learned prevents the next refusal; without a lesson, only a cold cache is a fresh
     // start.
-    if cause.teaches() { RevocationRetry::Next } else { RevocationRetry::Cold }
+    if cause.teaches() { Renewal::Next } else { Renewal::Cold }
 }
 
 /// What a refusal with this cause shows about the model, whoever caused it.

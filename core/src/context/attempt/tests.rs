@@ -54,16 +54,14 @@ const OR_PLANNED: RoomFallback = RoomFallback { too_large: Planned, cause: None 
 const OR_ORIGINAL: RoomFallback = RoomFallback { cause: Some(OVERFLOW), ..OR_PLANNED };
 const ROOM: RetryState = RetryState::WithRoom(OR_PLANNED);
 const ROOM_OR_ORIGINAL: RetryState = RetryState::WithRoom(OR_ORIGINAL);
-const UNBOUND: RetryState = RetryState::WithRoomUnbound(OR_PLANNED);
-const UNBOUND_OR_ORIGINAL: RetryState = RetryState::WithRoomUnbound(OR_ORIGINAL);
 const UNFIT_FINDING: Option<AttemptFinding> = Some(Overflow { refused_repair: None });
 
 const fn room_after_repair(round: u8, cause: Option<RefusalCause>) -> RetryState {
     RetryState::WithRoom(RoomFallback { too_large: RequestForm::Repaired(round), cause })
 }
 
-const fn unfit_after_refused_repair(retry: RevocationRetry) -> Option<AttemptFinding> {
-    Some(Overflow { refused_repair: Some(retry) })
+const fn unfit_after_refused_repair(renewal: Renewal) -> Option<AttemptFinding> {
+    Some(Overflow { refused_repair: Some(renewal) })
 }
 
 const fn repaired(first: RefusalKind, round: u8) -> RetryState {
@@ -137,18 +135,15 @@ const ROWS: &[Row] = &[
     (REWRITTEN, repaired(FIRST, 1), V::Unavailable, Send(original(STRUCTURE)), None),
     (REWRITTEN, repaired(NOBODY, 1), V::Unavailable, Answer(Planned), None),
     (PLAIN, repaired(FIRST, 1), V::Repairable(NOBODY), Send(repaired_again(FIRST, NOBODY)), None),
-    (PLAIN, repaired(FIRST, MOST_REPAIRS), V::Repairable(FIRST), Answer(Planned), Some(RepairRefused(RevocationRetry::Never))),
-    (PLAIN, repaired(FIRST, 2), V::Unavailable, Answer(Planned), Some(RepairRefused(RevocationRetry::Never))),
-    (PLAIN, repaired(FIRST, 1), V::Refused(RefusalCause::Other), Answer(Planned), Some(RepairRefused(RevocationRetry::Next))),
-    (REWRITTEN, repaired(FIRST, 1), V::Refused(RefusalCause::Other), Send(original(STRUCTURE)), Some(RepairRefused(RevocationRetry::Next))),
+    (PLAIN, repaired(FIRST, 2), V::Unavailable, Answer(Planned), Some(RepairRefused(Renewal::Never))),
+    (PLAIN, repaired(FIRST, 1), V::Refused(RefusalCause::Other), Answer(Planned), Some(RepairRefused(Renewal::Next))),
+    (REWRITTEN, repaired(FIRST, 1), V::Refused(RefusalCause::Other), Send(original(STRUCTURE)), Some(RepairRefused(Renewal::Next))),
     (PLAIN, repaired(TOO_MUCH, 1), UNFIT, Send(room_after_repair(1, Some(OVERFLOW))), UNFIT_FINDING),
     (PLAIN, repaired(FIRST, 2), V::OverflowInReply, Send(room_after_repair(2, None)), UNFIT_FINDING),
-    (PLAIN, repaired(TOO_MUCH, 1), V::Refused(RefusalCause::Other), Send(ROOM_OR_ORIGINAL), unfit_after_refused_repair(RevocationRetry::Next)),
-    (PLAIN, repaired_again(TOO_MUCH, FIRST), V::Unavailable, Send(ROOM_OR_ORIGINAL), unfit_after_refused_repair(RevocationRetry::Never)),
+    (PLAIN, repaired(TOO_MUCH, 1), V::Refused(RefusalCause::Other), Send(ROOM_OR_ORIGINAL), unfit_after_refused_repair(Renewal::Next)),
+    (PLAIN, repaired_again(TOO_MUCH, FIRST), V::Unavailable, Send(ROOM_OR_ORIGINAL), unfit_after_refused_repair(Renewal::Never)),
     (PLAIN, repaired(TOO_MUCH, 2), V::Unavailable, Send(room_after_repair(1, Some(OVERFLOW))), UNFIT_FINDING),
     (PLAIN, repaired_again(FIRST, TOO_MUCH), V::Unavailable, Send(room_after_repair(1, Some(OVERFLOW))), UNFIT_FINDING),
-    (PLAIN, repaired(TOO_MUCH, MOST_REPAIRS), V::Repairable(FIRST), Send(ROOM_OR_ORIGINAL), unfit_after_refused_repair(RevocationRetry::Never)),
-    (PLAIN, repaired(FIRST, MOST_REPAIRS), V::Repairable(TOO_MUCH), Send(room_after_repair(MOST_REPAIRS, Some(OVERFLOW))), UNFIT_FINDING),
     (PLAIN, repaired(TOO_MUCH, 1), V::Unavailable, Send(ROOM_OR_ORIGINAL), UNFIT_FINDING),
     (PLAIN, repaired(FIRST, 1), V::NoResponse, Answer(Planned), None),
     (REWRITTEN, repaired(FIRST, 1), V::NoResponse, Send(original(STRUCTURE)), None),
@@ -165,21 +160,11 @@ const ROWS: &[Row] = &[
     (REWRITTEN, ROOM_OR_ORIGINAL, V::DoesNotFit(None), Answer(Planned), None),
     (REWRITTEN, ROOM_OR_ORIGINAL, V::OverflowInReply, Answer(Planned), None),
     (REWRITTEN, ROOM_OR_ORIGINAL, V::Refused(STRUCTURE), Answer(Planned), Some(RoomRefused(STRUCTURE))),
-    (REWRITTEN, ROOM_OR_ORIGINAL, V::Refused(BOUND), Send(UNBOUND_OR_ORIGINAL), Some(RoomBound)),
-    (PLAIN, ROOM, V::Refused(BOUND), Send(UNBOUND), Some(RoomBound)),
+    (PLAIN, ROOM, V::Refused(BOUND), Answer(Planned), Some(RoomRefused(BOUND))),
     (REASONING_BACK, ROOM_OR_ORIGINAL, V::Unavailable, Send(too_large(OVERFLOW)), None),
     (REASONING_BACK, ROOM, V::Unavailable, Answer(Planned), None),
     (PLAIN, ROOM, V::NoResponse, Answer(Planned), None),
     (REASONING_BACK, ROOM_OR_ORIGINAL, V::NoResponse, Send(too_large(OVERFLOW)), None),
-
-    // With room, unbound.
-    (REWRITTEN, UNBOUND, V::Accepted, Answer(WithRoomUnbound), Some(RoomMade { accepted: true })),
-    (REWRITTEN, UNBOUND, V::Failed, Answer(WithRoomUnbound), Some(RoomMade { accepted: false })),
-    (REWRITTEN, UNBOUND, V::Refused(STRUCTURE), Answer(Planned), Some(RoomRefused(STRUCTURE))),
-    (REWRITTEN, UNBOUND, V::Unavailable, Answer(Planned), Some(RoomRefused(BOUND))),
-    (REWRITTEN, UNBOUND, UNFIT, Answer(Planned), None),
-    (REASONING_BACK, UNBOUND_OR_ORIGINAL, V::Refused(STRUCTURE), Send(too_large(OVERFLOW)), Some(RoomRefused(STRUCTURE))),
-    (REWRITTEN, UNBOUND, V::NoResponse, Answer(Planned), None),
 
     // Original, because of the content.
     (REWRITTEN, thoughtful(SIGNATURE), V::Refused(BOUND), Send(LAST_BUT_REPAIR), None),
@@ -226,7 +211,7 @@ const ROWS: &[Row] = &[
 fn each_verdict_has_its_next_step() {
     for (context, state, verdict, then, finding) in ROWS {
         let expected = RetryStep { then: *then, finding: *finding };
-        let step = next(*context, *state, *verdict);
+        let step = next(*context, 1, *state, *verdict);
         assert_eq!(step, expected, "{context:?} {state:?} {verdict:?}");
     }
 }
@@ -239,13 +224,12 @@ type ConsequenceRow =
 #[rustfmt::skip]
 const CONSEQUENCES: &[ConsequenceRow] = &[
     (UNFIT_FINDING,                                      REWRITTEN, None, None),
-    (unfit_after_refused_repair(RevocationRetry::Next),  REWRITTEN, Some(RevocationScope::Repair(RevocationRetry::Next)), None),
+    (unfit_after_refused_repair(Renewal::Next),  REWRITTEN, Some(RevocationScope::Repair(Renewal::Next)), None),
     (Some(RoomMade { accepted: true }),                     REWRITTEN, None, None),
     (Some(AttemptFinding::Repaired { accepted: true }),         REWRITTEN, None, None),
-    (Some(RepairRefused(RevocationRetry::Never)),        REWRITTEN, Some(RevocationScope::Repair(RevocationRetry::Never)), None),
-    (Some(RoomBound),                                    REWRITTEN, None, Some(Lesson::ReasoningBound)),
-    (Some(RoomRefused(BOUND)),                           REWRITTEN, Some(RevocationScope::Room(RevocationRetry::Next)), Some(Lesson::ReasoningBound)),
-    (Some(RoomRefused(STRUCTURE)),                       REWRITTEN, Some(RevocationScope::Room(RevocationRetry::Cold)), None),
+    (Some(RepairRefused(Renewal::Never)),        REWRITTEN, Some(RevocationScope::Repair(Renewal::Never)), None),
+    (Some(RoomRefused(BOUND)),                           REWRITTEN, Some(RevocationScope::Room(Renewal::Next)), Some(Lesson::ReasoningBound)),
+    (Some(RoomRefused(STRUCTURE)),                       REWRITTEN, Some(RevocationScope::Room(Renewal::Cold)), None),
     (Some(ChangeRefused(BOUND)),                         REWRITTEN, Some(RevocationScope::InBranch), Some(Lesson::ReasoningBound)),
     (Some(ChangeRefused(RefusalCause::ReasoningRefused)),       REWRITTEN, Some(RevocationScope::InBranch), Some(Lesson::ReasoningRefused)),
     (Some(ChangeRefused(STRUCTURE)),                     REWRITTEN, Some(RevocationScope::InBranch), None),
@@ -255,24 +239,24 @@ const CONSEQUENCES: &[ConsequenceRow] = &[
     (Some(ChangeRefused(RefusalCause::Other)),                  USAGE_ASKED, None, Some(Lesson::UsageRefused)),
     (Some(ChangeRefused(RefusalCause::Usage)),                  USAGE_AND_REWRITTEN, None, Some(Lesson::UsageRefused)),
     (Some(ChangeRefused(STRUCTURE)),                     USAGE_AND_REWRITTEN, Some(RevocationScope::InBranch), None),
-    (all(BOUND, SIGNATURE),                              REWRITTEN, Some(RevocationScope::All(RevocationRetry::Never)), Some(Lesson::ReasoningBound)),
-    (all(RefusalCause::ReasoningDemanded, SIGNATURE),           REWRITTEN, Some(RevocationScope::All(RevocationRetry::Never)), None),
+    (all(BOUND, SIGNATURE),                              REWRITTEN, Some(RevocationScope::All(Renewal::Never)), Some(Lesson::ReasoningBound)),
+    (all(RefusalCause::ReasoningDemanded, SIGNATURE),           REWRITTEN, Some(RevocationScope::All(Renewal::Never)), None),
     (all(STRUCTURE, STRUCTURE),                          REWRITTEN, None, None),
     (all(OVERFLOW, OVERFLOW),                            REASONING_BACK, None, None),
-    (all(STRUCTURE, RefusalCause::Other),                       REWRITTEN, Some(RevocationScope::All(RevocationRetry::Never)), None),
+    (all(STRUCTURE, RefusalCause::Other),                       REWRITTEN, Some(RevocationScope::All(Renewal::Never)), None),
     (all(RefusalCause::Usage, STRUCTURE),                       USAGE_AND_REWRITTEN, None, None),
     (all(RefusalCause::Usage, RefusalCause::Usage),                    USAGE_ASKED, None, None),
-    (Some(AllRefused { cause: BOUND, of_original: None }), REWRITTEN, Some(RevocationScope::All(RevocationRetry::Never)), Some(Lesson::ReasoningBound)),
+    (Some(AllRefused { cause: BOUND, of_original: None }), REWRITTEN, Some(RevocationScope::All(Renewal::Never)), Some(Lesson::ReasoningBound)),
     (all(BOUND, SIGNATURE),                              COUNT, None, None),
-    (own(BOUND, true),                                   REWRITTEN, Some(RevocationScope::Own(RevocationRetry::Next)), Some(Lesson::ReasoningBound)),
-    (own(STRUCTURE, true),                               REWRITTEN, Some(RevocationScope::Own(RevocationRetry::Cold)), None),
-    (own(STRUCTURE, false),                              REWRITTEN, Some(RevocationScope::Own(RevocationRetry::Next)), None),
-    (own(RefusalCause::Compaction, true),                       REWRITTEN, Some(RevocationScope::Own(RevocationRetry::Next)), Some(Lesson::CompactionRefused)),
-    (own(RefusalCause::Compaction, false),                      REWRITTEN, Some(RevocationScope::Own(RevocationRetry::Next)), None),
-    (own(RefusalCause::ReasoningRefused, true),                 REASONING_BACK, Some(RevocationScope::Own(RevocationRetry::Next)), None),
-    (own(RefusalCause::ReasoningRefused, true),                 REWRITTEN, Some(RevocationScope::Own(RevocationRetry::Next)), Some(Lesson::ReasoningRefused)),
-    (own(RefusalCause::Compaction, true),                       REASONING_BACK, Some(RevocationScope::Own(RevocationRetry::Next)), Some(Lesson::CompactionRefused)),
-    (own(RefusalCause::ReasoningDemanded, true),                REWRITTEN, Some(RevocationScope::Own(RevocationRetry::Next)), Some(Lesson::ReasoningDemanded)),
+    (own(BOUND, true),                                   REWRITTEN, Some(RevocationScope::Own(Renewal::Next)), Some(Lesson::ReasoningBound)),
+    (own(STRUCTURE, true),                               REWRITTEN, Some(RevocationScope::Own(Renewal::Cold)), None),
+    (own(STRUCTURE, false),                              REWRITTEN, Some(RevocationScope::Own(Renewal::Next)), None),
+    (own(RefusalCause::Compaction, true),                       REWRITTEN, Some(RevocationScope::Own(Renewal::Next)), Some(Lesson::CompactionRefused)),
+    (own(RefusalCause::Compaction, false),                      REWRITTEN, Some(RevocationScope::Own(Renewal::Next)), None),
+    (own(RefusalCause::ReasoningRefused, true),                 REASONING_BACK, Some(RevocationScope::Own(Renewal::Next)), None),
+    (own(RefusalCause::ReasoningRefused, true),                 REWRITTEN, Some(RevocationScope::Own(Renewal::Next)), Some(Lesson::ReasoningRefused)),
+    (own(RefusalCause::Compaction, true),                       REASONING_BACK, Some(RevocationScope::Own(Renewal::Next)), Some(Lesson::CompactionRefused)),
+    (own(RefusalCause::ReasoningDemanded, true),                REWRITTEN, Some(RevocationScope::Own(Renewal::Next)), Some(Lesson::ReasoningDemanded)),
     (Some(ChangeRefused(RefusalCause::ReasoningDemanded)),      REWRITTEN, Some(RevocationScope::InBranch), Some(Lesson::ReasoningDemanded)),
     (Some(ChangeRefused(BOUND)),                         USAGE_ASKED, None, Some(Lesson::UsageRefused)),
     (all(BOUND, SIGNATURE),                              PLAIN, None, None),
@@ -288,12 +272,32 @@ fn each_finding_gives_the_listed_revocation_and_lesson() {
     }
 }
 
-/// Whatever is answered, each form of a request is sent once at most, and the client gets an answer that was
-/// given and is held.
+/// The provider is called three times at most for one request. Past that the client gets the response that it can do
+/// the most with, and what was learned is remembered.
+#[test]
+fn after_three_calls_the_client_gets_a_response() {
+    #[rustfmt::skip]
+    let rows = [
+        (PLAIN, repaired(FIRST, 2), V::Repairable(FIRST), RequestForm::Repaired(2), Some(AttemptFinding::Repaired { accepted: false })),
+        (PLAIN, repaired(FIRST, 2), UNFIT, RequestForm::Repaired(2), UNFIT_FINDING),
+        (REWRITTEN, repaired(FIRST, 2), V::Refused(STRUCTURE), Planned, Some(RepairRefused(Renewal::Next))),
+        (REASONING_BACK, room_after_repair(1, Some(OVERFLOW)), V::Refused(STRUCTURE), RequestForm::Repaired(1), Some(RoomRefused(STRUCTURE))),
+        (REWRITTEN, original(STRUCTURE), V::Refused(SIGNATURE), Original, all(STRUCTURE, SIGNATURE)),
+        (REWRITTEN, LAST_BUT_REPAIR, V::Refused(SIGNATURE), Original, all(SIGNATURE, BOUND)),
+        (REWRITTEN, repaired_last(1), V::Repairable(FIRST), Original, all(SIGNATURE, BOUND)),
+    ];
+    for (context, state, verdict, form, finding) in rows {
+        let step = next(context, MOST_CALLS, state, verdict);
+        assert_eq!(step, RetryStep { then: Answer(form), finding }, "{state:?} {verdict:?}");
+    }
+}
+
+/// Whatever is answered, each form of a request is sent once at most, three in all, and the client gets an answer that
+/// was given and is held.
 #[test]
 fn every_sequence_of_attempts_ends_with_a_kept_response() {
     for context in [PLAIN, REPAIRED, REWRITTEN, REASONING_BACK, USAGE_ASKED, THREE_ASKED] {
-        walk(context, RetryState::Planned, &[], &[], &mut HashSet::new());
+        walk(context, RetryState::Planned, &[], &[], 0, &mut HashSet::new());
     }
 }
 
@@ -302,16 +306,15 @@ fn every_sequence_of_attempts_ends_with_a_kept_response() {
 #[test]
 fn only_a_response_that_the_client_may_still_get_is_kept() {
     let held = |state: RetryState| {
-        [Planned, WithRoom, WithRoomUnbound, Original, LastAccepted].map(|it| state.may_answer(it))
+        [Planned, WithRoom, Original, LastAccepted].map(|it| state.may_answer(it))
     };
-    const PLANNED_ONLY: [bool; 5] = [true, false, false, false, false];
-    const ORIGINAL_ONLY: [bool; 5] = [false, false, false, true, false];
-    assert_eq!(held(PLANNED), [false; 5]);
+    const PLANNED_ONLY: [bool; 4] = [true, false, false, false];
+    const ORIGINAL_ONLY: [bool; 4] = [false, false, true, false];
+    assert_eq!(held(PLANNED), [false; 4]);
     assert_eq!(held(ROOM), PLANNED_ONLY);
-    assert_eq!(held(UNBOUND), PLANNED_ONLY);
-    assert_eq!(held(room_after_repair(1, None)), [false; 5]);
+    assert_eq!(held(room_after_repair(1, None)), [false; 4]);
     assert!(room_after_repair(1, None).may_answer(RequestForm::Repaired(1)));
-    assert_eq!(held(original(BOUND)), [false; 5]);
+    assert_eq!(held(original(BOUND)), [false; 4]);
     assert_eq!(held(too_large(OVERFLOW)), PLANNED_ONLY);
     assert_eq!(held(last(BOUND, SIGNATURE)), ORIGINAL_ONLY);
     assert_eq!(held(repaired(FIRST, 1)), PLANNED_ONLY);
@@ -327,17 +330,17 @@ fn walk(
     state: RetryState,
     held: &[RequestForm],
     sent: &[RequestForm],
+    calls: u8,
     walked: &mut HashSet<String>,
 ) {
     // Many verdicts lead to the same state.
-    if !walked.insert(format!("{state:?} {held:?} {sent:?}")) {
+    if !walked.insert(format!("{state:?} {held:?} {sent:?} {calls}")) {
         return;
     }
     let form = match state {
         RetryState::Planned => RequestForm::Planned,
         RetryState::Repaired { round, .. } => RequestForm::Repaired(round),
         RetryState::WithRoom(_) => RequestForm::WithRoom,
-        RetryState::WithRoomUnbound(_) => RequestForm::WithRoomUnbound,
         RetryState::Original { .. } => RequestForm::Original,
         RetryState::LastAccepted { .. } => RequestForm::LastAccepted,
     };
@@ -355,7 +358,9 @@ fn walk(
         let mut now_held = held.to_vec();
         let has_response = !matches!(verdict, Verdict::Unavailable | Verdict::NoResponse);
         now_held.extend(has_response.then_some(form));
-        match next(context, state, verdict).then {
+        let calls = calls + u8::from(verdict != Verdict::Unavailable);
+        assert!(calls <= MOST_CALLS, "{context:?} {state:?} {verdict:?} after {sent:?}");
+        match next(context, calls, state, verdict).then {
             NextAction::Answer(answer) => {
                 assert!(
                     now_held.contains(&answer),
@@ -364,7 +369,7 @@ fn walk(
             }
             NextAction::Send(next) => {
                 now_held.retain(|form| next.may_answer(*form));
-                walk(context, next, &now_held, &sent, walked);
+                walk(context, next, &now_held, &sent, calls, walked);
             }
         }
     }

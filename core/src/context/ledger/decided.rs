@@ -13,7 +13,7 @@ use crate::context::policy::DecisionMode;
 use crate::context::repair::RepairDecision;
 use crate::context::{
     CompactionRecord, Cut, DecisionEpoch, ExchangeId, Fact, Millis, ReasoningAction,
-    ReasoningDecision, Revocation, RevocationRetry, ThreadId, Turn,
+    ReasoningDecision, Renewal, Revocation, ThreadId, Turn,
 };
 use crate::dialect::PartKey;
 
@@ -243,7 +243,7 @@ impl Ledger {
         let from = parent.map(|turn| &turn.exchange);
         // Where something was learned, it prevents the next refusal.
         let mut resting =
-            self.revocations().filter(|revoked| revoked.retry == RevocationRetry::Cold).peekable();
+            self.revocations().filter(|revoked| revoked.renewal == Renewal::Cold).peekable();
         if resting.peek().is_none() {
             return false;
         }
@@ -282,9 +282,9 @@ mod tests {
         }))
     }
 
-    fn revocation(exchange: &str, retry: RevocationRetry) -> Revocation {
+    fn revocation(exchange: &str, renewal: Renewal) -> Revocation {
         let (exchange, thread) = (exchange.into(), "thread".into());
-        Revocation { exchange, thread, parent: None, at: 2, about: vec![PartKey(1)], retry }
+        Revocation { exchange, thread, parent: None, at: 2, about: vec![PartKey(1)], renewal }
     }
 
     #[test]
@@ -293,13 +293,13 @@ mod tests {
         let given_up = |ledger: &Ledger| ledger.given_up(DecisionMode::Active, None).contains(&1);
         ledger.add(cut("first", None));
         assert!(!given_up(&ledger), "it holds");
-        let first = revocation("first", RevocationRetry::Next);
+        let first = revocation("first", Renewal::Next);
         let epoch = first.epoch();
         ledger.add(Fact::Revocation(Box::new(first)));
         assert!(!given_up(&ledger), "it may be tried once more");
         ledger.add(cut("second", epoch));
         assert!(!given_up(&ledger), "it holds again");
-        ledger.add(Fact::Revocation(Box::new(revocation("second", RevocationRetry::Never))));
+        ledger.add(Fact::Revocation(Box::new(revocation("second", Renewal::Never))));
         assert!(given_up(&ledger));
         assert!(
             !ledger.given_up(DecisionMode::Shadow, None).contains(&1),
@@ -371,7 +371,7 @@ mod tests {
     /// suspension does not affect repairs.
     #[test]
     fn a_revoked_decision_can_be_made_again() {
-        let back = revocation("first", RevocationRetry::Next);
+        let back = revocation("first", Renewal::Next);
         let epoch = back.epoch();
         for (at, fact) in decisions("first").into_iter().enumerate() {
             let mut ledger = Ledger::default();
@@ -420,15 +420,15 @@ mod tests {
     #[test]
     fn a_refused_thread_tries_nothing_new_from_the_same_turn() {
         let mut ledger = Ledger::default();
-        ledger.add(Fact::Revocation(Box::new(revocation("first", RevocationRetry::Next))));
+        ledger.add(Fact::Revocation(Box::new(revocation("first", Renewal::Next))));
         assert!(!ledger.is_suspended(&"thread".into(), None), "the next request may try again");
-        ledger.add(Fact::Revocation(Box::new(revocation("second", RevocationRetry::Cold))));
+        ledger.add(Fact::Revocation(Box::new(revocation("second", Renewal::Cold))));
         assert!(
             ledger.is_suspended(&"thread".into(), None)
                 && !ledger.is_suspended(&"other".into(), None)
         );
         let parent = Some("p".into());
-        let elsewhere = Revocation { parent, ..revocation("third", RevocationRetry::Cold) };
+        let elsewhere = Revocation { parent, ..revocation("third", Renewal::Cold) };
         let mut ledger = Ledger::default();
         ledger.add(Fact::Revocation(Box::new(elsewhere)));
         assert!(!ledger.is_suspended(&"thread".into(), None), "it grew from another turn");

@@ -213,7 +213,7 @@ fn a_retry_after_a_failure_stays_on_its_thread() {
     let request = body(&user("hi"), "You are calm.", "");
     let first = play.send(&request, "", Outcome::UpstreamFailed, None);
     let again = play.send(&request, &words("A"), Outcome::Complete, None);
-    assert_eq!((again.growth, &again.position.thread), (Growth::Retries, &first.position.thread));
+    assert_eq!((again.growth, &again.position.thread), (Growth::Repeats, &first.position.thread));
 }
 
 #[test]
@@ -289,7 +289,7 @@ fn of_equal_requests_without_a_reply_the_newest_is_the_parent() {
     play.send(&asks, &words("A"), Outcome::Complete, None);
     let again = play.send(&asks, "", Outcome::UpstreamFailed, None);
     let retried = play.send(&asks, "", Outcome::UpstreamFailed, None);
-    assert_eq!((retried.growth, parent(&retried)), (Growth::Retries, Some("req-2")));
+    assert_eq!((retried.growth, parent(&retried)), (Growth::Repeats, Some("req-2")));
     assert_eq!(retried.position.thread, again.position.thread);
 }
 

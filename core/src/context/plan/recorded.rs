@@ -343,30 +343,6 @@ impl RecordedDecisions {
         facts.iter().all(|fact| self.may_decide(fact))
     }
 
-    pub(in crate::context) fn has_decided(&self, fact: &Fact) -> bool {
-        let Fact::ReasoningDecision(decision) = fact else { return false };
-        self.reasoning_decisions.contains_key(&decision.about.0)
-    }
-
-    /// The message of the first cut or summary that this request decided itself; `None` if there is none.
-    pub(in crate::context) fn first_own_change(&self) -> Option<usize> {
-        // Reasoning stays valid behind a summary that carries what the provider read.
-        if let Some((from, summary)) = self.compact()
-            && summary.carries.is_none()
-            && self.is_own(summary.address().0, &summary.exchange)
-        {
-            // A summary stands before every cut.
-            return Some(from);
-        }
-        let mut cuts = self.cuts_here();
-        let cut = cuts.find(|(_, _, cut)| self.is_own(cut.about.0, &cut.exchange));
-        cut.map(|(at, ..)| at.message)
-    }
-
-    fn is_own(&self, about: u128, by: &ExchangeId) -> bool {
-        self.decision(about, by, &self.exchange) == Decision::New
-    }
-
     /// Takes over what an exchange decided about parts that it sent for the first time: nothing depends on
     /// their unchanged form, and no reasoning comes after them.
     pub fn take_births(&mut self, other: &Self, exchange: &ExchangeId) {

@@ -8,8 +8,7 @@ use crate::context::policy::{DecisionMode, Mode, ReasoningRule, SummaryAuthor};
 use crate::context::scene::{SessionFixture, messages, thinking};
 use crate::context::{
     CompactionRecord, Cut, DecisionEpoch, Fact, InjectedMessage, QueuedMessage, ReasoningAction,
-    ReasoningDecision, Replacement, Revocation, RevocationRetry, Suspension, compact, inject,
-    reasoning,
+    ReasoningDecision, Renewal, Replacement, Revocation, Suspension, compact, inject, reasoning,
 };
 use crate::dialect::{Dialect, PartIndex, Span, rewrite};
 use crate::wire::splice::splice;
@@ -154,18 +153,18 @@ fn a_refused_decision_is_void() {
     let decided = cut(&scene, 2, PRESSURE);
     scene.ledger.add(decided.clone());
     let about = vec![PartKey(scene.about(2))];
-    let revoked = |scene: &SessionFixture, retry| {
+    let revoked = |scene: &SessionFixture, renewal| {
         Fact::Revocation(Box::new(Revocation {
             exchange: scene.request().exchange.clone(),
             thread: scene.placed().position.thread,
             parent: scene.placed().position.parent,
             at: 2,
             about: about.clone(),
-            retry,
+            renewal,
         }))
     };
     assert_eq!(cut_in(&scene), [2]);
-    scene.ledger.add(revoked(&scene, RevocationRetry::Next));
+    scene.ledger.add(revoked(&scene, Renewal::Next));
     assert_eq!(cut_in(&scene), NONE);
     assert!(scene.known().may_decide(&decided));
     assert!(!scene.known().is_suspended);
@@ -175,11 +174,11 @@ fn a_refused_decision_is_void() {
     assert_eq!(cut_in(&scene), [2], "it was decided again");
     let mut never = plain("ucrau");
     never.ledger.add(cut(&never, 2, PRESSURE));
-    never.ledger.add(revoked(&never, RevocationRetry::Never));
+    never.ledger.add(revoked(&never, Renewal::Never));
     assert!(!never.known().may_decide(&decided));
     let mut cold = plain("ucrau");
     cold.ledger.add(cut(&cold, 2, PRESSURE));
-    cold.ledger.add(revoked(&cold, RevocationRetry::Cold));
+    cold.ledger.add(revoked(&cold, Renewal::Cold));
     assert!(cold.known().is_suspended);
     assert!(cold.known().may_decide(&decided));
     let mut suspended = plain("ucrau");
@@ -789,7 +788,7 @@ fn a_decision_revoked_for_good_is_not_made_again() {
         parent: scene.placed().position.parent,
         at: 1,
         about: vec![about],
-        retry: RevocationRetry::Never,
+        renewal: Renewal::Never,
     })));
     let known = scene.known();
     assert!(!known.may_decide(&cut));

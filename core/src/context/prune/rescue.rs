@@ -137,16 +137,6 @@ fn may_make_room(request: &PlanRequest<'_>) -> bool {
     is_compaction || conversation.is_whole_turn()
 }
 
-/// The decisions to remove the client's reasoning after the first of this request's own changes that made room,
-/// because its model turned out to bind reasoning to what was there. What we put back after it is left out by
-/// itself.
-pub fn unbind_room(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact> {
-    let Some(first) = known.first_own_change() else { return Vec::new() };
-    let mut facts = reasoning::take_out_from(request, first);
-    facts.retain(|fact| known.may_decide(fact) && !known.has_decided(fact));
-    facts
-}
-
 fn eased(request: &PlanRequest<'_>, goal: u64) -> Policy {
     let policy = &request.policy.prune;
     // What policy keeps by name stays; what it protects as new is protected less.

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::context::policy::Mode;
 use crate::context::scene::{SessionFixture, messages};
-use crate::context::{CompactionRecord, Revocation, RevocationRetry, Turn};
+use crate::context::Turn;
 use crate::dialect::models::{Price, Rates};
 use crate::dialect::{Dialect, Purpose};
 
@@ -864,69 +864,6 @@ fn the_text_of_a_clients_own_compaction_is_shortened() {
     assert_eq!(shortened(&scene, 100), [], "nothing would be left");
     scene.conversation.purpose = Purpose::Turn;
     assert_eq!(shortened(&scene, 10_000), [], "the user's own words");
-}
-
-/// A model turned out to bind its reasoning to what was cut to make room. Its reasoning after the first cut or summary
-/// of this request is removed, unless a summary carries what it is bound to.
-#[test]
-fn bound_reasoning_after_the_first_cut_for_room_is_removed() {
-    let mut scene = scene("utrutrtru", eased());
-    let thoughts: Vec<(usize, u128)> = [1, 4, 6]
-        .map(|at| (at, scene.conversation.messages[at].parts[0].removal_key().unwrap()))
-        .into();
-    let removed = |scene: &SessionFixture, known: &RecordedDecisions| -> Vec<usize> {
-        let facts = unbind_room(&scene.request(), known);
-        let of = |about: PartKey| thoughts.iter().find(|(_, key)| *key == about.0).unwrap().0;
-        let removed = facts.iter().map(|fact| match fact {
-            Fact::ReasoningDecision(it) if it.why == DecisionReason::Bound => of(it.about),
-            other => panic!("{other:?}"),
-        });
-        removed.collect()
-    };
-    let parts = scene.parts(|_| 900);
-    let cost = RequestCost { tokens: 9_000, parts: &parts, rules: None };
-    let cuts = clear_for_room(&scene.request(), &scene.known(), cost, 1_000);
-    let with = |scene: &SessionFixture, facts: &[Fact]| {
-        let mut known = scene.known();
-        known.add(facts.iter().cloned());
-        known
-    };
-    let cut_at = |scene: &SessionFixture, message| {
-        let is_there =
-            |fact: &&Fact| matches!(fact, Fact::Cut(cut) if cut.about.0 == scene.about(message));
-        cuts.iter().find(is_there).unwrap().clone()
-    };
-    const NONE: [usize; 0] = [];
-    assert_eq!(removed(&scene, &scene.known()), NONE, "nothing was cut");
-    assert_eq!(removed(&scene, &with(&scene, &[cut_at(&scene, 5)])), [6]);
-    assert_eq!(removed(&scene, &with(&scene, &cuts)), [4, 6]);
-    let summary = scene.summary(3);
-    scene.ledger.add(Fact::Summary(Box::new(summary.clone())));
-    let used = |summary| [Fact::Compact(Box::new(summary)), cut_at(&scene, 5)];
-    assert_eq!(removed(&scene, &with(&scene, &used(summary.clone()))), [4, 6]);
-    let carries = Some(scene.known().carried(3));
-    let carrying = CompactionRecord { carries, ..summary.clone() };
-    assert_eq!(removed(&scene, &with(&scene, &used(carrying))), [6]);
-    // Another request decided the first cut, and what this model thought came after it.
-    let Fact::Cut(mut earlier) = cut_at(&scene, 2) else { panic!() };
-    earlier.exchange = "earlier".into();
-    let both = [Fact::Cut(earlier), cut_at(&scene, 5)];
-    scene.ledger.add(both[0].clone());
-    assert_eq!(removed(&scene, &with(&scene, &both[1..])), [6]);
-    // A removal that was decided before is not decided again, and one that was refused for good not at all.
-    let out = reasoning::take_out(&scene.request(), thoughts[2].1, DecisionReason::Stripped);
-    assert_eq!(removed(&scene, &with(&scene, &[cut_at(&scene, 5), out.clone()])), NONE);
-    let thread = scene.placed().position.thread;
-    scene.ledger.add(out);
-    scene.ledger.add(Fact::Revocation(Box::new(Revocation {
-        exchange: scene.request().exchange.clone(),
-        thread,
-        parent: None,
-        at: 2,
-        about: vec![PartKey(thoughts[2].1)],
-        retry: RevocationRetry::Never,
-    })));
-    assert_eq!(removed(&scene, &with(&scene, &[cut_at(&scene, 5)])), NONE);
 }
 
 /// The client writes the beginning of the next reply: no model has read the result before it. Of a reply that is sent back

@@ -288,13 +288,13 @@ pub struct Revocation {
     /// The keys that the decisions are stored under.
     pub about: Vec<PartKey>,
     /// When they may be made again.
-    pub retry: RevocationRetry,
+    pub renewal: Renewal,
 }
 
 /// When revoked decisions may be made again. Once only: what is refused twice is not tried a third time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum RevocationRetry {
+pub enum Renewal {
     /// With the next request: what was learned from the refusal prevents another.
     Next,
     /// Once the cache is cold. Until then, nothing else is decided either in requests that continue that one.
@@ -313,7 +313,7 @@ impl Revocation {
 
     /// The epoch of decisions that are made again after this revocation; `None` if they may not be.
     pub(in crate::context) fn epoch(&self) -> Option<DecisionEpoch> {
-        if self.retry == RevocationRetry::Never {
+        if self.renewal == Renewal::Never {
             return None;
         }
         Some(DecisionEpoch::of_revocation(self.key()))

@@ -20,7 +20,7 @@ mod window_limits;
 pub use self::epoch::DecisionEpoch;
 pub use self::fact::{
     CompactionRecord, Cut, Fact, ForwardedHistory, ReasoningDecision, ReasoningRecord, Replacement,
-    Revocation, RevocationRetry, Signature, Suspension,
+    Revocation, Renewal, Signature, Suspension,
 };
 pub(crate) use self::fact::{ReasoningAction, ReasoningBlock};
 pub(crate) use self::message::InjectionPlace;

@@ -115,7 +115,7 @@ impl Outcome {
 /// One completed exchange on a thread.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Turn {
-    /// The id of its exchange. It is unique, which a chain is not (retries, parallel calls).
+    /// The id of its exchange. It is unique, which a chain is not (repeats, parallel calls).
     pub exchange: ExchangeId,
     /// Its place among the turns of its session.
     pub position: Position,

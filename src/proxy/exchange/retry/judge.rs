@@ -73,7 +73,7 @@ impl Retry<'_> {
                 seen.refusal = self.repairable(&response);
                 self.judge_repairable(form, refused, taught, seen)
             }
-            RequestForm::WithRoom | RequestForm::WithRoomUnbound => {
+            RequestForm::WithRoom => {
                 seen.room_taught = self.taught(&response).await;
                 refused.verdict()
             }
@@ -131,9 +131,7 @@ impl Retry<'_> {
         seen.hold(form, response);
         match overflow {
             // Room was made already; its overflow is final.
-            Some(_) if matches!(form, RequestForm::WithRoom | RequestForm::WithRoomUnbound) => {
-                Verdict::OverflowInReply
-            }
+            Some(_) if form == RequestForm::WithRoom => Verdict::OverflowInReply,
             Some(overflow) if self.agrees_with_estimate(&overflow.reported, &overflow.taught) => {
                 seen.refusal = self.output_refused(&overflow.reported);
                 seen.overflow = Some(overflow);

@@ -36,8 +36,7 @@ impl Retry<'_> {
         let consequence = finding.consequence(self.context());
         let fact = consequence.revokes.and_then(|scope| self.revocation(scope, left_out, seen));
         // The newest refusal may be that of the request with room, whose message teaches something else.
-        let is_of_room =
-            matches!(finding, AttemptFinding::RoomBound | AttemptFinding::RoomRefused(_));
+        let is_of_room = matches!(finding, AttemptFinding::RoomRefused(_));
         let taught = if is_of_room { &seen.room_taught } else { &seen.planned_taught };
         let learned = RefusalLessons { lesson: consequence.lesson, taught: taught.clone(), fact };
         learned.store_in_time(&self.recorder.proxy, &self.info).await;
@@ -117,12 +116,14 @@ impl Retry<'_> {
         let pending = self.pending.as_mut()?;
         match scope {
             RevocationScope::InBranch => Some(pending.suspend_branch()),
-            RevocationScope::Room(retry) => {
-                pending.revoke(pending.room_decisions(seen.room.as_ref()?), retry)
+            RevocationScope::Room(renewal) => {
+                pending.revoke(pending.room_decisions(seen.room.as_ref()?), renewal)
             }
-            RevocationScope::Own(retry) => pending.revoke(left_out, retry),
-            RevocationScope::Repair(retry) => pending.revoke(seen.repair_decisions.pop()?, retry),
-            RevocationScope::All(retry) => {
+            RevocationScope::Own(renewal) => pending.revoke(left_out, renewal),
+            RevocationScope::Repair(renewal) => {
+                pending.revoke(seen.repair_decisions.pop()?, renewal)
+            }
+            RevocationScope::All(renewal) => {
                 let mut keys = pending.own_decisions();
                 let repairs = std::mem::take(&mut seen.repair_decisions).concat();
                 for key in repairs {
@@ -130,7 +131,7 @@ impl Retry<'_> {
                         keys.push(key);
                     }
                 }
-                pending.revoke(keys, retry)
+                pending.revoke(keys, renewal)
             }
         }
     }

@@ -145,7 +145,7 @@ impl Http1 {
                 && !has_read.load(Ordering::Acquire)
                 && send_time.elapsed() < CROSSING
                 && is_close(&error);
-            let (cause, retry) = match (unsent, copy) {
+            let (cause, repeat) = match (unsent, copy) {
                 (Some(unsent), _) => (RepeatCause::NotSent, unsent),
                 (None, Some(copy)) if is_unread => (RepeatCause::ClosedWhileIdle, copy),
                 _ => return Err(SendError::Send(error)),
@@ -157,7 +157,7 @@ impl Http1 {
             if let Some(metrics) = uri.authority().and_then(|to| self.gauges.get(to)) {
                 metrics.repeats(cause);
             }
-            request = retry;
+            request = repeat;
         }
     }
 

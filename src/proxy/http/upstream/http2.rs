@@ -133,7 +133,7 @@ impl Http2 {
                 StreamPlacement::Http1 => return Ok(SendOutcome::Http1(request)),
             };
             let (head, body) = request.into_parts();
-            let retry = body.copy().map(|body| Request::from_parts(head.clone(), body));
+            let repeat = body.copy().map(|body| Request::from_parts(head.clone(), body));
             let Sender { mut requests, watch, .. } = sender;
             // The peer counts the stream until request and response have both ended.
             let mut body = body.of_stream(stream.0.clone());
@@ -146,7 +146,7 @@ impl Http2 {
             // A request that is queued when its connection ends only fails once no sender is left, so ours is
             // dropped.
             drop(requests);
-            let (cause, retry, error) = match started(sending, has_body, &task).await {
+            let (cause, repeat, error) = match started(sending, has_body, &task).await {
                 Some(Ok(response)) => {
                     let guard = UploadGuard::new(sending_progress, task);
                     return Ok(SendOutcome::Answered(response.map(|body| {
@@ -161,18 +161,18 @@ impl Http2 {
                         Some(_) => Some(RepeatCause::NotSent),
                         None => unprocessed(&error),
                     };
-                    (cause, unsent.or(retry), unanswered(&error))
+                    (cause, unsent.or(repeat), unanswered(&error))
                 }
                 None => {
                     let why = UpstreamError::TooSlow(NO_STREAM.into());
-                    (Some(RepeatCause::NotSent), retry, why)
+                    (Some(RepeatCause::NotSent), repeat, why)
                 }
             };
-            let (Some(cause), Some(retry), true) = (cause, retry, attempts < ATTEMPTS) else {
+            let (Some(cause), Some(repeat), true) = (cause, repeat, attempts < ATTEMPTS) else {
                 return Err(error);
             };
             self.metrics.repeats(cause);
-            request = retry;
+            request = repeat;
             let actions = self.lanes().retire(stream.id());
             self.perform(actions);
         }

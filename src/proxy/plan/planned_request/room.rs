@@ -70,27 +70,6 @@ impl PlannedRequest {
         Some(pruned.in_place_of(self))
     }
 
-    /// Without the reasoning that is bound to what was cut. `None` if there is none, or it could not be saved.
-    /// `prepared`: for a model that binds.
-    pub(crate) async fn without_bound_reasoning(
-        &self,
-        proxy: &Proxy,
-        prepared: &Arc<PreparedRequest>,
-        opened: &OpenedSession,
-    ) -> Option<Self> {
-        let recorded = self.known.clone();
-        let mut facts = prepared
-            .off_thread(move |prepared| prune::unbind_room(&prepared.plan_request(), &recorded))
-            .await
-            .ok()?;
-        if !facts.is_empty() {
-            facts = save(proxy, opened, facts, self.known.epoch).await.ok()?;
-        }
-        let mut decisions = RecordedDecisions::clone(&self.known);
-        decisions.add(facts);
-        self.replanned(prepared, decisions).await.filter(|planned| planned.edits != self.edits)
-    }
-
     /// Whether it has more than `goal` tokens, and no more with a summary in place of its beginning.
     pub(crate) async fn fits_with_summary(
         &self,

@@ -19,8 +19,7 @@ use crate::context::policy::DecisionMode;
 use crate::context::repair::RepairDecision;
 use crate::context::{
     CompactionRecord, Cut, ExchangeId, InjectedMessage, PromptSection, ReasoningAction,
-    ReasoningBlock, ReasoningDecision, ReasoningRecord, RevocationRetry, SketchPart, Turn,
-    reasoning,
+    ReasoningBlock, ReasoningDecision, ReasoningRecord, Renewal, SketchPart, Turn, reasoning,
 };
 use crate::dialect::repair::Repair;
 use crate::dialect::{Chain, Conversation, PartKey, Role};
@@ -333,7 +332,7 @@ impl<'l> Branch<'l> {
                 || one.parent.as_ref().is_some_and(|parent| self.has_made(parent));
             if is_of_branch {
                 // What is refused twice is not tried a third time.
-                let times = if one.retry == RevocationRetry::Never { 2 } else { 1 };
+                let times = if one.renewal == Renewal::Never { 2 } else { 1 };
                 for about in &one.about {
                     *revoked.entry(about.0).or_default() += times;
                 }

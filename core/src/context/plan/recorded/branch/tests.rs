@@ -223,21 +223,21 @@ fn a_block_that_was_left_out_stays_out_beside_one_that_was_sent() {
 /// A decision that was revoked twice in a branch, or once for good, is not made there again.
 #[test]
 fn a_decision_revoked_twice_is_given_up_in_its_branch() {
-    let given_up = |all: &[(&str, Option<&str>, RevocationRetry)]| {
+    let given_up = |all: &[(&str, Option<&str>, Renewal)]| {
         let mut ledger = Ledger::default();
-        for (at, (request, parent, retry)) in all.iter().enumerate() {
+        for (at, (request, parent, renewal)) in all.iter().enumerate() {
             ledger.add(Fact::Revocation(Box::new(Revocation {
                 exchange: (*request).into(),
                 thread: "t".into(),
                 parent: parent.map(Into::into),
                 at: at as u64,
                 about: vec![PartKey(7), PartKey(100 + at as u128)],
-                retry: *retry,
+                renewal: *renewal,
             })));
         }
         branch(&ledger, None).given_up()
     };
-    use RevocationRetry::{Cold, Never, Next};
+    use Renewal::{Cold, Never, Next};
     let seven = HashSet::from_iter([7]);
     assert_eq!(given_up(&[("here", None, Next)]), HashSet::default());
     assert_eq!(given_up(&[("here", None, Next), ("x", Some("here"), Cold)]), seven);
