@@ -17,6 +17,8 @@ mod resolve;
 pub mod schema;
 mod settings;
 mod sources;
+#[cfg(any(test, feature = "test-support"))]
+mod testing;
 
 use std::path::{Path, PathBuf};
 

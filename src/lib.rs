@@ -3,7 +3,7 @@
 //! A request arrives at [`proxy`], is parsed by [`dialect`] on top of [`wire`], measured by [`tokens`],
 //! planned by [`context`], stored by [`store`], and reported by [`telemetry`]. [`admin`] shows the state;
 //! [`cli`] starts everything and calls [`admin`]; [`config`] is the configuration; [`demo`] plays client and
-//! provider, and [`replay`] recorded sessions, on top of everything.
+//! provider on top of everything. The package `replay` plays recorded sessions, and stands on `core` alone.
 //!
 //! | floor | module | knows | must not know |
 //! |---|---|---|---|
@@ -36,7 +36,6 @@ pub mod config;
 #[cfg(feature = "demo")]
 pub mod demo;
 pub mod proxy;
-pub mod replay;
 pub mod store;
 pub mod telemetry;
 mod tls;

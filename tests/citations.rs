@@ -16,6 +16,8 @@ use std::path::{Path, PathBuf};
 /// Where citations are looked for.
 const READ: &[&str] = &[
     "core",
+    "replay",
+    "scripted-provider",
     "src",
     "tests",
     "docs",

@@ -16,7 +16,7 @@ use std::path::Path;
 use blanked::blanked;
 
 /// The folders of the packages that are checked.
-const PACKAGES: &[&str] = &["core/src", "src"];
+const PACKAGES: &[&str] = &["core/src", "replay/src", "src"];
 
 /// Modules by path (`proxy::exchange::retry`), with the files that each imports.
 type Imports = BTreeMap<String, BTreeSet<String>>;
@@ -26,7 +26,7 @@ fn files_import_each_other_in_one_direction() {
     let mut report = String::new();
     for package in PACKAGES {
         let sources = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join(package));
-        assert!(sources.len() > 50, "{package}: only {} files found", sources.len());
+        assert!(sources.len() > 5, "{package}: only {} files found", sources.len());
         let modules = modules(&sources);
         let imports = imports(&modules);
         for cycle in cycles(&imports) {

@@ -10,8 +10,9 @@ use std::fmt;
 use std::path::PathBuf;
 
 use plimsoll::config::{self, ConfigSources};
-use plimsoll::replay::transcript::TranscriptLine;
-use plimsoll::replay::what_if::{self, WhatIfOptions, WhatIfReport};
+use plimsoll::dialect::models::Catalogue;
+use plimsoll_replay::transcript::TranscriptLine;
+use plimsoll_replay::what_if::{self, WhatIfOptions, WhatIfReport};
 use serde_json::json;
 
 const STEPS: usize = 36;
@@ -130,7 +131,13 @@ impl Agent {
         let variables = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
         let sources = ConfigSources { file: Some(file), variables, ..ConfigSources::default() };
         let loaded = config::load(&sources).unwrap();
-        what_if::play(&self.session(), &WhatIfOptions::of(&loaded.config, SUMMARY))
+        let options = WhatIfOptions {
+            policy: loaded.config.policy.clone(),
+            output_reserve: loaded.config.output_reserve,
+            catalogue: Catalogue::new(loaded.config.models.clone()),
+            summary_tokens: SUMMARY,
+        };
+        what_if::play(&self.session(), &options)
     }
 }
 

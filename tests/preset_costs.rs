@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 
 use plimsoll::config::presets::Preset;
 use plimsoll::config::{self, ConfigSources};
-use plimsoll::replay::transcript::TranscriptLine;
-use plimsoll::replay::what_if::{self, WhatIfOptions, WhatIfReport};
+use plimsoll::dialect::models::Catalogue;
+use plimsoll_replay::transcript::TranscriptLine;
+use plimsoll_replay::what_if::{self, WhatIfOptions, WhatIfReport};
 
 /// The assumed size of a summary, tokens.
 const SUMMARY: u32 = 2_000;
@@ -42,7 +43,14 @@ fn played(preset: Preset, lines: &[TranscriptLine]) -> WhatIfReport {
     let variables = [("HOME", "/home/somebody"), ("PLIMSOLL_PRESET", preset.name())];
     let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let sources = ConfigSources { variables: variables.into(), ..ConfigSources::default() };
-    what_if::play(lines, &WhatIfOptions::of(&config::load(&sources).unwrap().config, SUMMARY))
+    let loaded = config::load(&sources).unwrap();
+    let options = WhatIfOptions {
+        policy: loaded.config.policy.clone(),
+        output_reserve: loaded.config.output_reserve,
+        catalogue: Catalogue::new(loaded.config.models.clone()),
+        summary_tokens: SUMMARY,
+    };
+    what_if::play(lines, &options)
 }
 
 /// The result as comment lines.

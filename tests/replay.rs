@@ -13,10 +13,10 @@ use std::path::Path;
 
 use plimsoll::dialect::models::Catalogue;
 use plimsoll::dialect::{self, Dialect, PartKind};
-use plimsoll::replay;
-use plimsoll::replay::score::{EstimatePair, SIZES_BELOW, Scores};
-use plimsoll::replay::transcript::{ClientHistory, TranscriptLine};
 use plimsoll::tokens::classic::ClassicRules;
+use plimsoll_replay as replay;
+use plimsoll_replay::score::{EstimatePair, SIZES_BELOW, Scores};
+use plimsoll_replay::transcript::{ClientHistory, TranscriptLine};
 
 /// The project's own recordings.
 fn recorded() -> Vec<String> {

@@ -6,8 +6,9 @@ use std::path::PathBuf;
 
 use plimsoll::config::{self, ConfigSources};
 use plimsoll::context::plan::Change;
-use plimsoll::replay::transcript::TranscriptLine;
-use plimsoll::replay::what_if::{self, WhatIfOptions, WhatIfReport};
+use plimsoll::dialect::models::Catalogue;
+use plimsoll_replay::transcript::TranscriptLine;
+use plimsoll_replay::what_if::{self, WhatIfOptions, WhatIfReport};
 use serde_json::json;
 
 /// Tokens of the result that each call adds; some words come with it.
@@ -71,7 +72,13 @@ fn played_of(name: &str, policy: &str, session: &[TranscriptLine]) -> WhatIfRepo
     let variables = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
     let sources = ConfigSources { file: Some(file), variables, ..ConfigSources::default() };
     let loaded = config::load(&sources).unwrap();
-    what_if::play(session, &WhatIfOptions::of(&loaded.config, 500))
+    let options = WhatIfOptions {
+        policy: loaded.config.policy.clone(),
+        output_reserve: loaded.config.output_reserve,
+        catalogue: Catalogue::new(loaded.config.models.clone()),
+        summary_tokens: 500,
+    };
+    what_if::play(session, &options)
 }
 
 #[test]

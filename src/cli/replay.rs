@@ -9,15 +9,15 @@ use std::fmt::Write as _;
 use std::io::{ErrorKind, Read as _};
 use std::path::{Path, PathBuf};
 
+use plimsoll_replay as replay;
+use plimsoll_replay::score::{EstimatePair, Scores};
+use plimsoll_replay::transcript::TranscriptLine;
 use serde_json::{Value, json};
 
 use super::print::{self, CliError};
 use super::serve::provide_gemini_vocabulary;
 use crate::config::presets::Preset;
 use crate::dialect::models::{Catalogue, Family};
-use crate::replay;
-use crate::replay::score::{EstimatePair, Scores};
-use crate::replay::transcript::TranscriptLine;
 use crate::tokens::classic::ClassicRules;
 use crate::tokens::costs::FamilyCosts;
 
@@ -69,7 +69,7 @@ pub(super) fn run(arguments: &ReplayArguments) -> Result<(), CliError> {
         return what_if::run(&lines, file, arguments.summary_tokens, arguments.json);
     }
     let rules = if arguments.compare { heuristics()? } else { Vec::new() };
-    let pairs = replay::play_with(&lines, &Catalogue::new(Vec::new()), &rules, costs);
+    let pairs = replay::play_with_costs(&lines, &Catalogue::new(Vec::new()), &rules, costs);
     if arguments.pairs {
         for pair in &pairs {
             print::json_text(&format!("{}\n", json!(pair)));

@@ -2,77 +2,21 @@ use std::sync::Arc;
 
 use super::Proxy;
 use super::state::push_hex;
-use crate::config::{
-    ClientMode, Config, ContentSettings, IncludeUsage, LogLevel, Mode, ProviderCounting, Retention,
-    ServerLimits, Tenants, UpgradePolicy, Upstream,
-};
+use crate::config::{Config, Upstream};
 use crate::dialect::Dialect;
 use crate::store::ledgers::Ledgers;
 use crate::telemetry::Telemetry;
 
-/// One upstream for all dialects, and no waits that could delay a test.
+/// Without waits that could delay a test.
 pub(super) fn config(commit_ms: u64) -> Config {
-    Config {
-        listen: ([127, 0, 0, 1], 0).into(),
-        admin: ([127, 0, 0, 1], 0).into(),
-        client_token: None,
-        allowed_hosts: Vec::new(),
-        allowed_origins: Vec::new(),
-        tenant_headers: Vec::new(),
-        admin_token: None,
-        admin_read_token: None,
-        metrics_open: false,
-        admin_tls: None,
-        secret_variables: Vec::new(),
-        tls: None,
-        data: std::path::PathBuf::new(),
-        mode: Mode::Observe,
-        client_mode: ClientMode::Lower,
-        preset: None,
-        upstreams: vec![upstream("up", "http://127.0.0.1:1", &[Dialect::Anthropic])],
-        extra_ca: None,
-        limits: ServerLimits {
-            process_bytes: Some(512 << 20),
-            commit_ms,
-            store_ms: 1000,
-            first_load_ms: 1000,
-            drain_s: 1,
-            ..ServerLimits::default()
-        },
-        retention: Retention { days: 1, bytes: 1 << 30 },
-        lessons: crate::config::LessonSettings::default(),
-        on_failure: Default::default(),
-        content: ContentSettings::default(),
-        count: ProviderCounting::Sent,
-        output_reserve: 0,
-        policy: Arc::default(),
-        compact_models: Vec::new(),
-        catalogue: crate::dialect::models::Catalogue::default(),
-        catalogue_file: None,
-        log_json: false,
-        log_level: LogLevel::default(),
-        request_id_header: false,
-        tenants: Tenants::default(),
-    }
+    let mut config = Config::for_tests("http://127.0.0.1:1");
+    config.limits.commit_ms = commit_ms;
+    config.limits.drain_s = 1;
+    config
 }
 
 pub(super) fn upstream(name: &str, base: &str, dialects: &[Dialect]) -> Upstream {
-    Upstream {
-        name: name.into(),
-        base: base.parse().unwrap(),
-        dialects: dialects.to_vec(),
-        prefix: None,
-        hosts: Vec::new(),
-        credential: None,
-        mode: None,
-        upgrades: UpgradePolicy::Tunnel,
-        include_usage: IncludeUsage::Auto,
-        count_tokens: Default::default(),
-        reasoning_echo: None,
-        window: None,
-        price: None,
-        compact: None,
-    }
+    Upstream { dialects: dialects.to_vec(), ..Upstream::for_tests(name, base) }
 }
 
 #[tokio::test]

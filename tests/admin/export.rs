@@ -3,8 +3,9 @@
 use plimsoll::context::{PromptSection as Where, Sketch, SketchPart};
 use plimsoll::dialect::PartKey;
 use plimsoll::dialect::models::Catalogue;
-use plimsoll::replay::{self, transcript::TranscriptLine};
 use plimsoll::store::RecordKind;
+use plimsoll_replay as replay;
+use plimsoll_replay::transcript::TranscriptLine;
 use serde_json::{Value, json};
 
 use super::place::{self, Place, tenant};

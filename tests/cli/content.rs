@@ -1,8 +1,9 @@
 //! Text is stored if configured, can be exported and replayed, and is deleted with its session.
 
 use plimsoll::dialect::models::Catalogue;
-use plimsoll::replay::score::EstimatePair;
-use plimsoll::replay::{self, transcript::TranscriptLine};
+use plimsoll_replay as replay;
+use plimsoll_replay::score::EstimatePair;
+use plimsoll_replay::transcript::TranscriptLine;
 use serde_json::{Value, json};
 
 use super::program::Serving;

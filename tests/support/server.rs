@@ -5,12 +5,7 @@ use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::presets::Preset;
-use plimsoll::config::{
-    self, ClientMode, Config, ConfigSources, ContentSettings, IncludeUsage, LessonSettings,
-    LogLevel, Mode, ProviderCounting, Retention, ServerLimits, Tenants, UpgradePolicy, Upstream,
-};
-use plimsoll::dialect::Dialect;
-use plimsoll::dialect::models::Catalogue;
+use plimsoll::config::{self, Config, ConfigSources, LessonSettings, Upstream};
 use plimsoll::proxy::{DrainOutcome, Proxy, TunnelTimeouts, serve};
 use plimsoll::store::Store;
 use plimsoll::store::ledgers::Ledgers;
@@ -111,74 +106,10 @@ impl TestServer {
 }
 
 pub fn upstream(name: &str, base: &str) -> Upstream {
-    Upstream {
-        name: name.into(),
-        base: base.parse().unwrap(),
-        dialects: vec![
-            Dialect::Anthropic,
-            Dialect::OpenaiChat,
-            Dialect::OpenaiResponses,
-            Dialect::Gemini,
-        ],
-        prefix: None,
-        hosts: Vec::new(),
-        credential: None,
-        mode: None,
-        upgrades: UpgradePolicy::Tunnel,
-        include_usage: IncludeUsage::Auto,
-        count_tokens: Default::default(),
-        reasoning_echo: None,
-        window: None,
-        price: None,
-        compact: None,
-    }
+    Upstream::for_tests(name, base)
 }
 
 /// The configuration that tests begin with.
 pub fn config(base: &str) -> Config {
-    Config {
-        listen: ([127, 0, 0, 1], 0).into(),
-        admin: ([127, 0, 0, 1], 0).into(),
-        client_token: None,
-        allowed_hosts: Vec::new(),
-        allowed_origins: Vec::new(),
-        tenant_headers: Vec::new(),
-        admin_token: None,
-        admin_read_token: None,
-        metrics_open: false,
-        admin_tls: None,
-        secret_variables: Vec::new(),
-        tls: None,
-        data: std::path::PathBuf::new(),
-        mode: Mode::Observe,
-        client_mode: ClientMode::Lower,
-        preset: None,
-        upstreams: vec![upstream("up", base)],
-        extra_ca: None,
-        limits: ServerLimits {
-            header_bytes: 64 * 1024,
-            body_bytes: 8 * 1024 * 1024,
-            reply_bytes: 8 * 1024 * 1024,
-            process_bytes: Some(512 * 1024 * 1024),
-            commit_ms: 20,
-            store_ms: 1000,
-            first_load_ms: 1000,
-            drain_s: 10,
-            ..ServerLimits::default()
-        },
-        retention: Retention { days: 1, bytes: 1 << 30 },
-        lessons: LessonSettings::default(),
-        on_failure: Default::default(),
-        content: ContentSettings::default(),
-        count: ProviderCounting::Sent,
-        output_reserve: 16_000,
-        policy: Arc::default(),
-        compact_models: Vec::new(),
-        catalogue: Catalogue::default(),
-        catalogue_file: None,
-        log_json: false,
-        log_level: LogLevel::default(),
-        request_id_header: false,
-        tenants: Tenants::default(),
-    }
+    Config::for_tests(base)
 }

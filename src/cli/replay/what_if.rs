@@ -5,10 +5,12 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
+use plimsoll_replay::transcript::TranscriptLine;
+use plimsoll_replay::what_if::{self, WhatIfEvent, WhatIfOptions, WhatIfReport};
+
 use crate::cli::print::{self, CliError};
 use crate::config::{self, ConfigSources};
-use crate::replay::transcript::TranscriptLine;
-use crate::replay::what_if::{self, WhatIfEvent, WhatIfOptions, WhatIfReport};
+use crate::dialect::models::Catalogue;
 
 /// The most changes that are listed individually; JSON has all.
 const MOST: usize = 40;
@@ -41,7 +43,13 @@ pub(super) fn run(
             lines.len()
         ));
     }
-    let report = what_if::play(lines, &WhatIfOptions::of(&loaded.config, summary_tokens));
+    let options = WhatIfOptions {
+        policy: loaded.config.policy.clone(),
+        output_reserve: loaded.config.output_reserve,
+        catalogue: Catalogue::new(loaded.config.models.clone()),
+        summary_tokens,
+    };
+    let report = what_if::play(lines, &options);
     if as_json {
         print::json(&report);
     } else {

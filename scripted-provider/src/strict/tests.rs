@@ -191,7 +191,7 @@ fn excused(rule: Rule, file: &str) -> bool {
 
 #[test]
 fn what_real_clients_send_is_well_formed() {
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/agents");
+    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/agents");
     let mut checked = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

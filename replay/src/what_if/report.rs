@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::context::cost;
-use crate::context::plan::{Change, DecisionReason};
-use crate::context::savings::Savings;
-use crate::context::{Millis, Turn};
-use crate::dialect::Usage;
-use crate::dialect::models::Model;
+use plimsoll_core::context::cost;
+use plimsoll_core::context::plan::{Change, DecisionReason};
+use plimsoll_core::context::savings::Savings;
+use plimsoll_core::context::{Millis, Turn};
+use plimsoll_core::dialect::Usage;
+use plimsoll_core::dialect::models::Model;
 
 /// A change that would have been made.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -13,30 +13,31 @@ use std::sync::Arc;
 
 use super::transcript::{CallKey, ClientHistory, TranscriptLine};
 use super::{LearnedModels, answer_of, in_order, turn_of};
-use crate::config::Config;
-use crate::context::budget::{self, Anchor, MeasuredEstimate};
-use crate::context::cache::is_cold;
-use crate::context::compact::schedule::{
+use plimsoll_core::context::budget::{self, Anchor, MeasuredEstimate};
+use plimsoll_core::context::cache::is_cold;
+use plimsoll_core::context::compact::schedule::{
     self, ScheduleAction, ScheduleContext, ScheduleEvent, ScheduleState, SummaryWriter,
     WrittenSummary,
 };
-use crate::context::compact::{self, CompactionNeed, SummaryDraft, SummaryFocus, SummarySizes};
-use crate::context::cost;
-use crate::context::ledger::{Ledger, anchor_keys};
-use crate::context::lineage::place;
-use crate::context::plan::{
+use plimsoll_core::context::compact::{
+    self, CompactionNeed, SummaryDraft, SummaryFocus, SummarySizes,
+};
+use plimsoll_core::context::cost;
+use plimsoll_core::context::ledger::{Ledger, anchor_keys};
+use plimsoll_core::context::lineage::place;
+use plimsoll_core::context::plan::{
     self, Change, Decision, DecisionReason, Overlay, Plan, PlanRequest, PlanStep, Proposal,
     RecordedDecisions, RewriteSummary,
 };
-use crate::context::policy::{DecisionMode, Mode, Policy, SummaryAuthor};
-use crate::context::savings::{SavingsInput, SummaryCosts};
-use crate::context::{
+use plimsoll_core::context::policy::{DecisionMode, Mode, Policy, SummaryAuthor};
+use plimsoll_core::context::savings::{SavingsInput, SummaryCosts};
+use plimsoll_core::context::{
     Breakdown, CompactionRecord, ExchangeId, Fact, SketchPart, Turn, prune, reasoning,
 };
-use crate::dialect::models::{Catalogue, Model};
-use crate::dialect::{self, Conversation, PartIndex, PartKind, Usage};
-use crate::tokens::Tokenizer;
-use crate::tokens::learn::EstimatorState;
+use plimsoll_core::dialect::models::{Catalogue, Model};
+use plimsoll_core::dialect::{self, Conversation, PartIndex, PartKind, Usage};
+use plimsoll_core::tokens::Tokenizer;
+use plimsoll_core::tokens::learn::EstimatorState;
 
 pub use report::{WhatIfCosts, WhatIfEvent, WhatIfReport};
 
@@ -53,18 +54,6 @@ pub struct WhatIfOptions {
     pub summary_tokens: u32,
 }
 
-impl WhatIfOptions {
-    /// The options from a configuration.
-    pub fn of(config: &Config, summary_tokens: u32) -> Self {
-        Self {
-            policy: config.policy.clone(),
-            output_reserve: config.output_reserve,
-            catalogue: config.catalogue.clone(),
-            summary_tokens,
-        }
-    }
-}
-
 /// Replays `lines` (any order, any number of sessions) under a policy.
 pub fn play(lines: &[TranscriptLine], options: &WhatIfOptions) -> WhatIfReport {
     let mut report = WhatIfReport::default();
@@ -72,7 +61,7 @@ pub fn play(lines: &[TranscriptLine], options: &WhatIfOptions) -> WhatIfReport {
     let mut learned = LearnedModels::default();
     for (_, line) in in_order(lines) {
         let model = options.catalogue.model(&line.model, "");
-        let known = learned.of(line, model.family);
+        let known = learned.state(line, model.family);
         sessions.entry(&line.session).or_default().call(line, &model, options, known, &mut report);
     }
     report

@@ -10,18 +10,18 @@ pub mod what_if;
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::context::budget::{self, Anchor};
-use crate::context::ledger::{Ledger, anchor_keys};
-use crate::context::lineage::place;
-use crate::context::plan::Overlay;
-use crate::context::{Estimate, EstimateMethod, ExchangeId, Fact, Outcome, Turn};
-use crate::dialect::models::{Catalogue, Family, Model};
-use crate::dialect::reading::{BodyEnd, Framing};
-use crate::dialect::{self, Conversation, Dialect, Reply, ResponseReader};
-use crate::tokens::Tokenizer;
-use crate::tokens::classic::{ClassicRules, SentContent};
-use crate::tokens::costs::FamilyCosts;
-use crate::tokens::learn::EstimatorState;
+use plimsoll_core::context::budget::{self, Anchor};
+use plimsoll_core::context::ledger::{Ledger, anchor_keys};
+use plimsoll_core::context::lineage::place;
+use plimsoll_core::context::plan::Overlay;
+use plimsoll_core::context::{Estimate, EstimateMethod, ExchangeId, Fact, Outcome, Turn};
+use plimsoll_core::dialect::models::{Catalogue, Family, Model};
+use plimsoll_core::dialect::reading::{BodyEnd, Framing};
+use plimsoll_core::dialect::{self, Conversation, Dialect, Reply, ResponseReader};
+use plimsoll_core::tokens::Tokenizer;
+use plimsoll_core::tokens::classic::{ClassicRules, SentContent};
+use plimsoll_core::tokens::costs::FamilyCosts;
+use plimsoll_core::tokens::learn::EstimatorState;
 use score::EstimatePair;
 use transcript::{ClientHistory, TranscriptLine};
 
@@ -34,11 +34,11 @@ pub fn play(
     catalogue: &Catalogue,
     rules: &[ClassicRules],
 ) -> Vec<EstimatePair> {
-    play_with(lines, catalogue, rules, None)
+    play_with_costs(lines, catalogue, rules, None)
 }
 
 /// Like [`play`], with given costs for one family.
-pub(super) fn play_with(
+pub fn play_with_costs(
     lines: &[TranscriptLine],
     catalogue: &Catalogue,
     rules: &[ClassicRules],
@@ -51,7 +51,7 @@ pub(super) fn play_with(
     for (at, line) in in_order(lines) {
         let session = sessions.entry(&line.session).or_default();
         let model = catalogue.model(&line.model, "");
-        let known = learned.of(line, model.family);
+        let known = learned.state(line, model.family);
         let tokenizer = Tokenizer::whole(model.family).with_costs(costs);
         let pair = session.call(line, &model, tokenizer, known, rules);
         let excess = excesses[at];
@@ -70,7 +70,7 @@ struct LearnedModels<'l>(BTreeMap<&'l str, BTreeMap<&'l str, EstimatorState>>);
 
 impl<'l> LearnedModels<'l> {
     /// The state of the model that a line names.
-    fn of(&mut self, line: &'l TranscriptLine, family: Family) -> &mut EstimatorState {
+    fn state(&mut self, line: &'l TranscriptLine, family: Family) -> &mut EstimatorState {
         let models = self.0.entry(&line.provider).or_default();
         if !models.contains_key(line.model.as_str()) {
             let fresh = EstimatorState::beside(family, models.values());
@@ -279,7 +279,7 @@ fn turn_of(
     line: &TranscriptLine,
     conversation: &Conversation,
     model: &Model,
-    position: &crate::context::Position,
+    position: &plimsoll_core::context::Position,
 ) -> Turn {
     Turn {
         exchange,

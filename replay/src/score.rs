@@ -5,9 +5,9 @@
 
 use serde::Serialize;
 
-use crate::dialect::models::Family;
-use crate::tokens::learn::Expert;
-use crate::tokens::retention::{ByRetention, ReasoningRetention};
+use plimsoll_core::dialect::models::Family;
+use plimsoll_core::tokens::learn::Expert;
+use plimsoll_core::tokens::retention::{ByRetention, ReasoningRetention};
 
 /// One estimate and the reported tokens.
 #[derive(Clone, Debug, Serialize)]

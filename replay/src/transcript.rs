@@ -15,8 +15,8 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use crate::context::Estimate;
-use crate::dialect::Dialect;
+use plimsoll_core::context::Estimate;
+use plimsoll_core::dialect::Dialect;
 
 /// One call.
 #[derive(Debug, Deserialize)]
@@ -105,7 +105,7 @@ impl TranscriptLine {
     }
 
     /// Whether the line has content: our own exports contain only sizes, unless content was requested.
-    pub(crate) fn has_text(&self) -> bool {
+    pub fn has_text(&self) -> bool {
         let has_content = |part: &AddedPart| {
             !part.text.is_empty()
                 || part.redacted > 0
@@ -135,11 +135,11 @@ impl TranscriptLine {
 
     /// The tool calls in the line.
     pub(super) fn calls(&self) -> impl Iterator<Item = CallKey> {
-        self.new_parts.iter().filter(|part| part.kind == "tool_use").map(CallKey::of)
+        self.new_parts.iter().filter(|part| part.kind == "tool_use").map(CallKey::new)
     }
 
     /// The protocol that its client speaks to this provider.
-    pub(crate) fn dialect(&self) -> Option<Dialect> {
+    pub fn dialect(&self) -> Option<Dialect> {
         match self.provider.as_str() {
             "anthropic" => Some(Dialect::Anthropic),
             "openai" => Some(Dialect::OpenaiResponses),
@@ -162,7 +162,7 @@ struct OpenCall {
 pub(super) struct CallKey(u64);
 
 impl CallKey {
-    fn of(part: &AddedPart) -> Self {
+    fn new(part: &AddedPart) -> Self {
         let name = xxh3_64(part.name.as_deref().unwrap_or_default().as_bytes());
         Self(xxh3_64_with_seed(part.text.as_bytes(), name))
     }
@@ -356,7 +356,7 @@ impl ClientHistory {
         self.open.push_back(OpenCall {
             id: id.clone(),
             name: name.clone(),
-            key: CallKey::of(part),
+            key: CallKey::new(part),
         });
         let arguments = RawValue::from_string(part.text.clone()).ok();
         let arguments = arguments.filter(|raw| raw.get().starts_with('{'));

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use xxhash_rust::xxh3::Xxh3;
 
 use super::{AddedPart, TranscriptLine};
-use crate::dialect::Dialect;
+use plimsoll_core::dialect::Dialect;
 
 /// Reports of two identical calls differ by a few tokens, and by 24 or so in some clients; what is hidden is
 /// larger.
