@@ -41,10 +41,10 @@ fn panics_and_library_logs_contain_nothing_private() {
     log.flush();
     let printed = String::from_utf8(page.0.lock().unwrap().clone()).unwrap();
     assert!(printed.contains("panicked at tests/diagnostics.rs:"), "{printed}");
-    assert!(printed.contains("ours") && printed.contains("more of ours"), "{printed}");
-    assert!(
-        printed.contains("again of ours") && !printed.contains("too much of ours"),
-        "{printed}"
-    );
-    assert!(!printed.contains("the prompt") && !printed.contains("the key"), "{printed}");
+    assert!(printed.contains("ours"), "{printed}");
+    assert!(printed.contains("more of ours"), "{printed}");
+    assert!(printed.contains("again of ours"), "{printed}");
+    assert!(!printed.contains("too much of ours"), "{printed}");
+    assert!(!printed.contains("the prompt"), "{printed}");
+    assert!(!printed.contains("the key"), "{printed}");
 }

@@ -489,6 +489,7 @@ mod tests {
         };
         request.add_user_text("one two three");
         let reply = reply(&request, &mut ScriptState::default());
-        assert!(reply.truncated && reply.usage.output <= 4, "{reply:?}");
+        assert!(reply.truncated, "{reply:?}");
+        assert!(reply.usage.output <= 4, "{reply:?}");
     }
 }

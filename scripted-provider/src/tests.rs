@@ -159,7 +159,8 @@ async fn each_demo_model_for_failures_causes_its_failure() {
     assert_eq!(status, 400);
     assert!(body.unwrap().contains("prompt is too long: 200001 tokens > 200000 maximum"));
     let (status, _, body) = post("/v1/chat/completions", "demo-html", true).await;
-    assert!(status == 502 && body.unwrap().starts_with("<html>"));
+    assert!(status == 502);
+    assert!(body.unwrap().starts_with("<html>"));
     let (status, _, body) = post("/v1/messages", "demo-empty", true).await;
     assert_eq!((status, body.unwrap().as_str()), (200, ""));
 }
@@ -192,7 +193,8 @@ async fn a_strict_provider_refuses_changes_to_scripted_thinking() {
     assert_eq!(send(&body).await.0, 200, "its own signature is known again");
     body["messages"][1]["content"][0]["thinking"] = json!("something else");
     let (status, error) = send(&body).await;
-    assert!(status == 400 && error.to_string().contains("cannot be modified"), "{error}");
+    assert!(status == 400, "{error}");
+    assert!(error.to_string().contains("cannot be modified"), "{error}");
 }
 
 #[tokio::test]

@@ -52,7 +52,8 @@ async fn messages_wait_in_order_and_can_be_removed() {
     assert_eq!(received.matches("event: say").count(), 3, "{received}");
     assert_eq!(received.matches("event: queued\n").count(), 2, "{received}");
     assert!(received.contains("\"position\":2"), "{received}");
-    assert!(received.contains("\"step\":\"queued\"") && !received.contains("tide"), "{received}");
+    assert!(received.contains("\"step\":\"queued\""), "{received}");
+    assert!(!received.contains("tide"), "{received}");
 }
 
 #[tokio::test]

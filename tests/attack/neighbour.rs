@@ -132,7 +132,8 @@ async fn a_false_server_at_the_admin_address_gets_no_token() {
 
     let data_flag = ["--data", data.to_str().unwrap()];
     let looked = with(plimsoll(&[&["sessions"][..], &data_flag].concat()), &configured).await;
-    assert!(looked.code == 1 && looked.err.contains("nothing answers at"), "{}", looked.err);
+    assert!(looked.code == 1, "{}", looked.err);
+    assert!(looked.err.contains("nothing answers at"), "{}", looked.err);
     run(&[&["sessions", "--admin", &fake][..], &data_flag].concat()).await;
     assert!(
         heard.lock().unwrap().contains("GET /api/v1/sessions"),
@@ -146,7 +147,8 @@ async fn a_false_server_at_the_admin_address_gets_no_token() {
     assert!(ran.out.starts_with("http://127.0.0.1:"), "{} {}", ran.out, ran.err);
     assert!(ran.err.contains(&format!("{fake} is in use by another process")), "{}", ran.err);
     let heard = heard.lock().unwrap().clone();
-    assert!(!heard.contains(token.trim()) && !heard.contains(secret), "{heard}");
+    assert!(!heard.contains(token.trim()), "{heard}");
+    assert!(!heard.contains(secret), "{heard}");
     assert!(!heard.to_lowercase().contains("authorization"), "{heard}");
 }
 
@@ -230,7 +232,8 @@ async fn another_users_server_is_not_used() {
     assert!(ran.err.contains("belongs to user id 65534"), "{}", ran.err);
     assert!(ran.err.contains("another Plimsoll process uses"), "{}", ran.err);
     let looked = run(&["sessions", "--data", theirs]).await;
-    assert!(looked.code == 1 && looked.err.contains("is not trusted"), "{}", looked.err);
+    assert!(looked.code == 1, "{}", looked.err);
+    assert!(looked.err.contains("is not trusted"), "{}", looked.err);
     // Nor if they put their socket into one of our folders.
     let lure = own.path().join("lure");
     std::fs::create_dir(&lure).unwrap();
@@ -257,7 +260,8 @@ async fn another_user_can_neither_look_nor_speak() {
     for file in ["admin.token", "read.token"] {
         let path = format!("{data}/{file}");
         let read = with(as_other("/bin/cat", &[&path]), &[]).await;
-        assert!(read.code != 0 && read.out.is_empty(), "{file}: {}", read.out);
+        assert!(read.code != 0, "{file}: {}", read.out);
+        assert!(read.out.is_empty(), "{file}: {}", read.out);
     }
     for arguments in [
         &["sessions"][..],
@@ -271,20 +275,19 @@ async fn another_user_can_neither_look_nor_speak() {
             &[],
         )
         .await;
-        assert!(by_port.code == 1 && by_port.out.is_empty(), "{arguments:?}: {}", by_port.out);
+        assert!(by_port.code == 1, "{arguments:?}: {}", by_port.out);
+        assert!(by_port.out.is_empty(), "{arguments:?}: {}", by_port.out);
         assert!(by_port.err.contains("requires a token"), "{arguments:?}: {}", by_port.err);
         let by_socket =
             with(as_other(&program, &[arguments, &["--data", &data]].concat()), &[]).await;
-        assert!(
-            by_socket.code == 1 && by_socket.out.is_empty(),
-            "{arguments:?}: {}",
-            by_socket.out
-        );
+        assert!(by_socket.code == 1, "{arguments:?}: {}", by_socket.out);
+        assert!(by_socket.out.is_empty(), "{arguments:?}: {}", by_socket.out);
     }
     // Even if the socket is open to all, the kernel tells which user connects.
     open(&serving.data.path().join("admin.sock"), 0o777);
     let by_socket = with(as_other(&program, &["sessions", "--data", &data]), &[]).await;
-    assert!(by_socket.code == 1 && by_socket.out.is_empty(), "{}", by_socket.out);
+    assert!(by_socket.code == 1, "{}", by_socket.out);
+    assert!(by_socket.out.is_empty(), "{}", by_socket.out);
     serving.counted("plimsoll_admin_refusals_total{reason=\"foreign_user\"}").await;
 
     for (method, path) in [
@@ -365,7 +368,8 @@ async fn token_guesses_are_delayed_and_the_right_token_is_not() {
     for (number, after) in (1..).zip(&late) {
         assert!(*after >= Duration::from_millis(500) * number, "{late:?}");
     }
-    assert!(away >= 30 && late.len() + away == 50, "{late:?}, {away}");
+    assert!(away >= 30, "{late:?}, {away}");
+    assert!(late.len() + away == 50, "{late:?}, {away}");
     assert!(right < Duration::from_millis(450), "a right token took {right:?}");
     let lines = serving.log().matches("the admin listener refused a request").count();
     assert_eq!(lines, 1, "{}", serving.log());
@@ -405,13 +409,11 @@ async fn admin_changes_are_logged_without_any_text() {
         let start = format!("admin: {deed} the-session, by Admin from 127.0.0.1:");
         log.lines().find(|line| line.contains(&start)).unwrap_or_else(|| panic!("{deed}: {log}"))
     };
-    assert!(
-        of("add a message to session").ends_with(": 200")
-            && of("delete session").ends_with(": 200"),
-        "{log}"
-    );
+    assert!(of("add a message to session").ends_with(": 200"), "{log}");
+    assert!(of("delete session").ends_with(": 200"), "{log}");
     assert!(of("compact session").ends_with(&format!(": {compacted}")), "{log}");
-    assert!(!log.contains(secret) && !log.contains("secret-focus"), "{log}");
+    assert!(!log.contains(secret), "{log}");
+    assert!(!log.contains("secret-focus"), "{log}");
     assert!(!log.contains(&serving.token), "no token either: {log}");
 }
 
@@ -473,11 +475,8 @@ async fn a_command_under_plimsoll_run_gets_the_client_token() {
     ] {
         assert!(ran.out.contains(there), "{there}: {}", ran.out);
     }
-    assert!(
-        !ran.out.contains("the-key-of-the-team") && !ran.out.contains("MY_TOKEN"),
-        "{}",
-        ran.out
-    );
+    assert!(!ran.out.contains("the-key-of-the-team"), "{}", ran.out);
+    assert!(!ran.out.contains("MY_TOKEN"), "{}", ran.out);
     assert!(
         ran.err.contains("for gemini a command must send the header x-plimsoll-token"),
         "{}",
@@ -501,11 +500,9 @@ async fn a_plimsoll_run_within_another_uses_the_same_server() {
     let ran = with(running(data.path(), &more, &script), &secrets).await;
     let lines: Vec<&str> = ran.out.lines().collect();
     assert_eq!(ran.code, 0, "{}", ran.err);
-    assert!(
-        lines.len() == 2 && lines[0] == lines[1] && !lines[0].is_empty(),
-        "{lines:?} {}",
-        ran.err
-    );
+    assert!(lines.len() == 2, "{lines:?} {}", ran.err);
+    assert!(lines[0] == lines[1], "{lines:?} {}", ran.err);
+    assert!(!lines[0].is_empty(), "{lines:?} {}", ran.err);
     assert!(!data.path().join("admin.sock").exists(), "the socket is removed with its server");
 }
 

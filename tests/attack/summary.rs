@@ -234,7 +234,8 @@ fn check(form: usize, text: &str) {
     let (quoted, _) = quoted.split_once(&format!("\n</user-words-{mark}>\n")).unwrap();
     assert_eq!(quoted, first_message(form), "copied from the user's message");
     let own: String = text.split(&format!("</summary-{mark}>")).skip(2).collect();
-    assert!(!own.contains("push to main") && !own.contains("delete everything"), "{own}");
+    assert!(!own.contains("push to main"), "{own}");
+    assert!(!own.contains("delete everything"), "{own}");
     assert!(text.contains("nothing in it is the user speaking"), "{text}");
 }
 

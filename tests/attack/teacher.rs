@@ -781,7 +781,8 @@ async fn an_operator_lists_shares_and_forgets_lessons() {
     assert!(!listed.to_string().contains("tide"), "no word of a request");
     let id = lesson["id"].as_str().unwrap();
     let table = serving.look(&["lessons"]).await.out;
-    assert!(table.contains(id) && table.contains("those who got it"), "{table}");
+    assert!(table.contains(id), "{table}");
+    assert!(table.contains("those who got it"), "{table}");
     let shared = serving.look(&["lessons", "--share", id]).await;
     assert_eq!(shared.code, 0, "{}", shared.err);
     assert!(serving.look(&["lessons"]).await.out.contains("all: shared"));
@@ -789,5 +790,6 @@ async fn an_operator_lists_shares_and_forgets_lessons() {
     assert_eq!(forgotten.code, 0, "{}", forgotten.err);
     assert_eq!(serving.look(&["lessons"]).await.out.trim(), "There are no lessons.");
     let twice = serving.look(&["lessons", "--forget", id]).await;
-    assert!(twice.code == 1 && twice.err.contains("There is no lesson"), "{}", twice.err);
+    assert!(twice.code == 1, "{}", twice.err);
+    assert!(twice.err.contains("There is no lesson"), "{}", twice.err);
 }

@@ -177,7 +177,8 @@ async fn a_configured_tenant_header_distinguishes_users() {
         assert_eq!(exchange.fail_open, []);
         tenants.push(exchange.tenant.clone().unwrap());
     }
-    assert!(tenants[0] == tenants[2] && tenants[0] != tenants[1], "{tenants:?}");
+    assert!(tenants[0] == tenants[2], "{tenants:?}");
+    assert!(tenants[0] != tenants[1], "{tenants:?}");
 }
 
 async fn forwarded(server: &TestServer, provider: &Provider, more: &str, body: &Value) -> Message {
@@ -209,7 +210,8 @@ async fn clients_without_a_credential_are_remembered_only_on_loopback() {
         forwarded(&server, &provider, "", &body).await;
         let exchange = server.next_exchange().await;
         assert_eq!(exchange.fail_open, aside);
-        assert!(exchange.estimate.is_some() && exchange.usage.input == Some(100), "it is measured");
+        assert!(exchange.estimate.is_some(), "it is measured");
+        assert!(exchange.usage.input == Some(100), "it is measured");
         let sessions = server.ledgers.sessions(ScopePage::first(9)).await.unwrap();
         assert_eq!(sessions.is_empty(), !aside.is_empty());
     }
@@ -406,12 +408,14 @@ async fn an_open_listener_with_the_operators_key_is_refused_without_a_token() {
         program::run(&["check", "--config", &path("plimsoll.toml")]).await
     };
     let done = check("").await;
-    assert!(done.code != 0 && done.err.contains("client_token"), "{}", done.err);
+    assert!(done.code != 0, "{}", done.err);
+    assert!(done.err.contains("client_token"), "{}", done.err);
     let done = check(&format!("client_token = \"file:{}\"", path("token"))).await;
     assert_eq!(done.code, 0, "{}", done.err);
     std::fs::write(path("token"), "fifteen-letters").unwrap();
     let done = check(&format!("client_token = \"file:{}\"", path("token"))).await;
-    assert!(done.code != 0 && done.err.contains("16 characters"), "{}", done.err);
+    assert!(done.code != 0, "{}", done.err);
+    assert!(done.err.contains("16 characters"), "{}", done.err);
 }
 
 /// A gateway may return what it was sent. A value that contains a credential is not used as a request id, and is shown
@@ -453,7 +457,8 @@ async fn a_request_id_that_is_a_credential_appears_nowhere() {
     serving.wait_for_log("generateContent 200").await;
     let (log, sessions) = (serving.log(), serving.ask("/api/v1/sessions").await);
     for secret in ["in-a-header", "in-the-query", "of-the-operator"] {
-        assert!(!log.contains(secret) && !sessions.text().contains(secret), "{log}");
+        assert!(!log.contains(secret), "{log}");
+        assert!(!sessions.text().contains(secret), "{log}");
     }
     assert_eq!(log.matches(" POST ").count(), 5, "{log}");
 }

@@ -110,7 +110,8 @@ async fn control_characters_in_a_recording_are_shown_escaped() {
     ] {
         std::fs::write(&file, text).unwrap();
         let done = program::run(&["replay", name]).await;
-        assert!(done.code == 1 && done.err.contains(expected), "{}", done.err);
+        assert!(done.code == 1, "{}", done.err);
+        assert!(done.err.contains(expected), "{}", done.err);
         assert!(done.err.contains("of-a-stranger\\u{1b}.jsonl:1"), "{}", done.err);
         is_calm(&done);
     }
@@ -157,7 +158,8 @@ async fn control_characters_in_a_configuration_are_shown_escaped() {
     for more in [&[][..], &["--json"]] {
         let arguments = [&["check", "--config", file.to_str().unwrap()][..], more].concat();
         let done = program::run(&arguments).await;
-        assert!(done.code == 1 && done.err.contains("unknown key"), "{}", done.err);
+        assert!(done.code == 1, "{}", done.err);
+        assert!(done.err.contains("unknown key"), "{}", done.err);
         is_calm(&done);
     }
 }
@@ -187,7 +189,8 @@ async fn control_characters_in_client_names_are_shown_escaped() {
             .wait_for_metrics("plimsoll_store_operation_seconds_count{operation=\"put\"} 1")
             .await;
         let log = serving.log();
-        assert!(!log.contains(obeyed) && log.contains("52;c;"), "{log:?}");
+        assert!(!log.contains(obeyed), "{log:?}");
+        assert!(log.contains("52;c;"), "{log:?}");
         for arguments in [
             &["sessions"][..],
             &["sessions", "--json"],

@@ -108,7 +108,8 @@ async fn check_and_serve_report_and_skip_a_file_in_the_working_directory() {
     let mut named = plimsoll(&["check", "--config", "plimsoll.toml"]);
     named.current_dir(folder.path());
     let done = run(named).await;
-    assert!(done.code == 1 && done.err.contains("plimsoll.toml:1: not TOML"), "{}", done.err);
+    assert!(done.code == 1, "{}", done.err);
+    assert!(done.err.contains("plimsoll.toml:1: not TOML"), "{}", done.err);
     assert!(!done.err.contains("is not read"), "{}", done.err);
 
     let data = tempfile::tempdir().unwrap();
@@ -174,7 +175,8 @@ async fn configuration_files_that_others_may_write_are_refused() {
         run(check).await
     };
     let done = check().await;
-    assert!(done.code == 0 && done.out.contains("mode:      observe"), "{}", done.err);
+    assert!(done.code == 0, "{}", done.err);
+    assert!(done.out.contains("mode:      observe"), "{}", done.err);
     for (path, before, open) in [(&file, 0o644, 0o646), (&folder, 0o755, 0o757)] {
         set_mode(path, open);
         let done = check().await;
@@ -214,5 +216,6 @@ async fn the_links_of_a_kubernetes_volume_are_followed() {
     // The permissions of the link's target count.
     set_mode(&at("..2026_11_22/plimsoll.toml"), 0o666);
     let done = program::run(&["check", "--config", &file]).await;
-    assert!(done.code == 1 && done.err.contains("can be written"), "{}", done.err);
+    assert!(done.code == 1, "{}", done.err);
+    assert!(done.err.contains("can be written"), "{}", done.err);
 }

@@ -363,7 +363,8 @@ async fn an_interaction_is_metered_and_its_bytes_do_not_change() {
     let first = play.exchange("/v1beta/interactions", "s", request, reply).await;
     assert_eq!(first.model.as_deref(), Some("gemini-3.8-flash"));
     assert_eq!(counts(&first.usage), [Some(1200), Some(550), Some(0), None]);
-    assert!(first.session.is_some() && first.done.made.is_nothing());
+    assert!(first.session.is_some());
+    assert!(first.done.made.is_nothing());
     // Streamed, and on from the first one.
     let next = r#"{"model": "gemini-3.8-flash", "input": "go on", "previous_interaction_id": "int_1", "stream": true}"#;
     let usage = r#"{"total_input_tokens":1560,"total_output_tokens":5,"total_thought_tokens":0,"total_tokens":1565}"#;
@@ -379,5 +380,6 @@ async fn an_interaction_is_metered_and_its_bytes_do_not_change() {
     let second = play.exchange("/v1beta/interactions", "s", next, &stream).await;
     assert_eq!(counts(&second.usage)[..2], [Some(1560), Some(5)]);
     assert_eq!((&second.session, &second.thread), (&first.session, &first.thread));
-    assert!(second.streamed && second.notes.is_empty(), "{:?}", second.notes);
+    assert!(second.streamed, "{:?}", second.notes);
+    assert!(second.notes.is_empty(), "{:?}", second.notes);
 }

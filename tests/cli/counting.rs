@@ -44,14 +44,16 @@ async fn a_context_is_counted_by_its_provider_when_somebody_asks() {
         let view: Value = serde_json::from_str(&done.out).unwrap();
         let count = &view["count"];
         let estimated = count["estimated"].as_i64().unwrap();
-        assert!(estimated > 0 && view["total"].is_u64(), "{view}");
+        assert!(estimated > 0, "{view}");
+        assert!(view["total"].is_u64(), "{view}");
         assert_eq!(count["tokens"], 4321, "{}", script.path);
         assert_eq!(count["difference"], estimated - 4321);
         // The count is not requested again; the text shows the same.
         let text = serving.look(&["context", "the-session", "--count"]).await;
         let line =
             "\nCounted now by the provider: 4,321 tokens, for the newest request as it was sent\n";
-        assert!(text.out.starts_with("Context Usage:") && text.out.contains(line), "{}", text.out);
+        assert!(text.out.starts_with("Context Usage:"), "{}", text.out);
+        assert!(text.out.contains(line), "{}", text.out);
     }
 }
 

@@ -187,17 +187,20 @@ async fn check_finds_what_is_wrong_with_the_store() {
     let file = folder.path().join("plimsoll.db");
     std::fs::write(&file, "a letter, not a database".repeat(99)).unwrap();
     let done = check(folder.path()).await;
-    assert!(done.code == 1 && done.err.contains("not a database"), "{}", done.err);
+    assert!(done.code == 1, "{}", done.err);
+    assert!(done.err.contains("not a database"), "{}", done.err);
 
     let done = check(&file.join("below")).await;
-    assert!(done.code == 1 && done.err.contains("is not a folder"), "{}", done.err);
+    assert!(done.code == 1, "{}", done.err);
+    assert!(done.err.contains("is not a folder"), "{}", done.err);
 
     std::fs::remove_file(&file).unwrap();
     let newer = rusqlite::Connection::open(&file).unwrap();
     newer.pragma_update(None, "user_version", 99).unwrap();
     drop(newer);
     let done = check(folder.path()).await;
-    assert!(done.code == 1 && done.err.contains("a newer Plimsoll wrote it"), "{}", done.err);
+    assert!(done.code == 1, "{}", done.err);
+    assert!(done.err.contains("a newer Plimsoll wrote it"), "{}", done.err);
     let done = run(&["check", "--json", "--data", folder.path().to_str().unwrap()]).await;
     let report: Value = serde_json::from_str(&done.out).unwrap();
     assert_eq!((done.code, &report["ok"]), (1, &Value::Bool(false)));
@@ -225,9 +228,11 @@ async fn a_backup_of_a_running_server_is_complete_and_a_stop_leaves_one_file() {
     let copy = copies.path().join("plimsoll.db");
     let backup = ["backup", copy.to_str().unwrap(), "--data", data];
     let done = run(&backup).await;
-    assert!(done.code == 0 && done.out.contains("a complete copy of the store"), "{}", done.err);
+    assert!(done.code == 0, "{}", done.err);
+    assert!(done.out.contains("a complete copy of the store"), "{}", done.err);
     let second = run(&backup).await;
-    assert!(second.code == 1 && second.err.contains("exists"), "{}", second.err);
+    assert!(second.code == 1, "{}", second.err);
+    assert!(second.err.contains("exists"), "{}", second.err);
     serving.signal("TERM").await;
     assert_eq!(serving.ended().await, 0);
     let left = std::fs::read_dir(data).unwrap().flatten().map(|it| it.file_name());
@@ -239,7 +244,8 @@ async fn a_backup_of_a_running_server_is_complete_and_a_stop_leaves_one_file() {
         served.wait_for_text("/api/v1/sessions", "\"session\":\"the-session\"").await;
     }
     let nothing = run(&["backup", "/nowhere/copy", "--data", "/nowhere"]).await;
-    assert!(nothing.code == 1 && nothing.err.contains("/nowhere"), "{}", nothing.err);
+    assert!(nothing.code == 1, "{}", nothing.err);
+    assert!(nothing.err.contains("/nowhere"), "{}", nothing.err);
 }
 
 /// If the file is deleted, that is logged, and shown by every command that a user runs.
@@ -253,11 +259,8 @@ async fn a_deleted_store_file_is_reported_by_log_api_and_commands() {
     serving.wait_for_metrics("plimsoll_store_unusable 1").await;
     let ready = serving.ask("/readyz").await;
     assert_eq!(ready.status(), 200);
-    assert!(
-        ready.text().contains("degraded") && ready.text().contains("deleted or replaced"),
-        "{}",
-        ready.text()
-    );
+    assert!(ready.text().contains("degraded"), "{}", ready.text());
+    assert!(ready.text().contains("deleted or replaced"), "{}", ready.text());
     let asking = serving.post("/v1/messages", "{}", &[]);
     let (mut client, mut call) = tokio::join!(asking, provider.call());
     call.answer("200 OK", "{}").await;
@@ -277,7 +280,8 @@ async fn commands_show_no_warning_while_the_store_works() {
     let provider = Provider::start().await;
     let serving = Serving::start(&provider.base(), &[]).await;
     let looked = serving.look(&["sessions"]).await;
-    assert!(looked.code == 0 && looked.err.is_empty(), "{}", looked.err);
+    assert!(looked.code == 0, "{}", looked.err);
+    assert!(looked.err.is_empty(), "{}", looked.err);
     let about = serving.ask("/api/v1/about").await;
     let about: Value = serde_json::from_str(about.text()).unwrap();
     assert_eq!(about["store_failure"], Value::Null);

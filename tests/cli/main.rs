@@ -132,9 +132,12 @@ async fn a_stray_proxy_variable_is_logged_at_start_without_its_credential() {
         }
     })
     .await;
-    assert!(line.contains("HTTPS_PROXY") && line.contains("proxy.example:3128"), "{line}");
-    assert!(line.contains("anthropic, gemini") && !line.contains("openai"), "{line}");
-    assert!(!line.contains("hunter2") && !line.contains("me:"), "{line}");
+    assert!(line.contains("HTTPS_PROXY"), "{line}");
+    assert!(line.contains("proxy.example:3128"), "{line}");
+    assert!(line.contains("anthropic, gemini"), "{line}");
+    assert!(!line.contains("openai"), "{line}");
+    assert!(!line.contains("hunter2"), "{line}");
+    assert!(!line.contains("me:"), "{line}");
     child.kill().await.unwrap();
 }
 
@@ -149,7 +152,8 @@ async fn a_folder_that_cannot_be_written_is_reported() {
     let serve = ["serve", "--config", config, "--listen", free, "--admin", free, "--data", data];
     let done = run(&serve).await;
     assert_eq!((done.code, done.out.as_str()), (1, ""));
-    assert!(done.err.contains(data) && done.err.len() < 600, "{}", done.err);
+    assert!(done.err.contains(data), "{}", done.err);
+    assert!(done.err.len() < 600, "{}", done.err);
 }
 
 #[tokio::test]
@@ -169,9 +173,12 @@ async fn a_command_without_a_running_server_says_what_to_do() {
 #[tokio::test]
 async fn completions_and_man_page_come_from_the_arguments() {
     let done = run(&["completions", "bash"]).await;
-    assert!(done.code == 0 && done.out.contains("--upstream"), "{}", done.out);
+    assert!(done.code == 0, "{}", done.out);
+    assert!(done.out.contains("--upstream"), "{}", done.out);
     let done = run(&["man"]).await;
-    assert!(done.code == 0 && done.out.starts_with(".ie") && done.out.contains("serve"));
+    assert!(done.code == 0);
+    assert!(done.out.starts_with(".ie"));
+    assert!(done.out.contains("serve"));
 }
 
 /// `plimsoll man | head -1`: a closed pipe is not an error.
@@ -183,7 +190,8 @@ async fn a_closed_pipe_is_no_panic() {
         let child = plimsoll(arguments).stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
         let done = within("the program to end", child.wait_with_output()).await.unwrap();
         let err = String::from_utf8_lossy(&done.stderr);
-        assert!(done.status.success() && err.is_empty(), "{arguments:?}: {err}");
+        assert!(done.status.success(), "{arguments:?}: {err}");
+        assert!(err.is_empty(), "{arguments:?}: {err}");
     }
 }
 

@@ -84,7 +84,8 @@ async fn a_compressed_recording_is_read() {
     }
     std::fs::write(&packed, "no frame").unwrap();
     let done = run(&["replay", packed.to_str().unwrap()]).await;
-    assert!(done.code == 1 && done.err.contains("cannot be read"), "{}", done.err);
+    assert!(done.code == 1, "{}", done.err);
+    assert!(done.err.contains("cannot be read"), "{}", done.err);
 }
 
 /// Fitted costs are judged by sessions that were left out of the fit: these are replayed with given costs.
@@ -105,7 +106,8 @@ async fn token_costs_given_to_replay_replace_the_fitted_ones() {
         let pair: serde_json::Value = serde_json::from_str(done.out.trim()).unwrap();
         counted.push(pair["words"].as_u64().unwrap());
     }
-    assert!(counted[0] > 0 && counted[1] == 2 * counted[0], "{counted:?}");
+    assert!(counted[0] > 0, "{counted:?}");
+    assert!(counted[1] == 2 * counted[0], "{counted:?}");
     for unfit in [json!({ "family": "o200k", "costs": vec![2; 240] }), json!([1]), json!("no")] {
         std::fs::write(at("costs.json"), unfit.to_string()).unwrap();
         let done = run(&["replay", "--costs", &at("costs.json"), &at("session.jsonl")]).await;

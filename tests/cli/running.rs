@@ -40,7 +40,8 @@ async fn every_dialect_is_metered_and_logged() {
             assert!(line.contains(field), "{}: {field} is not in {line}", script.path);
         }
         let path = script.path.split('?').next().unwrap();
-        assert!(line.contains(path) && !line.contains('?'), "{line}");
+        assert!(line.contains(path), "{line}");
+        assert!(!line.contains('?'), "{line}");
         let put = "plimsoll_store_operation_seconds_count{operation=\"put\"} 1";
         let text = serving.wait_for_metrics(put).await;
         assert!(text.contains("plimsoll_estimates_comparable_total{"), "{text}");
@@ -75,7 +76,8 @@ async fn sessions_and_contexts_are_shown() {
     let mut rows = table.out.lines();
     assert!(rows.next().unwrap().starts_with("SESSION"), "{}", table.out);
     let row = rows.next().unwrap();
-    assert!(row.starts_with("the-session") && row.contains("16 / 200,000 (0%)"), "{row}");
+    assert!(row.starts_with("the-session"), "{row}");
+    assert!(row.contains("16 / 200,000 (0%)"), "{row}");
     let listed = serving.look(&["sessions", "--json"]).await;
     let listed: Value = serde_json::from_str(&listed.out).unwrap();
     assert_eq!(listed["sessions"][0]["session"], "the-session");
@@ -111,19 +113,14 @@ async fn sessions_and_contexts_are_shown() {
         assert_eq!((&line["source"], &line["usage"]["output"]), (&"plimsoll".into(), &5.into()));
     }
     let none = serving.look(&["context", "another"]).await;
-    assert!(
-        none.code == 1 && none.err.contains("Nothing is known of session \"another\""),
-        "{}",
-        none.err
-    );
+    assert!(none.code == 1, "{}", none.err);
+    assert!(none.err.contains("Nothing is known of session \"another\""), "{}", none.err);
 
     // Standard output is not a terminal here, so `top` prints once.
     let top = serving.look(&["top"]).await;
-    assert!(
-        top.code == 0 && top.out.contains("the-session") && !top.out.contains('\x1b'),
-        "{}",
-        top.out
-    );
+    assert!(top.code == 0, "{}", top.out);
+    assert!(top.out.contains("the-session"), "{}", top.out);
+    assert!(!top.out.contains('\x1b'), "{}", top.out);
 }
 
 /// One exchange of a session with this many messages in its history.
@@ -182,17 +179,14 @@ async fn a_dry_run_shows_what_compacting_would_do_or_why_it_cannot() {
         (&["compact", "another", "--dry-run"], "Nothing is known of session \"another\""),
     ] {
         let refused = serving.look(arguments).await;
-        assert!(refused.code == 1 && refused.out.is_empty(), "{}", refused.out);
+        assert!(refused.code == 1, "{}", refused.out);
+        assert!(refused.out.is_empty(), "{}", refused.out);
         assert!(refused.err.contains(why), "{arguments:?}: {}", refused.err);
     }
     let requested = serving.look(&["compact", "long", "--focus", "the tests"]).await;
     let begins = "The next request of the session's main thread starts the summary; the first one after it is written";
-    assert!(
-        requested.code == 0 && requested.out.starts_with(begins),
-        "{} {}",
-        requested.out,
-        requested.err
-    );
+    assert!(requested.code == 0, "{} {}", requested.out, requested.err);
+    assert!(requested.out.starts_with(begins), "{} {}", requested.out, requested.err);
 }
 
 #[tokio::test]
@@ -216,7 +210,8 @@ async fn every_line_of_the_json_log_is_json() {
     let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let exchange = lines.iter().find(|line| line["message"] == "exchange").unwrap();
     assert_eq!((&exchange["usage"]["input"], &exchange["actual"]), (&10.into(), &10.into()));
-    assert!(exchange["error_ratio"].is_number() && exchange["estimate"]["method"] == "estimated");
+    assert!(exchange["error_ratio"].is_number());
+    assert!(exchange["estimate"]["method"] == "estimated");
     assert!(lines.iter().all(|line| line["timestamp"].is_string() && line["level"].is_string()));
 }
 
@@ -286,7 +281,8 @@ async fn messages_are_queued_and_sent() {
     let mut client = serving.post(script.path, script.request, &headers).await;
     let mut call = provider.call().await;
     let sent = call.message.text().to_owned();
-    assert!(sent.contains("Mind the tide.") && !sent.contains("Not this."), "{sent}");
+    assert!(sent.contains("Mind the tide."), "{sent}");
+    assert!(!sent.contains("Not this."), "{sent}");
     call.answer("200 OK", "{}").await;
     client.response().await;
     let listed = serving.look(&["say", "the-session"]).await;
@@ -295,7 +291,8 @@ async fn messages_are_queued_and_sent() {
     let id: Value = serde_json::from_str(&id.out).unwrap();
     let id = id["taken"][0]["id"].as_str().unwrap().to_owned();
     let late = serving.look(&["say", "the-session", "--remove", &id]).await;
-    assert!(late.code == 1 && late.err.contains("already sent"), "{}", late.err);
+    assert!(late.code == 1, "{}", late.err);
+    assert!(late.err.contains("already sent"), "{}", late.err);
 }
 
 /// The vocabularies are loaded before the server is ready: the first request is counted by its own, like the next one.

@@ -140,7 +140,8 @@ async fn the_wait_for_a_summary_is_not_counted_as_overhead() {
     let client = play.send_request().await;
     let exchange = play.read_reply(client).await.exchange;
     let (waited, own) = (exchange.compaction_wait_us.unwrap(), exchange.request_side_us);
-    assert!(waited > 900_000 && own < waited / 2, "waited {waited} µs, own time {own} µs");
+    assert!(waited > 900_000, "waited {waited} µs, own time {own} µs");
+    assert!(own < waited / 2, "waited {waited} µs, own time {own} µs");
     let metrics = play.server.telemetry.render();
     let slow = "plimsoll_overhead_request_seconds_bucket{upstream=\"up\",le=\"0.25\"}";
     let all = "plimsoll_overhead_request_seconds_count{upstream=\"up\"}";
@@ -188,7 +189,8 @@ async fn a_client_that_compacts_by_itself_is_left_alone() {
         if tokens(&scene) > USABLE {
             break;
         }
-        assert!(scene.exchange.done.made.is_nothing() && scene.exchange.done.steps.is_empty());
+        assert!(scene.exchange.done.made.is_nothing());
+        assert!(scene.exchange.done.steps.is_empty());
     }
     assert!(play.take_summary_bodies().is_empty());
 }
@@ -294,7 +296,8 @@ async fn an_open_tool_loop_keeps_the_reasoning_that_its_provider_demands() {
     in_a_loop(&mut play, [2400, 2400, 30]);
     let client = play.send_request().await;
     let scene = play.read_reply(client).await;
-    assert!(scene.bytes.contains("It is deep.") && tokens(&scene) > USABLE, "{}", scene.bytes);
+    assert!(scene.bytes.contains("It is deep."), "{}", scene.bytes);
+    assert!(tokens(&scene) > USABLE, "{}", scene.bytes);
     assert_eq!((scene.exchange.refused, scene.exchange.compaction_wait_us), (None, None));
     play.write_summaries("Much was read.", 2).await;
     play.add_user_message(1, 30);
@@ -314,12 +317,14 @@ async fn a_summary_piece_refused_for_reasoning_is_retried_without_reasoning() {
     send_summary(play.next_summary_request().await, "One was read.").await;
     let mut question = play.next_summary_request().await;
     let text = question.message.text().to_owned();
-    assert!(text.contains("One was read.") && text.contains("It is deep."), "{text}");
+    assert!(text.contains("One was read."), "{text}");
+    assert!(text.contains("It is deep."), "{text}");
     question.answer("400 Bad Request", BOUND).await;
     drop(question);
     let question = play.next_summary_request().await;
     let text = question.message.text().to_owned();
-    assert!(text.contains("One was read.") && !text.contains("It is deep."), "{text}");
+    assert!(text.contains("One was read."), "{text}");
+    assert!(!text.contains("It is deep."), "{text}");
     send_summary(question, "Both were read.").await;
     play.write_summaries("All was read.", 1).await;
     let scene = play.read_reply(client).await;

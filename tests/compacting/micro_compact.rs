@@ -95,16 +95,19 @@ async fn micro_compact_clears_checks_summarises_keeps_a_tail_and_marks_the_bound
     // end.
     let question = reader.questions.lock().unwrap()[0].clone();
     let (cleared, whole) = results(&question);
-    assert!(cleared >= 2 && whole <= 2, "{cleared} cleared, {whole} whole");
+    assert!(cleared >= 2, "{cleared} cleared, {whole} whole");
+    assert!(whole <= 2, "{cleared} cleared, {whole} whole");
     let last = messages(&question).last().unwrap()["content"].to_string();
-    assert!(last.contains("<analysis> and </analysis>") && last.contains("call no tool"), "{last}");
+    assert!(last.contains("<analysis> and </analysis>"), "{last}");
+    assert!(last.contains("call no tool"), "{last}");
     // Nothing else is kept of what the user said, and the summariser is told so.
     assert!(last.contains("in place of the user's own messages"), "{last}");
     assert!(!last.contains("word for word"), "{last}");
     // The summary without its analysis replaces it, and no text of the user is quoted.
     let sent = messages(&scene.sent);
     let first = sent[0]["content"].as_str().unwrap();
-    assert!(first.contains(SUMMARY) && !first.contains("Many files."), "{first}");
+    assert!(first.contains(SUMMARY), "{first}");
+    assert!(!first.contains("Many files."), "{first}");
     assert!(!scene.bytes.contains("Question 1:"), "none of the first words");
     // The tail is the client's: at least the newest 8 messages at the time of writing.
     let all = messages(&reader.play.request()).to_vec();
@@ -155,7 +158,8 @@ async fn micro_compact_writes_no_summary_without_its_engine() {
     let mut reader = Reader::under("compact.engine = \"off\"").await;
     for turn in 1..=12usize {
         let scene = reader.turn(8_000).await;
-        assert!(!is_compacted(&scene) && messages(&scene.sent).len() == turn * 4 - 1);
+        assert!(!is_compacted(&scene));
+        assert!(messages(&scene.sent).len() == turn * 4 - 1);
     }
     assert!(reader.questions.lock().unwrap().is_empty());
 }
@@ -167,7 +171,8 @@ async fn micro_compact_asks_with_the_configured_prompt() {
     let mut reader = Reader::under(&format!("compact.prompt = {prompt:?}")).await;
     let scene = reader.fill().await;
     let question = reader.questions.lock().unwrap()[0].to_string();
-    assert!(question.contains(prompt) && !question.contains("<analysis>"));
+    assert!(question.contains(prompt));
+    assert!(!question.contains("<analysis>"));
     assert!(scene.bytes.contains(SUMMARY));
 }
 
@@ -186,7 +191,8 @@ async fn micro_compact_keeps_the_configured_tail() {
     };
     let eight = tail("").await;
     let twelve = tail("compact.keep_messages = 12").await;
-    assert!((8..twelve).contains(&eight) && twelve >= 12, "{eight}, {twelve}");
+    assert!((8..twelve).contains(&eight), "{eight}, {twelve}");
+    assert!(twelve >= 12, "{eight}, {twelve}");
     let few = tail("compact.keep_at_least = false\ncompact.keep_tokens = 100").await;
     assert!(few < 8, "{few}");
 }
@@ -208,7 +214,8 @@ async fn micro_compact_sends_no_boundary_where_none_is_configured() {
             let boundary = sent[1]["content"].as_str().unwrap();
             let count: usize = boundary.strip_prefix(BOUNDARY).unwrap().parse().unwrap();
             // The number of messages in the request that was summarised, which may be the one before this one.
-            assert!((8..reader.play.history.len()).contains(&count) && count % 4 == 3, "{count}");
+            assert!((8..reader.play.history.len()).contains(&count), "{count}");
+            assert!(count % 4 == 3, "{count}");
         }
     }
 }

@@ -26,7 +26,8 @@ async fn a_compaction_block_is_requested_and_sent_back_first_unchanged() {
     // The history before the cut, unchanged, and nothing after it.
     let messages = request["messages"].as_array().unwrap();
     let sent = scene.sent["messages"].as_array().unwrap();
-    assert!(!messages.is_empty() && messages.len() < sent.len());
+    assert!(!messages.is_empty());
+    assert!(messages.len() < sent.len());
     assert_eq!(messages[..], sent[..messages.len()]);
     assert_eq!(request["compaction"], json!({"type": "summarize"}), "its own instructions");
     assert_eq!((&request["system"], &request["stream"]), (&scene.sent["system"], &Value::Null));
@@ -53,7 +54,8 @@ async fn a_compaction_block_is_requested_and_sent_back_first_unchanged() {
     // It is repeated, also across a restart. Its cost is counted separately.
     play.restart().await;
     let later = play.turn(90).await;
-    assert!(later.bytes.contains(&first) && play.head().contains(BETA));
+    assert!(later.bytes.contains(&first));
+    assert!(play.head().contains(BETA));
 }
 
 /// They are in no count of the traffic, and the summary is no exchange of the session.
@@ -103,7 +105,8 @@ async fn a_provider_without_compaction_is_learned_and_the_model_is_asked() {
     play.restart().await;
     (play.session, play.history) = ("another", Vec::new());
     let (scene, question) = play.fill_to_mark().await;
-    assert!(tokens(&scene) > MARK && !question.message.text().contains("summarize"));
+    assert!(tokens(&scene) > MARK);
+    assert!(!question.message.text().contains("summarize"));
 }
 
 /// A provider that ignores the unknown member continues the task: its reply is not used as a summary.
@@ -162,7 +165,8 @@ async fn a_compaction_block_is_not_sent_to_another_model() {
     let own = play.model;
     play.model = "claude-opus-4-6";
     let scene = play.turn(80).await;
-    assert!(!scene.bytes.contains(BLOCK) && !play.head().contains("compact-2026"));
+    assert!(!scene.bytes.contains(BLOCK));
+    assert!(!play.head().contains("compact-2026"));
     play.model = own;
     assert!(play.turn(81).await.bytes.contains(BLOCK));
 }

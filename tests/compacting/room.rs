@@ -59,15 +59,18 @@ async fn room_is_made_by_a_summary_before_new_results_are_trimmed() {
         let questions = play.write_every_summary(SUMMARY);
         let client = play.send_request().await;
         let scene = play.read_reply(client).await;
-        assert!(scene.bytes.contains(SUMMARY) && scene.bytes.contains(&result), "{}", scene.bytes);
-        assert!(is_saved(&scene.exchange) && scene.exchange.compaction_wait_us.is_some());
+        assert!(scene.bytes.contains(SUMMARY), "{}", scene.bytes);
+        assert!(scene.bytes.contains(&result), "{}", scene.bytes);
+        assert!(is_saved(&scene.exchange));
+        assert!(scene.exchange.compaction_wait_us.is_some());
         assert_eq!(new(&scene.exchange), [(Change::Compacted, DecisionReason::Window)], "{ending}");
         assert!(!questions.lock().unwrap().is_empty());
 
         let mut play = full(SummaryEngine::Off, 5, 1_200, &ending).await;
         let client = play.send_request().await;
         let scene = play.read_reply(client).await;
-        assert!(is_saved(&scene.exchange) && scene.bytes.contains(LEFT_OUT), "{}", scene.bytes);
+        assert!(is_saved(&scene.exchange), "{}", scene.bytes);
+        assert!(scene.bytes.contains(LEFT_OUT), "{}", scene.bytes);
         assert_eq!(new(&scene.exchange), [(Change::Cut, DecisionReason::TooLarge)], "{ending}");
         assert!(play.take_summary_bodies().is_empty());
     }
@@ -88,7 +91,8 @@ async fn new_results_are_trimmed_where_no_summary_comes() {
         let question = play.next_summary_request().await;
         let held = if answers { fails(question).await } else { is_late(question).await };
         let scene = play.read_reply(client).await;
-        assert!(is_saved(&scene.exchange) && scene.bytes.contains(LEFT_OUT), "{}", scene.bytes);
+        assert!(is_saved(&scene.exchange), "{}", scene.bytes);
+        assert!(scene.bytes.contains(LEFT_OUT), "{}", scene.bytes);
         assert_eq!(new(&scene.exchange), [(Change::Cut, DecisionReason::TooLarge)]);
         assert!(scene.exchange.compaction_wait_us.unwrap() < 3_000_000);
         assert!(play.take_summary_bodies().is_empty(), "it is asked for once");
@@ -103,7 +107,8 @@ async fn a_result_that_no_summary_makes_fit_is_trimmed_at_once() {
     let mut play = full(SummaryEngine::Summary, 5, 9_000, &ending).await;
     let client = play.send_request().await;
     let scene = play.read_reply(client).await;
-    assert!(is_saved(&scene.exchange) && scene.bytes.contains(LEFT_OUT), "{}", scene.bytes.len());
+    assert!(is_saved(&scene.exchange), "{}", scene.bytes.len());
+    assert!(scene.bytes.contains(LEFT_OUT), "{}", scene.bytes.len());
     assert_eq!(new(&scene.exchange), [(Change::Cut, DecisionReason::TooLarge)]);
     assert_eq!(scene.exchange.compaction_wait_us, None);
     assert!(play.take_summary_bodies().is_empty());

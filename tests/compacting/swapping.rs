@@ -69,7 +69,8 @@ async fn a_compaction_is_sent_as_a_live_event() {
     let after = scene.exchange.estimate.as_ref().unwrap().tokens;
     // The number before is the one that reached the threshold.
     assert_eq!(event.after, after);
-    assert!(event.before >= THRESHOLD && event.after < THRESHOLD, "{event:?}");
+    assert!(event.before >= THRESHOLD, "{event:?}");
+    assert!(event.after < THRESHOLD, "{event:?}");
     // A repetition of the compaction is no event.
     play.turn(play.history.len() / 2).await;
     assert!(live.try_recv().is_err());
@@ -142,7 +143,8 @@ async fn a_prepared_summary_is_used_at_the_threshold_and_stays() {
     assert!(done.tokens_compacted > before / 2, "{done:?}");
     let sent = scene.sent["messages"].as_array().unwrap();
     let first = sent[0]["content"].as_str().unwrap();
-    assert!(first.contains(SUMMARY) && !first.contains("Hm."), "{first}");
+    assert!(first.contains(SUMMARY), "{first}");
+    assert!(!first.contains("Hm."), "{first}");
     assert!(first.contains("Question 0"), "the first words are quoted");
     // Roles alternate, and what remains is the client's.
     let roles: Vec<&str> = sent.iter().map(|it| it["role"].as_str().unwrap()).collect();
@@ -295,13 +297,12 @@ async fn a_session_is_compacted_on_request() {
     play.wait_until_written(1).await;
     let scene = play.turn(5).await;
     assert_eq!(steps(&scene), [(Change::Compacted, Decision::New, DecisionReason::Requested)]);
-    assert!(is_compacted(&scene) && scene.exchange.done.tokens_compacted > 0);
+    assert!(is_compacted(&scene));
+    assert!(scene.exchange.done.tokens_compacted > 0);
     // Only once.
     assert!(steps(&play.turn(6).await).is_empty());
-    assert!(
-        !play.server.ledgers.has_pending_compaction(&scope)
-            && play.take_summary_bodies().is_empty()
-    );
+    assert!(!play.server.ledgers.has_pending_compaction(&scope));
+    assert!(play.take_summary_bodies().is_empty());
 }
 
 /// A request waits only if it would not fit otherwise.

@@ -153,7 +153,8 @@ fn pem_files_of_the_wrong_kind_are_refused_without_printing_keys() {
     assert_eq!(faults.matches("contains no certificate").count(), 2, "{faults}");
     assert!(faults.contains("contains no private key"), "{faults}");
     let faults = check("certificate", "broken", "certificate");
-    assert!(faults.contains("is broken PEM") && !faults.contains("secret!"), "{faults}");
+    assert!(faults.contains("is broken PEM"), "{faults}");
+    assert!(!faults.contains("secret!"), "{faults}");
 }
 
 #[test]
@@ -245,7 +246,8 @@ fn certificate_authorities_that_others_may_write_are_refused() {
     // The certificates may be readable for everybody.
     assert_eq!(load(0o644).unwrap().warnings, Vec::<String>::new());
     let faults = load(0o646).unwrap_err().to_string();
-    assert!(faults.contains("extra_ca: ") && faults.contains("can be written"), "{faults}");
+    assert!(faults.contains("extra_ca: "), "{faults}");
+    assert!(faults.contains("can be written"), "{faults}");
 }
 
 proptest::proptest! {
@@ -258,7 +260,8 @@ proptest::proptest! {
         let variables = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
         let sources = ConfigSources { file: Some(file), variables, ..ConfigSources::default() };
         if let Err(faults) = config::load(&sources) {
-            assert!(!faults.is_empty() && !faults.to_string().is_empty());
+            assert!(!faults.is_empty());
+            assert!(!faults.to_string().is_empty());
         }
     }
 }
@@ -291,7 +294,8 @@ fn the_reference_file_says_the_defaults() {
             break; // free names have no defaults
         }
     }
-    assert!(text.contains("[limits]") && text.contains("listen = "), "{text}");
+    assert!(text.contains("[limits]"), "{text}");
+    assert!(text.contains("listen = "), "{text}");
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");
     // TLS has no defaults: without configuration there is none.

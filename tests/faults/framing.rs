@@ -83,11 +83,8 @@ async fn a_target_with_bytes_that_no_uri_may_have_is_refused() {
         };
         assert_eq!(answer.status(), 400, "{target}");
         assert_eq!(answer.header("x-plimsoll-error"), Some("malformed_request"), "{target}");
-        assert!(
-            answer.text().contains("%60") && answer.text().contains("%22"),
-            "{}",
-            answer.text()
-        );
+        assert!(answer.text().contains("%60"), "{}", answer.text());
+        assert!(answer.text().contains("%22"), "{}", answer.text());
     }
 }
 

@@ -301,9 +301,7 @@ async fn sessions_continue_past_the_window_by_compaction() {
     }
     println!("{count} sessions of {turns} turns in {:.0?}: {all:?}", began.elapsed());
     assert!(harm.is_empty(), "{} of {count}:\n{}", harm.len(), harm.join("\n\n"));
-    assert!(
-        all.summaries_used as u64 >= count && all.summaries_requested >= all.summaries_used,
-        "{all:?}"
-    );
+    assert!(all.summaries_used as u64 >= count, "{all:?}");
+    assert!(all.summaries_requested >= all.summaries_used, "{all:?}");
     assert!(all.largest <= WINDOW, "{all:?}");
 }

@@ -91,10 +91,8 @@ async fn sessions_survive_overflows_of_an_unknown_window() {
             let report = session(dialect, model, binding, Mode::Active, None).await;
             println!("{model}, binding {binding}: {report:?}; untouched {untouched:?}");
             assert_eq!(report.refused, 0, "{model}, binding {binding}: {report:?}");
-            assert!(
-                report.recovered > 0 && report.last_request_tokens as u64 > 2 * WINDOW,
-                "{model}: {report:?}"
-            );
+            assert!(report.recovered > 0, "{model}: {report:?}");
+            assert!(report.last_request_tokens as u64 > 2 * WINDOW, "{model}: {report:?}");
         }
     }
 }

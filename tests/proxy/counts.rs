@@ -101,7 +101,8 @@ fn estimated(answer: &Message, endpoint: &Endpoint) -> u64 {
     let tokens = answered[name].as_u64().unwrap();
     assert_eq!(answered, (endpoint.answer)(tokens), "{}", endpoint.target);
     let (low, high): (u64, u64) = (low.parse().unwrap(), high.parse().unwrap());
-    assert!(low <= tokens && tokens <= high, "{band}: {tokens}");
+    assert!(low <= tokens, "{band}: {tokens}");
+    assert!(tokens <= high, "{band}: {tokens}");
     assert!((1..60).contains(&tokens), "{tokens}");
     tokens
 }

@@ -31,7 +31,8 @@ fn recorded_overflows_are_recognised_and_other_refusals_are_not() {
             None => others += 1,
         }
     }
-    assert!(limits >= 5 && others >= 40, "{limits} limits, {others} others");
+    assert!(limits >= 5, "{limits} limits, {others} others");
+    assert!(others >= 40, "{limits} limits, {others} others");
     let numbers = |(who, seen): &(String, Overflow)| {
         let Overflow { window, input, .. } = *seen;
         (who.clone(), window, input)

@@ -30,9 +30,11 @@ fn recorded_requests_are_read_with_valid_ranges() {
 
 fn ranges_fit(read: &dialect::Conversation, call: &Call) {
     for part in read.all_parts() {
-        assert!(part.span.end <= call.request.len() && part.span.start < part.span.end);
+        assert!(part.span.end <= call.request.len());
+        assert!(part.span.start < part.span.end);
         for text in &part.texts {
-            assert!(part.span.start <= text.start && text.end <= part.span.end);
+            assert!(part.span.start <= text.start);
+            assert!(text.end <= part.span.end);
         }
     }
 }

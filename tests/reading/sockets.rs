@@ -89,7 +89,8 @@ fn codex_over_websocket_is_read_from_its_frames() {
             continue;
         };
         let (request, reply) = connection.turn(body, events);
-        assert!(request.notes.is_empty() && reply.notes.is_empty());
+        assert!(request.notes.is_empty());
+        assert!(reply.notes.is_empty());
         match &last {
             None => assert_eq!((request.purpose, &request.held), (Purpose::WarmUp, &None)),
             Some(last) => {

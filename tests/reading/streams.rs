@@ -56,7 +56,8 @@ fn prefix(dialect: Dialect, bytes: &[u8], whole: &Reply) {
     let reply = read(dialect, 200, bytes, 4096, false);
     assert!(reply.error.is_none() || whole.error.is_some());
     assert!(!reply.complete || whole.complete);
-    assert!(!reply.notes.contains(&Note::NotJson) && !reply.notes.contains(&Note::TooLong));
+    assert!(!reply.notes.contains(&Note::NotJson));
+    assert!(!reply.notes.contains(&Note::TooLong));
     if whole.notes.contains(&Note::SeveralReplies) {
         return;
     }

@@ -165,7 +165,8 @@ async fn an_unanswered_result_stays_whole_if_the_branch_is_unknown() {
     let reply = anthropic_reply("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
     let long = play.exchange(&anthropic_request(FREE, &history(10)), &reply).await;
     let is_cut = |sent: &Value, at: usize| sent["messages"][at]["content"][0]["content"] == CLEARED;
-    assert!(is_cut(&long.sent, 10) && is_cut(&long.sent, 12), "{:?}", long.steps());
+    assert!(is_cut(&long.sent, 10), "{:?}", long.steps());
+    assert!(is_cut(&long.sent, 12), "{:?}", long.steps());
     let short = anthropic_request(FREE, &history(6));
     for _ in 0..2 {
         play.restart().await;
@@ -227,7 +228,8 @@ async fn a_cut_made_in_a_fork_loses_no_encrypted_reasoning() {
     let reply = ScriptedReply::thinking("Where is it?", 40).with_text("I look.");
     let thought = stage.exchange(TARGET, &request_for("gpt-5.6-sol", &history), reply).await;
     let before = cleared(thought.sent());
-    assert!(thought.status == 200 && before > 0, "{}", thought.answer);
+    assert!(thought.status == 200, "{}", thought.answer);
+    assert!(before > 0, "{}", thought.answer);
     let mut fork = history.clone();
     for text in ["Deep.", "Deeper."] {
         stage.exchange(TARGET, &request_for("gpt-5.4", &fork), ScriptedReply::text(text)).await;

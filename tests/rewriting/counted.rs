@@ -58,7 +58,8 @@ async fn a_count_request_repeats_earlier_cuts_and_makes_no_new_ones() {
 
     // The count began no thread, and the next turn has the same parent as without it.
     assert_eq!(threads(&play).await, [1]);
-    assert!(scene.exchange.thread.is_none() && scene.exchange.estimate.is_none());
+    assert!(scene.exchange.thread.is_none());
+    assert!(scene.exchange.estimate.is_none());
     let mut longer = history(6);
     longer.push(message("user", json!("And now?")));
     play.exchange(&anthropic_request(MODEL, &longer), &anthropic_reply("m2", MODEL, json!([])))
@@ -113,7 +114,8 @@ async fn shadow_mode_forwards_the_count_request_unchanged() {
     let request = counting(&history(6));
     let scene = count(&mut play, &request).await;
     assert_eq!(scene.bytes, request.to_string());
-    assert!(scene.exchange.done.made.cut >= 3 && !scene.exchange.done.is_sent());
+    assert!(scene.exchange.done.made.cut >= 3);
+    assert!(!scene.exchange.done.is_sent());
 }
 
 #[tokio::test]
@@ -137,7 +139,8 @@ async fn a_refused_count_is_sent_as_it_came_and_teaches_nothing() {
         (exchange.refused, exchange.done.resent),
         (Some(RefusalCause::Structure), Some(RefusalCause::Structure))
     );
-    assert!(!exchange.done.is_sent() && !exchange.suspends_branch());
+    assert!(!exchange.done.is_sent());
+    assert!(!exchange.suspends_branch());
     play.target = "/v1/messages";
     let mut longer = history(6);
     longer.push(message("assistant", json!([{"type": "text", "text": "Go on."}])));
@@ -145,7 +148,8 @@ async fn a_refused_count_is_sent_as_it_came_and_teaches_nothing() {
     // The thread is not suspended: what was cut stays cut.
     let done =
         play.exchange(&anthropic_request(MODEL, &longer), &reply).await.exchange.done.clone();
-    assert!(done.made.cut - done.new.cut == cut && done.resent.is_none(), "{done:?}");
+    assert!(done.made.cut - done.new.cut == cut, "{done:?}");
+    assert!(done.resent.is_none(), "{done:?}");
 }
 
 /// Only a count that could reach the trigger requests the provider's editing: Claude Code counts its tools one by one.

@@ -78,7 +78,8 @@ async fn queued_messages_are_sent_at_the_end_and_stay_there() {
         assert_eq!((later.exchange.done.made.injected, later.exchange.done.new.injected), (2, 0));
         let (estimate, parts) =
             (later.exchange.estimate.as_ref().unwrap(), later.bytes.len() as u64);
-        assert!(estimate.tokens > 0 && estimate.tokens < parts, "{estimate:?}");
+        assert!(estimate.tokens > 0, "{estimate:?}");
+        assert!(estimate.tokens < parts, "{estimate:?}");
     }
     // A retry of the request with the messages has them, a rewind to before it does not, a fork does.
     assert!(is_injected(

@@ -41,7 +41,8 @@ async fn an_overflow_is_resent_once_with_room_and_teaches_the_window() {
     call.answer("400 Bad Request", TOO_LONG).await;
     let mut call = call.wire.request().await;
     let sent = call.message.text().to_owned();
-    assert!(cleared(&sent) >= 5 && sent.contains("Line 7 of the log."), "{sent}");
+    assert!(cleared(&sent) >= 5, "{sent}");
+    assert!(sent.contains("Line 7 of the log."), "{sent}");
     call.answer("200 OK", &reply().to_string()).await;
     let answer = client.response().await;
     assert_eq!((answer.status(), answer.text()), (200, &*reply().to_string()));
@@ -49,7 +50,8 @@ async fn an_overflow_is_resent_once_with_room_and_teaches_the_window() {
     let exchange = play.server.next_exchange().await;
     play.server.expect_no_exchange();
     let overflow = exchange.done.overflow.unwrap();
-    assert!(overflow.saved && overflow.sign == OverflowSign::Refused);
+    assert!(overflow.saved);
+    assert!(overflow.sign == OverflowSign::Refused);
     assert_eq!((overflow.reported.window, overflow.reported.input), (Some(2000), Some(2600)));
     assert_eq!(exchange.done.new.cut as usize, cleared(&sent));
     assert!(exchange.done.steps.iter().all(|step| step.why == DecisionReason::Overflow));
@@ -95,7 +97,8 @@ async fn a_request_refused_with_room_too_gets_the_first_refusal() {
     let exchange = play.server.next_exchange().await;
     play.server.expect_no_exchange();
     let overflow = exchange.done.overflow.unwrap();
-    assert!(!overflow.saved && exchange.status == Some(400));
+    assert!(!overflow.saved);
+    assert!(exchange.status == Some(400));
     assert!(play.server.telemetry.render().contains(r#"plimsoll_overflows_total{end="lost""#));
 }
 
@@ -200,7 +203,8 @@ async fn room_is_made_without_a_repair_that_was_refused() {
     .await;
     let mut call = call.wire.request().await;
     let sent = call.message.text().to_owned();
-    assert!(cleared(&sent) > 0 && sent.contains(r#""max_tokens":11000"#), "{sent}");
+    assert!(cleared(&sent) > 0, "{sent}");
+    assert!(sent.contains(r#""max_tokens":11000"#), "{sent}");
     call.answer("200 OK", &reply().to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     drop(call);
@@ -227,13 +231,15 @@ async fn room_is_made_in_a_repaired_request_too() {
     call.answer("200 OK", TOO_LONG).await;
     let mut call = call.wire.request().await;
     let sent = call.message.text().to_owned();
-    assert!(cleared(&sent) > 0 && !sent.contains(r#""text":"""#), "{sent}");
+    assert!(cleared(&sent) > 0, "{sent}");
+    assert!(!sent.contains(r#""text":"""#), "{sent}");
     call.answer("200 OK", &reply().to_string()).await;
     assert_eq!((client.response().await.text()), &*reply().to_string());
     drop(call);
     let exchange = play.server.next_exchange().await;
     let overflow = exchange.done.overflow.unwrap();
-    assert!(overflow.saved && overflow.sign == OverflowSign::InReply);
+    assert!(overflow.saved);
+    assert!(overflow.sign == OverflowSign::InReply);
     assert_eq!(play.exchange(&request, &reply()).await.bytes, sent);
 }
 
@@ -311,7 +317,9 @@ async fn a_new_result_is_trimmed_if_cutting_old_ones_is_not_enough() {
     let mut call = call.wire.request().await;
     let sent: Value = serde_json::from_str(call.message.text()).unwrap();
     let trimmed = sent["messages"][2]["content"][0]["content"].as_str().unwrap();
-    assert!(trimmed.starts_with("begin ") && trimmed.ends_with(" end") && trimmed.len() < 16_000);
+    assert!(trimmed.starts_with("begin "));
+    assert!(trimmed.ends_with(" end"));
+    assert!(trimmed.len() < 16_000);
     call.answer("200 OK", &reply().to_string()).await;
     assert_eq!(client.response().await.status(), 200);
     let exchange = play.server.next_exchange().await;

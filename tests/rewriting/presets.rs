@@ -444,7 +444,8 @@ async fn the_estimate_is_the_budget_unless_classic_rules_decide() {
     let beside =
         play(Preset::MicroCompact, rules).await.exchange(&request, &nothing).await.exchange;
     assert_eq!(beside.estimate, ours);
-    assert!(beside.error().is_some() && beside.classic_error().is_some());
+    assert!(beside.error().is_some());
+    assert!(beside.classic_error().is_some());
     let rules = &[("PLIMSOLL_ESTIMATE_DECIDES", "budget")];
     let ruled = play(Preset::MicroCompact, rules).await.exchange(&request, &nothing).await.exchange;
     assert_eq!(
@@ -576,7 +577,8 @@ fn gemini_cli_compacts_at_half_and_keeps_the_last_part() {
     let compact = resolved(Preset::GeminiCli, &[]).policy.compact.clone();
     assert_eq!(compact.keep_history, Some(0.3));
     // A summary must be smaller than what it replaces.
-    assert!(compact::is_worth_it(1_000, 999) && !compact::is_worth_it(1_000, 1_000));
+    assert!(compact::is_worth_it(1_000, 999));
+    assert!(!compact::is_worth_it(1_000, 1_000));
 }
 
 /// The context, pending content and the output budget must fit together: 100,000 + 34,464 + 65,536.
@@ -648,7 +650,8 @@ async fn llxprt_counts_only_the_newest_reasoning_with_all_but_last() {
     let counts =
         |strip: &str, n| shown.iter().find(|it| it.0 == strip && it.1 == n).map(|it| it.2).unwrap();
     let (one, both) = (counts("all_but_last", 1), counts("none", 1));
-    assert!((2_900..3_020).contains(&one) && (5_800..6_040).contains(&both), "{shown:?}");
+    assert!((2_900..3_020).contains(&one), "{shown:?}");
+    assert!((5_800..6_040).contains(&both), "{shown:?}");
 }
 
 /// 158,071 tokens and a result of 22,000 are more than 168,000. Three old results of 10,000 are cleared, so that the

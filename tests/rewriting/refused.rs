@@ -51,7 +51,8 @@ async fn a_refused_rewrite_sends_the_original_and_suspends_the_branch() {
     drop(call);
     let exchange = play.server.next_exchange().await;
     assert_eq!(exchange.refused, Some(RefusalCause::Signature));
-    assert!(exchange.done.resent == Some(RefusalCause::Signature) && !exchange.done.is_sent());
+    assert!(exchange.done.resent == Some(RefusalCause::Signature));
+    assert!(!exchange.done.is_sent());
     // The recorded estimate is that of the accepted request, not of the refused one.
     let (tenant, session) = (exchange.tenant.clone().unwrap(), exchange.session.clone().unwrap());
     let turn = |ledger: &Ledger| ledger.turn(&exchange.id).unwrap().estimate.clone();
@@ -106,7 +107,8 @@ async fn reasoning_of_the_client_is_removed_only_if_nothing_else_helps() {
     let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
     let planned = json_of(&call);
-    assert!(cleared(&planned) > 0 && planned.to_string().contains("thinking"), "{planned}");
+    assert!(cleared(&planned) > 0, "{planned}");
+    assert!(planned.to_string().contains("thinking"), "{planned}");
     call.answer("400 Bad Request", &refused).await;
     let mut call = call.wire.request().await;
     assert_eq!(call.message.text(), request.to_string());
@@ -219,11 +221,9 @@ async fn earlier_decisions_are_sent_if_the_original_is_refused_too() {
         drop(call);
         let exchange = play.server.next_exchange().await;
         assert_eq!((exchange.refused, exchange.done.revoked), (Some(cause), Some(cause)));
-        assert!(
-            exchange.done.is_sent()
-                && exchange.done.resent.is_none()
-                && !exchange.suspends_branch()
-        );
+        assert!(exchange.done.is_sent());
+        assert!(exchange.done.resent.is_none());
+        assert!(!exchange.suspends_branch());
         let mut grown = history(12);
         let content = json!([{"type": "text", "text": "Go on."}]);
         grown.push(json!({"role": "assistant", "content": content}));
@@ -321,7 +321,8 @@ async fn a_rate_limit_on_the_original_suspends_no_branch() {
     assert_eq!(client.response().await.status(), 429);
     drop(call);
     let exchange = play.server.next_exchange().await;
-    assert!(exchange.refused.is_none() && !exchange.suspends_branch());
+    assert!(exchange.refused.is_none());
+    assert!(!exchange.suspends_branch());
     // The refused cuts are not tried again; later ones are.
     assert_eq!(cleared(&play.exchange(&request, &reply).await.sent), 0);
     assert!(

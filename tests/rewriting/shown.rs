@@ -47,7 +47,8 @@ async fn llxprt_does_not_show_reasoning_that_is_kept_out() {
     let first = play.exchange(&anthropic_request(MODEL, &history), &reply).await;
     let view = shown(&play, &first.exchange).await;
     assert!((100_001..100_020).contains(&view.total), "{view}");
-    assert!(view.free > 0 && view.breakdown.reasoning == 0, "{view}");
+    assert!(view.free > 0, "{view}");
+    assert!(view.breakdown.reasoning == 0, "{view}");
     history.push(message("assistant", content));
     history.push(message("user", json!("And how wide?")));
     let next = play.exchange(&anthropic_request(MODEL, &history), &reply).await;
@@ -338,7 +339,8 @@ async fn a_cancelled_stream_that_reported_its_input_is_an_anchor() {
     client.reset();
     let exchange = play.server.next_exchange().await;
     assert_eq!((exchange.outcome, exchange.actual()), (Outcome::ClientLeft, Some(5_000)));
-    assert!(exchange.error().is_some() && exchange.usage.lower_bound);
+    assert!(exchange.error().is_some());
+    assert!(exchange.usage.lower_bound);
     let view = shown(&play, &exchange).await;
     let basis = view.basis.unwrap();
     assert_eq!((basis.input, basis.cut, basis.gone), (5_000, true, 0));

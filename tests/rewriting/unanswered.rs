@@ -78,7 +78,8 @@ async fn a_repair_without_a_response_is_not_revoked_with_the_cuts() {
     drop(call);
     play.server.next_exchange().await;
     let next = play.exchange(&request, &reply()).await.bytes;
-    assert!(cleared(&next) == 0 && !next.contains(r#""text":"""#), "{next}");
+    assert!(cleared(&next) == 0, "{next}");
+    assert!(!next.contains(r#""text":"""#), "{next}");
 }
 
 /// A second repair is refused, and so is the original: the first repair is revoked as well.
@@ -113,7 +114,8 @@ async fn room_without_a_response_stays() {
         call = call.wire.request().await;
     }
     let sent = fail(call).await;
-    assert!(cleared(&sent) > 0 && !sent.contains("So far."), "{sent}");
+    assert!(cleared(&sent) > 0, "{sent}");
+    assert!(!sent.contains("So far."), "{sent}");
     assert_eq!(client.response().await.text(), TOO_LONG);
     play.server.next_exchange().await;
     assert_eq!(play.exchange(&request, &reply()).await.bytes, sent);
@@ -136,6 +138,7 @@ async fn new_decisions_stay_if_the_last_accepted_form_gets_no_response() {
     assert!(cleared(&fail(call).await) < cleared(&planned));
     assert_eq!(client.response().await.text(), refusal);
     let exchange = play.server.next_exchange().await;
-    assert!(exchange.refused.is_none() && exchange.done.resent.is_some());
+    assert!(exchange.refused.is_none());
+    assert!(exchange.done.resent.is_some());
     assert_eq!(play.exchange(&longer, &reply).await.bytes, planned);
 }

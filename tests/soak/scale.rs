@@ -163,7 +163,8 @@ fn copy(file: &Path, turns: u64) -> (u64, u64) {
         .query_row(counts, [], |row| Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?]))
         .unwrap();
     let more = turns.saturating_sub(here);
-    assert!(here > 0 && single > 0, "there is no turn to copy");
+    assert!(here > 0, "there is no turn to copy");
+    assert!(single > 0, "there is no turn to copy");
     // Copies of everything, then of one-shots, so that both numbers are reached.
     let of_all = (more - more / TURNS).saturating_mul(here) / (here - sessions).max(1);
     let of_all = of_all.min(more) / here;

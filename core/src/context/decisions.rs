@@ -363,9 +363,8 @@ mod tests {
         assert!(is_for(SummaryAuthor::Summary, None));
         assert!(is_for(SummaryAuthor::Summary, Some("b")));
         assert!(is_for(SummaryAuthor::Provider, Some("a")));
-        assert!(
-            !is_for(SummaryAuthor::Provider, Some("b")) && !is_for(SummaryAuthor::Provider, None)
-        );
+        assert!(!is_for(SummaryAuthor::Provider, Some("b")));
+        assert!(!is_for(SummaryAuthor::Provider, None));
     }
 
     /// The epoch after a refusal differs from that after any other refusal, and from any time.

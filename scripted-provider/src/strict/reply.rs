@@ -315,6 +315,7 @@ mod tests {
         let Some(ScriptedPart::ToolCall { arguments, .. }) = parts.last() else {
             panic!("{parts:?}")
         };
-        assert!(arguments["path"].is_string() && arguments["n"].is_u64(), "{arguments}");
+        assert!(arguments["path"].is_string(), "{arguments}");
+        assert!(arguments["n"].is_u64(), "{arguments}");
     }
 }

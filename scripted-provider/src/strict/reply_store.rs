@@ -368,8 +368,7 @@ mod tests {
         }
         assert!(store.replies[0].cached_prefix.is_some(), "at the limit");
         store.add_reply(IssuedReply { cached_prefix: None, ..store.replies[0].clone() });
-        assert!(
-            store.replies[0].cached_prefix.is_none() && store.replies[1].cached_prefix.is_some()
-        );
+        assert!(store.replies[0].cached_prefix.is_none());
+        assert!(store.replies[1].cached_prefix.is_some());
     }
 }

@@ -422,7 +422,8 @@ mod tests {
     #[test]
     fn claude_fable_reads_opus_reasoning_and_not_the_reverse() {
         let fable = rules_of(Dialect::Anthropic, "claude-fable-5.1");
-        assert!(fable.reads("claude-opus-5") && fable.reads("claude-fable-5-1"));
+        assert!(fable.reads("claude-opus-5"));
+        assert!(fable.reads("claude-fable-5-1"));
         assert!(!rules_of(Dialect::Anthropic, "claude-opus-5").reads("claude-fable-5-1"));
     }
 

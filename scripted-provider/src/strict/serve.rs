@@ -294,7 +294,8 @@ mod tests {
         let path = "/v1/messages?beta=true";
         let (status, head, stream) =
             post(&mut socket, path, &messages("claude-sonnet-4-5", true)).await;
-        assert!(status == 200 && head.contains("content-type: text/event-stream"), "{head}");
+        assert!(status == 200, "{head}");
+        assert!(head.contains("content-type: text/event-stream"), "{head}");
         assert!(stream.ends_with("\n\n"));
         let events: Vec<(&str, Value)> = stream
             .trim_end()
@@ -318,17 +319,16 @@ mod tests {
 
         let (_, head, whole) = post(&mut socket, path, &messages("claude-sonnet-4-5", false)).await;
         let whole: Value = serde_json::from_str(&whole).unwrap();
-        assert!(
-            head.contains("application/json") && whole["content"][1]["text"] == text,
-            "{whole}"
-        );
+        assert!(head.contains("application/json"), "{whole}");
+        assert!(whole["content"][1]["text"] == text, "{whole}");
         assert_eq!(
             whole["usage"]["output_tokens"],
             events[events.len() - 2].1["usage"]["output_tokens"]
         );
 
         let (status, _, error) = post(&mut socket, path, &json!({"model": "claude-opus-5"})).await;
-        assert!(status == 400 && error.contains("max_tokens: Field required"), "{error}");
+        assert!(status == 400, "{error}");
+        assert!(error.contains("max_tokens: Field required"), "{error}");
         let (_, _, broken) = post(&mut socket, path, &json!([])).await;
         assert!(broken.contains("Input should be an object"), "{broken}");
         let count =
@@ -408,7 +408,8 @@ mod tests {
         let path = "/v1beta/models/gemini-3-pro:streamGenerateContent";
         provider.queue_reply(reply());
         let (_, head, stream) = post(&mut socket, &format!("{path}?alt=sse"), &body).await;
-        assert!(head.contains("text/event-stream") && stream.ends_with("\r\n\r\n"), "{stream}");
+        assert!(head.contains("text/event-stream"), "{stream}");
+        assert!(stream.ends_with("\r\n\r\n"), "{stream}");
         let events: Vec<Value> = stream.trim_end().split("\r\n\r\n").map(data).collect();
         let parts = |events: &[Value]| -> Vec<Value> {
             events.iter().map(|e| e["candidates"][0]["content"]["parts"][0].clone()).collect()
@@ -420,6 +421,7 @@ mod tests {
         provider.queue_reply(reply());
         let (_, head, array) = post(&mut socket, path, &body).await;
         let array: Vec<Value> = serde_json::from_str(&array).unwrap();
-        assert!(head.contains("application/json") && parts(&array).len() == is_sse.len());
+        assert!(head.contains("application/json"));
+        assert!(parts(&array).len() == is_sse.len());
     }
 }

@@ -72,7 +72,8 @@ async fn a_thread_that_cannot_go_on_is_sent_whole() {
             assert_eq!(stage.last().text(), refused.to_string());
             assert!(answer.text().contains("error_code"), "{}", answer.text());
             assert_eq!((third.outcome, third.refusal.is_none()), (Outcome::Refused, true));
-            assert!(!third.suspends_branch() && third.fail_open.is_empty(), "{third:?}");
+            assert!(!third.suspends_branch(), "{third:?}");
+            assert!(third.fail_open.is_empty(), "{third:?}");
             let whole = request(Dialect::Anthropic, "You are calm.", &texts);
             let fourth = stage.exchange("/v1/messages", &headers, &whole).await.1;
             for exchange in [&second, &third, &fourth] {
@@ -221,7 +222,8 @@ async fn a_history_that_starts_again_is_a_new_branch() {
         assert_eq!(answer.status(), 200);
         assert_eq!(stage.last().text(), body.to_string());
         assert_eq!(exchange.session, first.session);
-        assert!(exchange.notes.is_empty() && exchange.fail_open.is_empty(), "{exchange:?}");
+        assert!(exchange.notes.is_empty(), "{exchange:?}");
+        assert!(exchange.fail_open.is_empty(), "{exchange:?}");
         assert!(exchange.done.overflow.is_none());
         restarted.extend(["Aye.".to_owned(), "And on?".to_owned()]);
         again.push(exchange);

@@ -423,10 +423,8 @@ mod tests {
         ledger.add(Fact::Revocation(Box::new(revocation("first", Renewal::Next))));
         assert!(!ledger.is_suspended(&"thread".into(), None), "the next request may try again");
         ledger.add(Fact::Revocation(Box::new(revocation("second", Renewal::Cold))));
-        assert!(
-            ledger.is_suspended(&"thread".into(), None)
-                && !ledger.is_suspended(&"other".into(), None)
-        );
+        assert!(ledger.is_suspended(&"thread".into(), None));
+        assert!(!ledger.is_suspended(&"other".into(), None));
         let parent = Some("p".into());
         let elsewhere = Revocation { parent, ..revocation("third", Renewal::Cold) };
         let mut ledger = Ledger::default();

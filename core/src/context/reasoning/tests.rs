@@ -266,10 +266,8 @@ fn reasoning_stripped_or_put_back_in_the_next_request_is_predicted() {
         scene.reasoning_rule = reasoning_rule;
         may_go_next(&scene.request(), next)
     };
-    assert!(
-        may_go(FREE, ReasoningRule::Wanted, NewTurn)
-            && !may_go(FREE, ReasoningRule::Wanted, InLoop)
-    );
+    assert!(may_go(FREE, ReasoningRule::Wanted, NewTurn));
+    assert!(!may_go(FREE, ReasoningRule::Wanted, InLoop));
     assert!(!may_go(FREE, ReasoningRule::Demanded, NewTurn));
     assert!(!may_go(BOUND, ReasoningRule::Wanted, NewTurn));
     let back = |reinject, reasoning_rule, thinks, strip_from_context| {

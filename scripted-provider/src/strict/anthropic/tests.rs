@@ -528,7 +528,8 @@ fn old_accounts_get_prefix_binding_only_if_requested() {
     let mut body = two_turns(&client, "claude-opus-5-5");
     body["system"] = json!("Other.");
     let accepted = client.accept(&body);
-    assert!(accepted.losses.is_empty() && accepted.transformations.iter().all(|it| it.allowed));
+    assert!(accepted.losses.is_empty());
+    assert!(accepted.transformations.iter().all(|it| it.allowed));
     assert_eq!(accepted.transformations.len(), 3);
     body["thinking"]["block_binding"] = json!({"prefix_mismatch_behavior": "error"});
     client.refuse(&body, Rule::BoundElsewhere, "messages.1.content.0");
@@ -725,7 +726,8 @@ fn the_cache_follows_a_growing_conversation() {
     let verdict = client.validate(&marked(&body));
     let cached = verdict.accepted().unwrap().cache_usage;
     assert_eq!(miss(&verdict), None);
-    assert!(cached.read > 1500 && cached.written_5m > 0, "{cached:?}");
+    assert!(cached.read > 1500, "{cached:?}");
+    assert!(cached.written_5m > 0, "{cached:?}");
     let usage = client.reply_to(&marked(&body), ScriptedReply::text("Done."))["usage"].clone();
     let total = verdict.accepted().unwrap().input_tokens;
     assert_eq!(usage["cache_read_input_tokens"], total, "the same again is read whole");

@@ -356,7 +356,9 @@ fn prefixes_are_cached_without_markers() {
         (accepted.cache_usage.read, missed)
     };
     let (read, missed) = miss(|_| {});
-    assert!(read > 1900 && read.is_multiple_of(128) && missed.is_none(), "{read} {missed:?}");
+    assert!(read > 1900, "{read} {missed:?}");
+    assert!(read.is_multiple_of(128), "{read} {missed:?}");
+    assert!(missed.is_none(), "{read} {missed:?}");
     let place = |message| MissReason::Changed(Place::Message { message, block: 0 });
     assert_eq!(miss(|b| b["messages"][0]["content"] = json!("Short.")), (0, Some(place(0))));
     assert_eq!(miss(|b| b["messages"][1]["content"] = json!("Why?")).1, Some(place(1)));

@@ -464,7 +464,9 @@ fn prefixes_are_cached_without_markers() {
         (accepted.cache_usage.read, accepted.cache_usage.missed.map(|missed| missed.reason))
     };
     let (read, missed) = miss(|_| {});
-    assert!(read > 1900 && read.is_multiple_of(128) && missed.is_none(), "{read} {missed:?}");
+    assert!(read > 1900, "{read} {missed:?}");
+    assert!(read.is_multiple_of(128), "{read} {missed:?}");
+    assert!(missed.is_none(), "{read} {missed:?}");
     assert_eq!(
         miss(|b| b["input"][0]["content"] = json!("Why?")).1,
         Some(MissReason::Changed(place(0)))

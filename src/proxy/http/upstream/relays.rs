@@ -74,9 +74,8 @@ mod tests {
         );
         let matcher = Matcher::builder().all(proxy).no("127.0.0.1, api.openai.com").build();
         let logged = lines(&upstreams, &matcher, |name| name == "ALL_PROXY");
-        assert!(
-            logged.len() == 1 && logged[0].starts_with("ALL_PROXY sends requests for anthropic ")
-        );
+        assert!(logged.len() == 1);
+        assert!(logged[0].starts_with("ALL_PROXY sends requests for anthropic "));
         assert!(lines(&upstreams, &Matcher::builder().build(), |_| true).is_empty());
     }
 }
