@@ -7,17 +7,14 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use bytes::Bytes;
 use plimsoll::config::{self, ConfigFlag, ConfigSources};
-use plimsoll::context::{Millis, SessionId, TenantId};
 use plimsoll::proxy::{self, Proxy};
 use plimsoll::store::drafts::Draft;
 use plimsoll::store::ledgers::Ledgers;
 use plimsoll::store::precondition::Precondition;
 use plimsoll::store::sqlite::SqliteStore;
-use plimsoll::store::{
-    Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreFuture, SweepStep, WriteOutcome,
-};
+use plimsoll::store::wrapper::StoreWrapper;
+use plimsoll::store::{Record, Scope, Store, StoreFuture, WriteOutcome};
 use plimsoll::telemetry::Telemetry;
 use plimsoll::telemetry::log::{Log, LogFormat};
 
@@ -85,7 +82,11 @@ struct Less {
     keeps: Keeps,
 }
 
-impl Store for Less {
+impl StoreWrapper for Less {
+    fn inner(&self) -> &dyn Store {
+        &self.store
+    }
+
     fn put(
         &self,
         scope: Scope,
@@ -127,62 +128,6 @@ impl Store for Less {
             Keeps::All | Keeps::Unwaited => self.store.put_drafts(instance, drafts, ended),
             Keeps::Undrafted | Keeps::Nothing => Box::pin(std::future::ready(Ok(()))),
         }
-    }
-
-    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
-        self.store.adopt_drafts(instance)
-    }
-
-    fn is_shared(&self) -> bool {
-        self.store.is_shared()
-    }
-
-    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
-        self.store.get(scope, kind, key)
-    }
-
-    fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
-        self.store.size(scope, kind)
-    }
-
-    fn session_by_fingerprint(
-        &self,
-        tenant: TenantId,
-        fingerprints: Vec<u128>,
-    ) -> StoreFuture<'_, Option<SessionId>> {
-        self.store.session_by_fingerprint(tenant, fingerprints)
-    }
-
-    fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
-        self.store.holder(kind, key)
-    }
-
-    fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
-        self.store.scan(scope, newest)
-    }
-
-    fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
-        self.store.scopes(page)
-    }
-
-    fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
-        self.store.scopes_named(session)
-    }
-
-    fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
-        self.store.drop_scope(scope)
-    }
-
-    fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
-        self.store.expire(before, max_bytes)
-    }
-
-    fn ready(&self) -> StoreFuture<'_, ()> {
-        self.store.ready()
-    }
-
-    fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
-        self.store.tenant_key()
     }
 }
 

@@ -20,6 +20,8 @@ pub mod recall;
 mod record;
 pub mod sqlite;
 mod tombstones;
+#[cfg(any(test, feature = "test-support"))]
+pub mod wrapper;
 
 #[cfg(test)]
 mod conformance_tests;

@@ -3,17 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use bytes::Bytes;
 use hyper_util::client::proxy::matcher::Matcher;
-use plimsoll::context::{Millis, Outcome, SessionId, TenantId, Turn};
+use plimsoll::context::{Outcome, Turn};
 use plimsoll::dialect::Purpose;
-use plimsoll::store::drafts::Draft;
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::precondition::Precondition;
-use plimsoll::store::{
-    Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
-    WriteOutcome,
-};
+use plimsoll::store::wrapper::StoreWrapper;
+use plimsoll::store::{Record, Scope, Store, StoreError, StoreFuture, WriteOutcome};
 use plimsoll::telemetry::FailOpen;
 use tokio::sync::Notify;
 
@@ -179,7 +175,11 @@ fn failed<'a, T: Send + 'a>() -> StoreFuture<'a, T> {
     Box::pin(std::future::ready(Err(StoreError::Failed("by the script".into()))))
 }
 
-impl Store for Troubled {
+impl StoreWrapper for Troubled {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
+    }
+
     fn put(
         &self,
         scope: Scope,
@@ -199,43 +199,6 @@ impl Store for Troubled {
         }
     }
 
-    fn put_drafts(
-        &self,
-        instance: u64,
-        drafts: Vec<Draft>,
-        ended: Vec<u128>,
-    ) -> StoreFuture<'_, ()> {
-        self.inner.put_drafts(instance, drafts, ended)
-    }
-
-    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
-        self.inner.adopt_drafts(instance)
-    }
-
-    fn is_shared(&self) -> bool {
-        self.inner.is_shared()
-    }
-
-    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
-        self.inner.get(scope, kind, key)
-    }
-
-    fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
-        self.inner.size(scope, kind)
-    }
-
-    fn session_by_fingerprint(
-        &self,
-        tenant: TenantId,
-        fingerprints: Vec<u128>,
-    ) -> StoreFuture<'_, Option<SessionId>> {
-        self.inner.session_by_fingerprint(tenant, fingerprints)
-    }
-
-    fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
-        self.inner.holder(kind, key)
-    }
-
     fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
         match self.trouble {
             How::Fails => failed(),
@@ -246,30 +209,6 @@ impl Store for Troubled {
             }),
             How::PanicsWriting | How::HangsWriting => self.inner.scan(scope, newest),
         }
-    }
-
-    fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
-        self.inner.scopes(page)
-    }
-
-    fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
-        self.inner.scopes_named(session)
-    }
-
-    fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
-        self.inner.drop_scope(scope)
-    }
-
-    fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
-        self.inner.expire(before, max_bytes)
-    }
-
-    fn ready(&self) -> StoreFuture<'_, ()> {
-        self.inner.ready()
-    }
-
-    fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
-        self.inner.tenant_key()
     }
 }
 

@@ -6,16 +6,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use plimsoll::config::{Mode, Tenants};
 use plimsoll::context::plan::{Change, Decision};
-use plimsoll::context::{Millis, SessionId, TenantId};
 use plimsoll::dialect::identity::ANONYMOUS;
-use plimsoll::store::drafts::Draft;
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::precondition::Precondition;
 use plimsoll::store::sqlite::SqliteStore;
-use plimsoll::store::{
-    Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
-    WriteOutcome,
-};
+use plimsoll::store::wrapper::StoreWrapper;
+use plimsoll::store::{Record, RecordKind, Scope, Store, StoreError, StoreFuture, WriteOutcome};
 use plimsoll::telemetry::FailOpen;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -48,7 +44,11 @@ enum StoreFault {
     Late,
 }
 
-impl Store for StoreWithFault {
+impl StoreWrapper for StoreWithFault {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
+    }
+
     fn put(
         &self,
         scope: Scope,
@@ -85,43 +85,6 @@ impl Store for StoreWithFault {
         }
     }
 
-    fn put_drafts(
-        &self,
-        instance: u64,
-        drafts: Vec<Draft>,
-        ended: Vec<u128>,
-    ) -> StoreFuture<'_, ()> {
-        self.inner.put_drafts(instance, drafts, ended)
-    }
-
-    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
-        self.inner.adopt_drafts(instance)
-    }
-
-    fn is_shared(&self) -> bool {
-        self.inner.is_shared()
-    }
-
-    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
-        self.inner.get(scope, kind, key)
-    }
-
-    fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
-        self.inner.size(scope, kind)
-    }
-
-    fn session_by_fingerprint(
-        &self,
-        tenant: TenantId,
-        fingerprints: Vec<u128>,
-    ) -> StoreFuture<'_, Option<SessionId>> {
-        self.inner.session_by_fingerprint(tenant, fingerprints)
-    }
-
-    fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
-        self.inner.holder(kind, key)
-    }
-
     fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
         match self.fault {
             StoreFault::Silent => Box::pin(std::future::pending()),
@@ -129,30 +92,6 @@ impl Store for StoreWithFault {
                 self.inner.scan(scope, newest)
             }
         }
-    }
-
-    fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
-        self.inner.scopes(page)
-    }
-
-    fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
-        self.inner.scopes_named(session)
-    }
-
-    fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
-        self.inner.drop_scope(scope)
-    }
-
-    fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
-        self.inner.expire(before, max_bytes)
-    }
-
-    fn ready(&self) -> StoreFuture<'_, ()> {
-        self.inner.ready()
-    }
-
-    fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
-        self.inner.tenant_key()
     }
 }
 

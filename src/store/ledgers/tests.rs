@@ -19,6 +19,7 @@ use crate::dialect::{self, Chain, Dialect, PartKey, Purpose, Usage};
 use crate::store::drafts::Draft;
 use crate::store::memory::MemoryStore;
 use crate::store::precondition::Precondition;
+use crate::store::wrapper::StoreWrapper;
 use crate::store::{Record, StoreFuture, WriteOutcome};
 
 mod caches;
@@ -243,32 +244,21 @@ async fn a_forgotten_session_is_gone() {
     assert_eq!(placed.growth, Growth::Begins);
 }
 
-/// A store that never answers.
-struct Dead;
+/// A store that answers no lookup, and takes nothing.
+#[derive(Default)]
+struct Dead(MemoryStore);
 
-impl Store for Dead {
+impl StoreWrapper for Dead {
+    fn inner(&self) -> &dyn Store {
+        &self.0
+    }
+
     fn put(&self, _: Scope, _: Vec<Record>, _: Precondition) -> StoreFuture<'_, Vec<WriteOutcome>> {
         Box::pin(std::future::ready(Err(StoreError::Closed)))
     }
 
     fn put_drafts(&self, _: u64, _: Vec<Draft>, _: Vec<u128>) -> StoreFuture<'_, ()> {
         Box::pin(std::future::ready(Err(StoreError::Closed)))
-    }
-
-    fn adopt_drafts(&self, _: u64) -> StoreFuture<'_, Vec<Scope>> {
-        Box::pin(std::future::pending())
-    }
-
-    fn is_shared(&self) -> bool {
-        true
-    }
-
-    fn get(&self, _: Scope, _: RecordKind, _: u128) -> StoreFuture<'_, Option<Bytes>> {
-        Box::pin(std::future::pending())
-    }
-
-    fn size(&self, _: Scope, _: RecordKind) -> StoreFuture<'_, u64> {
-        Box::pin(std::future::pending())
     }
 
     fn session_by_fingerprint(
@@ -279,42 +269,14 @@ impl Store for Dead {
         Box::pin(std::future::pending())
     }
 
-    fn holder(&self, _: RecordKind, _: u128) -> StoreFuture<'_, Option<Scope>> {
-        Box::pin(std::future::pending())
-    }
-
     fn scan(&self, _: Scope, _: usize) -> StoreFuture<'_, Vec<Record>> {
-        Box::pin(std::future::pending())
-    }
-
-    fn scopes(&self, _: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
-        Box::pin(std::future::pending())
-    }
-
-    fn scopes_named(&self, _: SessionId) -> StoreFuture<'_, Vec<Scope>> {
-        Box::pin(std::future::pending())
-    }
-
-    fn drop_scope(&self, _: Scope) -> StoreFuture<'_, u64> {
-        Box::pin(std::future::pending())
-    }
-
-    fn expire(&self, _: Millis, _: u64) -> StoreFuture<'_, SweepStep> {
-        Box::pin(std::future::pending())
-    }
-
-    fn ready(&self) -> StoreFuture<'_, ()> {
-        Box::pin(std::future::pending())
-    }
-
-    fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
         Box::pin(std::future::pending())
     }
 }
 
 #[tokio::test]
 async fn sessions_outlive_store_failures() {
-    let ours = Ledgers::new(Arc::new(Dead));
+    let ours = Ledgers::new(Arc::new(Dead::default()));
     let ask = |request| lookup_without_wait(Some("s"), request);
     let opened = ours.open(ask("1"), &conversation(&user("hi"))).await.unwrap();
     assert!(opened.store_missed);
@@ -341,39 +303,9 @@ impl Slow {
     }
 }
 
-impl Store for Slow {
-    fn put(
-        &self,
-        scope: Scope,
-        records: Vec<Record>,
-        only_if: Precondition,
-    ) -> StoreFuture<'_, Vec<WriteOutcome>> {
-        self.inner.put(scope, records, only_if)
-    }
-
-    fn put_drafts(
-        &self,
-        instance: u64,
-        drafts: Vec<Draft>,
-        ended: Vec<u128>,
-    ) -> StoreFuture<'_, ()> {
-        self.inner.put_drafts(instance, drafts, ended)
-    }
-
-    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
-        self.inner.adopt_drafts(instance)
-    }
-
-    fn is_shared(&self) -> bool {
-        self.inner.is_shared()
-    }
-
-    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
-        self.inner.get(scope, kind, key)
-    }
-
-    fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
-        self.inner.size(scope, kind)
+impl StoreWrapper for Slow {
+    fn inner(&self) -> &dyn Store {
+        &self.inner
     }
 
     fn session_by_fingerprint(
@@ -389,40 +321,12 @@ impl Store for Slow {
         })
     }
 
-    fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
-        self.inner.holder(kind, key)
-    }
-
     fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
         self.scans.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
         Box::pin(async move {
             self.go.acquire().await.unwrap().forget();
             self.inner.scan(scope, newest).await
         })
-    }
-
-    fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
-        self.inner.scopes(page)
-    }
-
-    fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
-        self.inner.scopes_named(session)
-    }
-
-    fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
-        self.inner.drop_scope(scope)
-    }
-
-    fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
-        self.inner.expire(before, max_bytes)
-    }
-
-    fn ready(&self) -> StoreFuture<'_, ()> {
-        self.inner.ready()
-    }
-
-    fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
-        self.inner.tenant_key()
     }
 }
 

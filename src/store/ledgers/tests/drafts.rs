@@ -90,7 +90,7 @@ async fn only_long_exchanges_leave_drafts() {
 /// If the store takes no drafts, exchanges continue without them.
 #[tokio::test]
 async fn exchanges_continue_without_drafts() {
-    let ours = Ledgers::new(Arc::new(Dead));
+    let ours = Ledgers::new(Arc::new(Dead::default()));
     let timeout = Duration::from_millis(1);
     let ask = SessionLookup { timeout, ..lookup("t", Some("s"), "1") };
     let opened = ours.open(ask, &conversation(&user("hi"))).await.unwrap();
