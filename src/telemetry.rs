@@ -127,7 +127,7 @@ impl Telemetry {
 
     /// A request is in flight from now until its exchange is reported.
     pub fn exchange_opened(&self, open_exchange: OpenExchange) {
-        for shrunk in ContextReduction::of(&open_exchange) {
+        for shrunk in ContextReduction::from_open(&open_exchange) {
             // It is fine if nobody subscribes.
             let _ = self.shrunk.send(shrunk);
         }
@@ -251,17 +251,17 @@ impl Telemetry {
 
     /// Counts a client connection as open while the guard is held.
     pub(crate) fn connection(&self) -> GaugeGuard {
-        GaugeGuard::of(self.metrics.connections())
+        GaugeGuard::new(self.metrics.connections())
     }
 
     /// Counts a response, or a request on a WebSocket, as in flight while the guard is held.
     pub(crate) fn stream(&self) -> GaugeGuard {
-        GaugeGuard::of(self.metrics.streams())
+        GaugeGuard::new(self.metrics.streams())
     }
 
     /// The metrics of the connections to an upstream.
     pub(crate) fn upstream(&self, name: &str) -> UpstreamMetrics {
-        self.metrics.upstream_connections.of(name)
+        self.metrics.upstream_connections.upstream(name)
     }
 
     /// A summary was written, or failed.

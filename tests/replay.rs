@@ -42,7 +42,7 @@ fn played(texts: &[String], rules: &[ClassicRules]) -> Vec<EstimatePair> {
 }
 
 fn of(pairs: &[EstimatePair], provider: &str) -> Scores {
-    Scores::of(pairs.iter().filter(|pair| pair.visible && pair.provider == provider))
+    Scores::from_pairs(pairs.iter().filter(|pair| pair.visible && pair.provider == provider))
 }
 
 /// Measured values with a small margin: if a rule breaks, it shows here.
@@ -62,8 +62,8 @@ fn recorded_sessions_are_estimated_well() {
     let classic = pairs.iter().filter(|pair| pair.visible);
     let classic: Vec<EstimatePair> =
         classic.map(|pair| EstimatePair { tokens: pair.classic[0], ..pair.clone() }).collect();
-    let ours = Scores::of(pairs.iter().filter(|pair| pair.visible));
-    assert!(ours.median_abs_pct * 2.0 < Scores::of(&classic).median_abs_pct);
+    let ours = Scores::from_pairs(pairs.iter().filter(|pair| pair.visible));
+    assert!(ours.median_abs_pct * 2.0 < Scores::from_pairs(&classic).median_abs_pct);
 }
 
 /// The band of a call with an anchor holds by model and by the size of what is new, not only on average.
@@ -81,7 +81,7 @@ fn estimate_bands_hold_for_each_model_and_size_of_new_input() {
     }
     let mut checked = 0;
     for (model, pairs) in models {
-        for (below, band) in SIZES_BELOW.into_iter().zip(Scores::of(pairs).bands_by_size) {
+        for (below, band) in SIZES_BELOW.into_iter().zip(Scores::from_pairs(pairs).bands_by_size) {
             let (calls, share) = (band.pairs, band.share());
             println!(
                 "{model}, new part below {below}: {calls} calls, {:.1} % in band",

@@ -51,9 +51,9 @@ pub fn play_with_costs(
     for (at, line) in in_order(lines) {
         let session = sessions.entry(&line.session).or_default();
         let model = catalogue.model(&line.model, "");
-        let known = learned.state(line, model.family);
+        let state = learned.state(line, model.family);
         let tokenizer = Tokenizer::whole(model.family).with_costs(costs);
-        let pair = session.call(line, &model, tokenizer, known, rules);
+        let pair = session.call(line, &model, tokenizer, state, rules);
         let excess = excesses[at];
         pairs.extend(pair.map(|pair| EstimatePair {
             visible: pair.visible && excess.is_none(),
@@ -73,8 +73,9 @@ impl<'l> LearnedModels<'l> {
     fn state(&mut self, line: &'l TranscriptLine, family: Family) -> &mut EstimatorState {
         let models = self.0.entry(&line.provider).or_default();
         if !models.contains_key(line.model.as_str()) {
-            let fresh = EstimatorState::beside(family, models.values());
-            models.insert(&line.model, fresh);
+            // Live traffic lets a new model begin with what its provider's other models taught.
+            let state = EstimatorState::beside(family, models.values());
+            models.insert(&line.model, state);
         }
         models.entry(&line.model).or_insert_with(|| EstimatorState::new(family))
     }
@@ -163,13 +164,15 @@ impl<'l> ReplaySession<'l> {
     ) -> Option<EstimatePair> {
         if let Some(estimate) = &line.estimate {
             self.calls += 1;
-            let anchored = estimate.method == EstimateMethod::Anchored;
-            let actual = line.actual().filter(|_| anchored && line.is_measured())?;
-            return Some(recorded(line, estimate, model, self.calls, actual));
+            // Only an estimate that was based on an earlier call is one that we stand by.
+            if estimate.method != EstimateMethod::Anchored || !line.is_measured() {
+                return None;
+            }
+            return Some(recorded(line, estimate, model, self.calls, line.actual()?));
         }
         let dialect = line.dialect()?;
         let reply_texts = self.history.add(line);
-        let before = self.answered(&reply_texts);
+        let has_base = self.add_reply(&reply_texts);
         let (path, body) = self.history.request(line, dialect);
         let conversation = dialect::read(dialect, &path, &body);
         self.calls += 1;
@@ -193,22 +196,25 @@ impl<'l> ReplaySession<'l> {
         let turn = turn_of(exchange, line, &conversation, model, &placed.position);
         let turn = Turn { estimate: Some(estimate.clone()), sketch: measured.sketch, ..turn };
         self.pending_call = Some(ReplayCall { line, turn, tokenizer });
+        // The estimate stands: only now the reported tokens are looked at.
         let actual = line.actual()?;
-        if let Some(seen) = measured.seen.as_ref().filter(|_| before || anchor.is_none()) {
-            *learned = learned.clone().after(seen, &estimate.guess, actual);
+        if let Some(evidence) = &measured.seen
+            && (has_base || anchor.is_none())
+        {
+            *learned = learned.clone().after(evidence, &estimate.guess, actual);
         }
-        if estimate.method != EstimateMethod::Anchored || !before {
+        if estimate.method != EstimateMethod::Anchored || !has_base {
             return None;
         }
-        let seen = measured.seen.unwrap_or_default();
-        let added = seen.new_content;
+        let evidence = measured.seen.unwrap_or_default();
+        let content = evidence.new_content;
         let guess = estimate.guess;
         Some(EstimatePair {
             family: model.family,
-            counted: seen.counted,
-            text_tokens: added.text_tokens,
-            tally: added.tally.0.iter().copied().enumerate().filter(|(_, n)| *n > 0).collect(),
-            structure: [added.results, added.texts, added.calls, added.media],
+            counted: evidence.counted,
+            text_tokens: content.text_tokens,
+            tally: content.tally.0.iter().copied().enumerate().filter(|(_, n)| *n > 0).collect(),
+            structure: [content.results, content.texts, content.calls, content.media],
             reasoning: anchor.and_then(|anchor| anchor.turn.usage.reasoning),
             source: line.source.clone(),
             model: line.model.clone(),
@@ -230,7 +236,7 @@ impl<'l> ReplaySession<'l> {
     }
 
     /// Adds the reply of the previous call; returns whether that call can be the base of an estimate.
-    fn answered(&mut self, reply_texts: &[String]) -> bool {
+    fn add_reply(&mut self, reply_texts: &[String]) -> bool {
         let Some(ReplayCall { line, mut turn, tokenizer }) = self.pending_call.take() else {
             return false;
         };
@@ -254,22 +260,22 @@ impl<'l> ReplaySession<'l> {
         anchor: Option<Anchor<'_>>,
         rules: &[ClassicRules],
     ) -> Vec<u64> {
-        let count = |rules: &ClassicRules| {
-            budget::classic(rules, conversation, body, anchor, 0.0, |_| SentContent::Whole).tokens
-                as i64
-        };
-        let counts: Vec<i64> = rules.iter().map(count).collect();
+        let mut counts: Vec<i64> = Vec::with_capacity(rules.len());
+        for rules in rules {
+            let count =
+                budget::classic(rules, conversation, body, anchor, 0.0, |_| SentContent::Whole);
+            counts.push(count.tokens as i64);
+        }
         if self.bases.is_empty()
             && let Some(actual) = line.actual()
         {
             // System prompt and tools are not recorded: rules that count the whole request get them for free.
-            let base = |(rules, count): (&ClassicRules, &i64)| {
-                if rules.anchored { 0 } else { actual as i64 - count }
-            };
-            self.bases = rules.iter().zip(&counts).map(base).collect();
+            for (rules, count) in rules.iter().zip(&counts) {
+                self.bases.push(if rules.anchored { 0 } else { actual as i64 - count });
+            }
         }
-        let based = counts.iter().zip(&self.bases).map(|(count, base)| count + base);
-        based.map(|count| count.max(0) as u64).collect()
+        let sums = counts.iter().zip(&self.bases).map(|(count, base)| count + base);
+        sums.map(|sum| sum.max(0) as u64).collect()
     }
 }
 

@@ -142,7 +142,7 @@ pub struct BandScore {
 pub const SIZES_BELOW: [u64; 4] = [100, 500, 3_000, u64::MAX];
 
 impl BandScore {
-    fn of<'p>(pairs: impl Iterator<Item = &'p EstimatePair>) -> Self {
+    fn from_pairs<'p>(pairs: impl Iterator<Item = &'p EstimatePair>) -> Self {
         pairs.fold(Self::default(), |score, pair| Self {
             pairs: score.pairs + 1,
             held: score.held + usize::from(pair.is_held()),
@@ -157,54 +157,60 @@ impl BandScore {
 
 impl Scores {
     /// The scores of these pairs.
-    pub fn of<'p>(pairs: impl IntoIterator<Item = &'p EstimatePair>) -> Self {
+    pub fn from_pairs<'p>(pairs: impl IntoIterator<Item = &'p EstimatePair>) -> Self {
         let pairs: Vec<&EstimatePair> = pairs.into_iter().collect();
-        let sorted = |of: &dyn Fn(&EstimatePair) -> Option<f64>| {
-            let mut all: Vec<f64> = pairs.iter().filter_map(|pair| of(pair)).collect();
-            all.sort_by(f64::total_cmp);
-            all
-        };
-        let signed = sorted(&|pair| Some(pair.error() as f64));
-        let tokens = sorted(&|pair| Some(pair.error().unsigned_abs() as f64));
-        let percent = |pair: &EstimatePair| pair.error() as f64 * 100.0 / pair.actual.max(1) as f64;
-        let signed_percent = sorted(&|pair| Some(percent(pair)));
-        let percents = sorted(&|pair| Some(percent(pair).abs()));
-        let new = sorted(&|pair| {
-            let size = pair.new_actual();
-            (size > SMALL).then(|| pair.error().unsigned_abs() as f64 * 100.0 / size as f64)
+        let signed_tokens = sorted(&pairs, |pair| pair.error() as f64);
+        let tokens = sorted(&pairs, |pair| pair.error().unsigned_abs() as f64);
+        let signed_percents = sorted(&pairs, percent);
+        let percents = sorted(&pairs, |pair| percent(pair).abs());
+        // A few tokens of a few are a large share, and say nothing.
+        let large = pairs.iter().copied().filter(|pair| pair.new_actual() > SMALL);
+        let large: Vec<&EstimatePair> = large.collect();
+        let new_percents = sorted(&large, |pair| {
+            pair.error().unsigned_abs() as f64 * 100.0 / pair.new_actual() as f64
         });
-        let contexts = sorted(&|pair| Some(pair.actual as f64));
-        let widths = sorted(&|pair| Some((pair.high - pair.low) as f64 / 2.0));
-        let all = BandScore::of(pairs.iter().copied());
+        let contexts = sorted(&pairs, |pair| pair.actual as f64);
+        let widths = sorted(&pairs, |pair| (pair.high - pair.low) as f64 / 2.0);
+        let band = BandScore::from_pairs(pairs.iter().copied());
         let exact = tokens.iter().filter(|tokens| **tokens == 0.0).count();
         Self {
             pairs: pairs.len(),
             median_context_tokens: at(&contexts, 0.5) as u64,
-            median_signed_pct: at(&signed_percent, 0.5),
+            median_signed_pct: at(&signed_percents, 0.5),
             median_abs_pct: at(&percents, 0.5),
             p90_abs_pct: at(&percents, 0.9),
             p95_abs_pct: at(&percents, 0.95),
             p99_abs_pct: at(&percents, 0.99),
-            median_signed_tokens: at(&signed, 0.5),
+            median_signed_tokens: at(&signed_tokens, 0.5),
             median_abs_tokens: at(&tokens, 0.5),
             p90_abs_tokens: at(&tokens, 0.9),
             p95_abs_tokens: at(&tokens, 0.95),
             p99_abs_tokens: at(&tokens, 0.99),
-            new_pairs: new.len(),
-            new_median_abs_pct: at(&new, 0.5),
-            new_p95_abs_pct: at(&new, 0.95),
-            band_coverage: all.share(),
+            new_pairs: new_percents.len(),
+            new_median_abs_pct: at(&new_percents, 0.5),
+            new_p95_abs_pct: at(&new_percents, 0.95),
+            band_coverage: band.share(),
             band_median_tokens: at(&widths, 0.5),
             exact_share: exact as f64 / pairs.len().max(1) as f64,
             bands_by_size: std::array::from_fn(|size| {
-                BandScore::of(pairs.iter().copied().filter(|pair| pair.size() == size))
+                BandScore::from_pairs(pairs.iter().copied().filter(|pair| pair.size() == size))
             }),
         }
     }
 }
 
+fn percent(pair: &EstimatePair) -> f64 {
+    pair.error() as f64 * 100.0 / pair.actual.max(1) as f64
+}
+
+fn sorted(pairs: &[&EstimatePair], value: impl Fn(&EstimatePair) -> f64) -> Vec<f64> {
+    let mut values: Vec<f64> = pairs.iter().map(|pair| value(pair)).collect();
+    values.sort_by(f64::total_cmp);
+    values
+}
+
 /// The value below which this share of them lies; 0 if there are none.
 fn at(sorted: &[f64], share: f64) -> f64 {
-    let last = sorted.len().saturating_sub(1) as f64;
-    sorted.get((last * share).round() as usize).copied().unwrap_or(0.0)
+    let largest = sorted.len().saturating_sub(1) as f64;
+    sorted.get((largest * share).round() as usize).copied().unwrap_or(0.0)
 }

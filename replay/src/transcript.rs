@@ -4,150 +4,24 @@
 //! are rebuilt from them in the session's own dialect, so that the code that serves live traffic reads and
 //! measures them. System prompt and tools are not recorded.
 
+mod blocks;
 mod hidden;
+mod line;
 
+pub(crate) use blocks::response;
 pub(crate) use hidden::excesses;
+pub(crate) use line::CallKey;
+pub use line::TranscriptLine;
 
 use std::collections::VecDeque;
 
-use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
-use xxhash_rust::xxh3::{xxh3_64, xxh3_64_with_seed};
 
-use plimsoll_core::context::Estimate;
 use plimsoll_core::dialect::Dialect;
 
-/// One call.
-#[derive(Debug, Deserialize)]
-pub struct TranscriptLine {
-    /// The session it belongs to.
-    pub session: String,
-    /// Where the session comes from.
-    #[serde(default)]
-    pub source: String,
-    /// The model name that the client sent.
-    pub model: String,
-    /// `anthropic`, `openai` or `gemini`.
-    pub provider: String,
-    #[serde(default)]
-    ts: Value,
-    #[serde(default)]
-    flags: Vec<String>,
-    new_parts: Vec<AddedPart>,
-    usage: TranscriptUsage,
-    /// The estimate for live traffic, in an export of our own that has no text to measure again.
-    #[serde(default)]
-    pub estimate: Option<Estimate>,
-}
-
-/// A part that was added to the conversation.
-#[derive(Debug, Deserialize)]
-struct AddedPart {
-    role: String,
-    kind: String,
-    #[serde(default)]
-    text: String,
-    #[serde(default)]
-    reply: bool,
-    name: Option<String>,
-    #[serde(default)]
-    cont: bool,
-    /// For an image: whether it came as a tool's result.
-    #[serde(default)]
-    in_tool_result: bool,
-    /// For a result: whether its client cleared it before the session ended.
-    #[serde(default)]
-    cleared_later: bool,
-    #[serde(default)]
-    redacted: u64,
-    attachment: Option<Value>,
-    tool_reference: Option<Value>,
-    #[serde(default)]
-    mime: Option<String>,
-    #[serde(default)]
-    w: u32,
-    #[serde(default)]
-    h: u32,
-}
-
-/// The usage that the provider reported, in tokens.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-struct TranscriptUsage {
-    #[serde(default)]
-    input_total: u64,
-    #[serde(default)]
-    cache_read: u64,
-    #[serde(default)]
-    cache_write: u64,
-    #[serde(default)]
-    output: u64,
-    reasoning: Option<u64>,
-}
-
-impl TranscriptLine {
-    /// When the call was made, in ms since 1970; 0 if that cannot be read.
-    pub fn at(&self) -> u64 {
-        match &self.ts {
-            Value::Number(ms) => ms.as_u64().unwrap_or(0),
-            Value::String(text) => {
-                let since = humantime::parse_rfc3339_weak(text).ok();
-                let since = since.and_then(|at| at.duration_since(std::time::UNIX_EPOCH).ok());
-                since.map_or(0, |since| since.as_millis() as u64)
-            }
-            _ => 0,
-        }
-    }
-
-    /// Whether a flag is set.
-    fn is(&self, flag: &str) -> bool {
-        self.flags.iter().any(|set| set.split('=').next() == Some(flag))
-    }
-
-    /// Whether the line has content: our own exports contain only sizes, unless content was requested.
-    pub fn has_text(&self) -> bool {
-        let has_content = |part: &AddedPart| {
-            !part.text.is_empty()
-                || part.redacted > 0
-                || part.mime.is_some()
-                || part.attachment.is_some()
-        };
-        self.estimate.is_none() || self.new_parts.iter().any(has_content)
-    }
-
-    /// Whether the reported usage measures the context: then later estimates can be based on the call.
-    pub(super) fn is_measured(&self) -> bool {
-        let poor = ["output_unreliable", "no_usage", "aborted"];
-        self.usage.input_total > 0 && !poor.iter().any(|flag| self.is(flag))
-    }
-
-    /// The reported input tokens, if they can be compared with an estimate.
-    pub fn actual(&self) -> Option<u64> {
-        let poor = ["no_usage", "aborted", "dup", "fork", "usage_gap", "server_tool"];
-        let poor = poor.iter().any(|flag| self.is(flag)) || self.is_reset();
-        (self.usage.input_total > 0 && !poor).then_some(self.usage.input_total)
-    }
-
-    /// Whether the history was replaced before this call.
-    fn is_reset(&self) -> bool {
-        self.flags.iter().any(|flag| flag.starts_with("reset"))
-    }
-
-    /// The tool calls in the line.
-    pub(super) fn calls(&self) -> impl Iterator<Item = CallKey> {
-        self.new_parts.iter().filter(|part| part.kind == "tool_use").map(CallKey::new)
-    }
-
-    /// The protocol that its client speaks to this provider.
-    pub fn dialect(&self) -> Option<Dialect> {
-        match self.provider.as_str() {
-            "anthropic" => Some(Dialect::Anthropic),
-            "openai" => Some(Dialect::OpenaiResponses),
-            "gemini" => Some(Dialect::Gemini),
-            _ => None,
-        }
-    }
-}
+use blocks::{anthropic_role, gemini_role, image, picture, text};
+use line::AddedPart;
 
 /// A call that waits for its result.
 #[derive(Clone, Default)]
@@ -155,17 +29,6 @@ struct OpenCall {
     id: String,
     name: String,
     key: CallKey,
-}
-
-/// A digest of a call's tool and arguments: the same for every call that requests the same.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub(super) struct CallKey(u64);
-
-impl CallKey {
-    fn new(part: &AddedPart) -> Self {
-        let name = xxh3_64(part.name.as_deref().unwrap_or_default().as_bytes());
-        Self(xxh3_64_with_seed(part.text.as_bytes(), name))
-    }
 }
 
 /// A result in the history of a client that clears old results.
@@ -233,9 +96,9 @@ impl ClientHistory {
                 "tool_result" if part.cont => None,
                 "tool_result" => Some(self.result(dialect, part, more.collect())),
                 "image" if part.in_tool_result && pictures == 0 && !self.open.is_empty() => {
-                    let own = more_of_picture(&line.new_parts[at + 1..], self.open.len());
-                    pictures = own.len();
-                    Some(self.result(dialect, part, own.iter().collect()))
+                    let others = more_of_picture(&line.new_parts[at + 1..], self.open.len());
+                    pictures = others.len();
+                    Some(self.result(dialect, part, others.iter().collect()))
                 }
                 "image" if pictures > 0 => {
                     pictures -= 1;
@@ -265,32 +128,40 @@ impl ClientHistory {
     fn keep(&mut self, dialect: Dialect, part: &AddedPart) {
         let Some((_, blocks)) = self.messages.last() else { return };
         let at = (self.messages.len() - 1, blocks.len() - 1);
-        let (call, name) = (self.last.clone().unwrap_or_default(), part.name.as_deref());
-        let cleared = || self.block(dialect, &call, name, &ResultContent::Text(CLEARED));
-        let cleared = part.cleared_later.then(cleared);
+        let mut cleared = None;
+        if part.cleared_later {
+            let call = self.last.clone().unwrap_or_default();
+            let content = ResultContent::Text(CLEARED);
+            cleared = Some(self.block(dialect, &call, part.name.as_deref(), &content));
+        }
+        // OpenCode counts four bytes as a token.
         let tokens = part.text.len() / 4;
         self.results.push(ClearableResult { at, turn: self.turns, tokens, cleared });
     }
 
     /// Clears what the client's rule clears by now: a recording says what was cleared, but not when.
     fn clear(&mut self) {
-        let old = |it: &ClearableResult| it.turn + PROTECTED_TURNS <= self.turns;
-        let old = self.results.iter().enumerate().rev().filter(|(_, it)| old(it));
-        let (mut tokens, mut freed, mut cleared) = (0, 0, Vec::new());
-        for (at, result) in old {
+        let mut tokens = 0;
+        let mut freed_tokens = 0;
+        let mut due = Vec::new();
+        for (index, result) in self.results.iter().enumerate().rev() {
+            if result.turn + PROTECTED_TURNS > self.turns {
+                continue;
+            }
             tokens += result.tokens;
             if tokens > PROTECTED_TOKENS && result.cleared.is_some() {
-                freed += result.tokens;
-                cleared.push(at);
+                freed_tokens += result.tokens;
+                due.push(index);
             }
         }
-        if freed <= WORTH_TOKENS {
+        // A rewrite of the history costs its cache, so few tokens are not worth one.
+        if freed_tokens <= WORTH_TOKENS {
             return;
         }
-        for at in cleared {
-            let ClearableResult { at: (message, block), ref mut cleared, .. } = self.results[at];
-            if let Some(cleared) = cleared.take() {
-                self.messages[message].1[block] = cleared;
+        for index in due {
+            let ClearableResult { at: (message, block), ref mut cleared, .. } = self.results[index];
+            if let Some(placeholder) = cleared.take() {
+                self.messages[message].1[block] = placeholder;
             }
         }
     }
@@ -303,16 +174,10 @@ impl ClientHistory {
     /// The request's path and body.
     pub fn request(&self, line: &TranscriptLine, dialect: Dialect) -> (String, Vec<u8>) {
         let model = Value::from(line.model.as_str());
-        let listed = |role: fn(&str) -> &str, field: &str| {
-            let messages = self.messages.iter().map(|(who, blocks)| {
-                format!(r#"{{"role":"{}","{field}":[{}]}}"#, role(who), blocks.join(","))
-            });
-            messages.collect::<Vec<_>>().join(",")
-        };
         let (path, body) = match dialect {
             Dialect::Gemini => (
                 format!("/v1beta/models/{}:streamGenerateContent?alt=sse", line.model),
-                format!(r#"{{"contents":[{}]}}"#, listed(gemini_role, "parts")),
+                format!(r#"{{"contents":[{}]}}"#, self.listed(gemini_role, "parts")),
             ),
             Dialect::OpenaiResponses => {
                 let items = self.messages.iter().flat_map(|(_, blocks)| blocks);
@@ -320,13 +185,20 @@ impl ClientHistory {
                 ("/v1/responses".to_owned(), format!(r#"{{"model":{model},"input":[{items}]}}"#))
             }
             Dialect::Anthropic | Dialect::OpenaiChat => {
-                let messages = listed(anthropic_role, "content");
+                let messages = self.listed(anthropic_role, "content");
                 let body =
                     format!(r#"{{"model":{model},"max_tokens":32000,"messages":[{messages}]}}"#);
                 ("/v1/messages".to_owned(), body)
             }
         };
         (path, body.into_bytes())
+    }
+
+    fn listed(&self, role: fn(&str) -> &str, field: &str) -> String {
+        let messages = self.messages.iter().map(|(author, blocks)| {
+            format!(r#"{{"role":"{}","{field}":[{}]}}"#, role(author), blocks.join(","))
+        });
+        messages.collect::<Vec<_>>().join(",")
     }
 
     fn thinking(&mut self, dialect: Dialect, part: &AddedPart) -> Option<String> {
@@ -361,7 +233,8 @@ impl ClientHistory {
         let arguments = RawValue::from_string(part.text.clone()).ok();
         let arguments = arguments.filter(|raw| raw.get().starts_with('{'));
         let raw = arguments.as_ref().map_or("{}", |raw| raw.get());
-        let (name, id) = (Value::from(name), Value::from(id));
+        let name = Value::from(name);
+        let id = Value::from(id);
         match dialect {
             Dialect::OpenaiResponses => match arguments {
                 Some(_) => json!({
@@ -386,9 +259,16 @@ impl ClientHistory {
     }
 
     fn result(&mut self, dialect: Dialect, part: &AddedPart, more: Vec<&AddedPart>) -> String {
-        let named = |open: &OpenCall| part.name.as_ref().is_none_or(|it| *it == open.name);
-        let at = self.open.iter().position(named).unwrap_or(0);
-        let call = self.open.remove(at).or_else(|| self.last.clone()).unwrap_or_default();
+        // Results may come in another order than their calls: the name tells, where there is one.
+        let position = match &part.name {
+            Some(name) => self.open.iter().position(|open| open.name == *name),
+            None => None,
+        };
+        let call = self
+            .open
+            .remove(position.unwrap_or(0))
+            .or_else(|| self.last.clone())
+            .unwrap_or_default();
         self.last = Some(call.clone());
         self.answered.push(call.key);
         let content = match part.kind.as_str() {
@@ -396,6 +276,14 @@ impl ClientHistory {
             _ => ResultContent::Blocks(std::iter::once(part).chain(more).collect()),
         };
         self.block(dialect, &call, part.name.as_deref(), &content)
+    }
+
+    fn is_custom_call(&self, id: &str) -> bool {
+        // A result stands close to its call, so a long history need not be searched.
+        const NEAR: usize = 400;
+        let raw = format!(r#""call_id":"{id}""#);
+        let blocks = self.messages.iter().rev().flat_map(|(_, blocks)| blocks.iter().rev());
+        blocks.take(NEAR).any(|block| block.contains(&raw) && block.contains("custom_tool_call"))
     }
 
     /// The block of a result of `call`; `named` is the tool's name in the recording.
@@ -407,17 +295,14 @@ impl ClientHistory {
         content: &ResultContent<'_>,
     ) -> String {
         let OpenCall { id, name, .. } = call;
-        let is_call = |id: &str| {
-            let raw = format!(r#""call_id":"{id}""#);
-            let blocks = self.messages.iter().rev().flat_map(|(_, blocks)| blocks.iter().rev());
-            blocks.take(400).any(|block| block.contains(&raw) && block.contains("custom_tool_call"))
-        };
         match dialect {
             Dialect::OpenaiResponses => {
-                let custom = is_call(id);
-                let kind = if custom { "custom_tool_call_output" } else { "function_call_output" };
+                let kind = match self.is_custom_call(id) {
+                    true => "custom_tool_call_output",
+                    false => "function_call_output",
+                };
                 let pictures: Vec<Value> =
-                    content.pictures().map(|it| picture(dialect, it)).collect();
+                    content.pictures().map(|part| picture(dialect, part)).collect();
                 let output = match pictures[..] {
                     [] => Value::from(content.first()),
                     _ => Value::from(pictures),
@@ -427,9 +312,11 @@ impl ClientHistory {
             Dialect::Gemini => {
                 let text = content.first();
                 let response = RawValue::from_string(text.to_owned()).ok();
-                let response = response.filter(|raw| raw.get().starts_with('{'));
-                let wrapped = || json!({ "output": text }).to_string();
-                let response = response.map_or_else(wrapped, |raw| raw.get().to_owned());
+                // Gemini takes objects alone.
+                let response = match response.filter(|raw| raw.get().starts_with('{')) {
+                    Some(object) => object.get().to_owned(),
+                    None => json!({ "output": text }).to_string(),
+                };
                 let name = Value::from(named.unwrap_or(name));
                 let answer =
                     format!(r#"{{"functionResponse":{{"name":{name},"response":{response}}}}}"#);
@@ -437,17 +324,17 @@ impl ClientHistory {
                 std::iter::once(answer).chain(pictures).collect::<Vec<_>>().join(",")
             }
             Dialect::Anthropic | Dialect::OpenaiChat => {
-                let block = |part: &&AddedPart| match part.kind.as_str() {
-                    "image" => Some(picture(dialect, part).to_string()),
-                    _ => text(dialect, part),
-                };
                 let content = match content {
                     ResultContent::Text(text) => Value::from(*text).to_string(),
                     ResultContent::Blocks(parts) => {
-                        format!(
-                            "[{}]",
-                            parts.iter().filter_map(block).collect::<Vec<_>>().join(",")
-                        )
+                        let mut blocks = Vec::new();
+                        for part in parts {
+                            match part.kind.as_str() {
+                                "image" => blocks.push(picture(dialect, part).to_string()),
+                                _ => blocks.extend(text(dialect, part)),
+                            }
+                        }
+                        format!("[{}]", blocks.join(","))
                     }
                 };
                 let id = Value::from(id.as_str());
@@ -482,111 +369,9 @@ impl ResultContent<'_> {
 
 /// The images that follow an image in the same result: those for which none of the `open` calls is left.
 fn more_of_picture(rest: &[AddedPart], open: usize) -> &[AddedPart] {
-    let is_picture = |part: &&AddedPart| part.kind == "image" && part.in_tool_result;
-    let pictures = rest.iter().take_while(is_picture).count();
+    let pictures =
+        rest.iter().take_while(|part| part.kind == "image" && part.in_tool_result).count();
     let results = rest.iter().filter(|part| part.kind == "tool_result" && !part.cont).count();
     let calls = open.saturating_sub(1).saturating_sub(results);
     &rest[..if calls == 0 { pictures } else { 0 }]
-}
-
-/// A response with these `blocks` and the line's usage.
-pub(super) fn response(line: &TranscriptLine, dialect: Dialect, blocks: &[String]) -> Vec<u8> {
-    let blocks = blocks.join(",");
-    let TranscriptUsage { input_total, cache_read, cache_write, output, reasoning } = line.usage;
-    let body = match dialect {
-        Dialect::OpenaiResponses => {
-            let usage = json!({
-                "input_tokens": input_total,
-                "input_tokens_details": { "cached_tokens": cache_read },
-                "output_tokens": output,
-                "output_tokens_details": { "reasoning_tokens": reasoning.unwrap_or(0) },
-                "total_tokens": input_total.saturating_add(output),
-            });
-            format!(
-                r#"{{"object":"response","status":"completed","output":[{blocks}],"usage":{usage}}}"#
-            )
-        }
-        Dialect::Gemini => {
-            let thoughts = reasoning.unwrap_or(0);
-            let usage = json!({
-                "promptTokenCount": input_total,
-                "cachedContentTokenCount": cache_read,
-                "candidatesTokenCount": output,
-                "thoughtsTokenCount": thoughts,
-                "totalTokenCount": input_total.saturating_add(output).saturating_add(thoughts),
-            });
-            format!(
-                r#"{{"candidates":[{{"content":{{"role":"model","parts":[{blocks}]}},"finishReason":"STOP"}}],"usageMetadata":{usage}}}"#
-            )
-        }
-        Dialect::Anthropic | Dialect::OpenaiChat => {
-            let fresh = input_total.saturating_sub(cache_read).saturating_sub(cache_write);
-            let usage = json!({
-                "input_tokens": fresh,
-                "cache_read_input_tokens": cache_read,
-                "cache_creation_input_tokens": cache_write,
-                "output_tokens": output,
-            });
-            format!(
-                r#"{{"type":"message","role":"assistant","content":[{blocks}],"stop_reason":"end_turn","usage":{usage}}}"#
-            )
-        }
-    };
-    body.into_bytes()
-}
-
-fn anthropic_role(role: &str) -> &str {
-    if role == "assistant" { "assistant" } else { "user" }
-}
-
-fn gemini_role(role: &str) -> &str {
-    if role == "assistant" { "model" } else { "user" }
-}
-
-fn text(dialect: Dialect, part: &AddedPart) -> Option<String> {
-    let text = &part.text;
-    if text.is_empty() {
-        return None;
-    }
-    let block = match dialect {
-        Dialect::OpenaiResponses => {
-            let kind = if part.role == "assistant" { "output_text" } else { "input_text" };
-            let content = [json!({ "type": kind, "text": text })];
-            json!({ "type": "message", "role": part.role, "content": content })
-        }
-        Dialect::Gemini => json!({ "text": text }),
-        Dialect::Anthropic | Dialect::OpenaiChat => json!({ "type": "text", "text": text }),
-    };
-    Some(block.to_string())
-}
-
-fn image(dialect: Dialect, part: &AddedPart) -> String {
-    let picture = picture(dialect, part);
-    match dialect {
-        Dialect::OpenaiResponses => {
-            json!({ "type": "message", "role": "user", "content": [picture] }).to_string()
-        }
-        Dialect::Gemini | Dialect::Anthropic | Dialect::OpenaiChat => picture.to_string(),
-    }
-}
-
-/// An image of the recorded size: pixels are not recorded, so it is only a header.
-fn picture(dialect: Dialect, part: &AddedPart) -> Value {
-    use base64::Engine as _;
-    let mut png = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR".to_vec();
-    png.extend_from_slice(&part.w.to_be_bytes());
-    png.extend_from_slice(&part.h.to_be_bytes());
-    png.extend_from_slice(b"\x08\x06\0\0\0\0\0\0\0");
-    let data = base64::engine::general_purpose::STANDARD.encode(png);
-    let mime = part.mime.as_deref().unwrap_or("image/png");
-    match dialect {
-        Dialect::OpenaiResponses => {
-            json!({ "type": "input_image", "image_url": format!("data:{mime};base64,{data}") })
-        }
-        Dialect::Gemini => json!({ "inlineData": { "mimeType": mime, "data": data } }),
-        Dialect::Anthropic | Dialect::OpenaiChat => json!({
-            "type": "image",
-            "source": { "type": "base64", "media_type": mime, "data": data },
-        }),
-    }
 }

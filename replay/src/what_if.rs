@@ -61,8 +61,8 @@ pub fn play(lines: &[TranscriptLine], options: &WhatIfOptions) -> WhatIfReport {
     let mut learned = LearnedModels::default();
     for (_, line) in in_order(lines) {
         let model = options.catalogue.model(&line.model, "");
-        let known = learned.state(line, model.family);
-        sessions.entry(&line.session).or_default().call(line, &model, options, known, &mut report);
+        let state = learned.state(line, model.family);
+        sessions.entry(&line.session).or_default().call(line, &model, options, state, &mut report);
     }
     report
 }
@@ -119,10 +119,10 @@ impl WhatIfCall<'_> {
             return measured.parts.clone();
         }
         let PlanRequest { conversation, body, model, tokenizer, .. } = self.request;
-        let sent = plan::original_overlay(&self.request);
+        let original = plan::original_overlay(&self.request);
         let anchor = self.anchor.as_ref().map(|(_, turn)| Anchor { turn, sketch: before });
         let learned = self.learned;
-        budget::measure(conversation, body, &sent, model, anchor, tokenizer, learned).parts
+        budget::measure(conversation, body, &original, model, anchor, tokenizer, learned).parts
     }
 
     /// Replays the known decisions.
@@ -142,9 +142,12 @@ impl<'l> WhatIfSession<'l> {
         learned: &mut EstimatorState,
         report: &mut WhatIfReport,
     ) {
-        let Some(dialect) = line.dialect().filter(|_| line.has_text()) else { return };
+        let Some(dialect) = line.dialect() else { return };
+        if !line.has_text() {
+            return;
+        }
         let reply_texts = self.history.add(line);
-        self.answered(&reply_texts);
+        self.add_reply(&reply_texts);
         let (path, body) = self.history.request(line, dialect);
         let conversation = dialect::read(dialect, &path, &body);
         self.calls += 1;
@@ -173,13 +176,13 @@ impl<'l> WhatIfSession<'l> {
             anchor: parent.and_then(|turn| Some((self.ledger.sketch(&turn)?, turn))),
             learned,
         };
-        let known = RecordedDecisions::from_ledger(
+        let decisions = RecordedDecisions::from_ledger(
             &self.ledger,
             &conversation,
             &placed,
             DecisionMode::Active,
         );
-        let WhatIfPlan { plan, measured, summaries, .. } = self.decide(&call, known, options);
+        let WhatIfPlan { plan, measured, summaries, .. } = self.decide(&call, decisions, options);
         let came = call.came(&plan, &measured, &self.came);
         let came_tokens = tokens(&came);
         let left_out = came_tokens.saturating_sub(tokens(&measured.parts));
@@ -220,8 +223,11 @@ impl<'l> WhatIfSession<'l> {
         let reasoning = reasoning::propose(request, &known).facts;
         self.keep(&mut known, reasoning);
         let (mut plan, mut measured) = call.planned(&known);
-        let (tokens, rules) = (measured.estimate.tokens, request.policy.estimate.deciding());
-        let cost = prune::RequestCost { tokens, parts: &measured.parts, rules };
+        let cost = prune::RequestCost {
+            tokens: measured.estimate.tokens,
+            parts: &measured.parts,
+            rules: request.policy.estimate.deciding(),
+        };
         let Proposal { facts: cuts, declined } = prune::propose(request, &known, cost);
         if !cuts.is_empty() {
             self.keep(&mut known, cuts);
@@ -241,7 +247,8 @@ impl<'l> WhatIfSession<'l> {
         decided: &mut WhatIfPlan,
         options: &WhatIfOptions,
     ) {
-        let (request, mut state) = (&call.request, ScheduleState::default());
+        let request = &call.request;
+        let mut state = ScheduleState::default();
         let mut event = ScheduleEvent::Planned;
         loop {
             let tokens = decided.measured.estimate.tokens;
@@ -262,7 +269,9 @@ impl<'l> WhatIfSession<'l> {
             event = match step.action {
                 ScheduleAction::SendSmall | ScheduleAction::Send => return,
                 ScheduleAction::Decline(why) | ScheduleAction::GiveUp(why) => {
-                    let (at, span) = (PartIndex::default(), dialect::Span::new(0, 0));
+                    // It is about the whole request, not about a part of it.
+                    let at = PartIndex::default();
+                    let span = dialect::Span::new(0, 0);
                     let step = PlanStep::declined(Change::Compacted, why, at, span, tokens);
                     decided.declined.push(step);
                     return;
@@ -270,10 +279,10 @@ impl<'l> WhatIfSession<'l> {
                 action @ (ScheduleAction::WriteLater | ScheduleAction::WriteNow) => {
                     match written(call, decided, need, options) {
                         Ok(summary) => {
-                            let facts =
-                                summary.iter().map(|it| Fact::Summary(Box::new(it.clone())));
-                            facts.for_each(|fact| self.ledger.add(fact));
-                            decided.summaries.extend(summary);
+                            if let Some(summary) = summary {
+                                self.ledger.add(Fact::Summary(Box::new(summary.clone())));
+                                decided.summaries.push(summary);
+                            }
                             if action == ScheduleAction::WriteLater {
                                 return;
                             }
@@ -299,7 +308,9 @@ impl<'l> WhatIfSession<'l> {
     }
 
     fn keep(&mut self, known: &mut RecordedDecisions, facts: Vec<Fact>) {
-        facts.iter().cloned().for_each(|fact| self.ledger.add(fact));
+        for fact in &facts {
+            self.ledger.add(fact.clone());
+        }
         known.add(facts);
     }
 
@@ -311,7 +322,7 @@ impl<'l> WhatIfSession<'l> {
     }
 
     /// Adds the recorded reply of the previous call.
-    fn answered(&mut self, reply_texts: &[String]) {
+    fn add_reply(&mut self, reply_texts: &[String]) {
         let Some((line, mut turn)) = self.before.take() else { return };
         let reply = answer_of(line, turn.dialect, reply_texts);
         turn.after = reply.chain_after(turn.position.chain);
@@ -338,7 +349,7 @@ impl<'l> WhatIfSession<'l> {
         let is_compared = line.actual().is_some();
         usage.lower_bound |= !is_compared || !line.is_measured();
         usage.hosted_tools |= !is_compared;
-        let Some(input) = usage.input.filter(|_| is_compared) else { return (usage, 0) };
+        let (true, Some(input)) = (is_compared, usage.input) else { return (usage, 0) };
         let counted = turn.estimate.as_ref().map_or(0, |estimate| estimate.tokens);
         let head = *self.head.get_or_insert(input.saturating_sub(counted));
         // Scales our count of what is left out to the provider's count. The provider also counts what is not
@@ -346,27 +357,36 @@ impl<'l> WhatIfSession<'l> {
         let messages = input.saturating_sub(head);
         let share = left_out as f64 / came.max(messages).max(1) as f64;
         let removed = (messages as f64 * share.min(1.0)) as u64;
-        let (read, written) = (usage.cache_read.unwrap_or(0), usage.cache_write.unwrap_or(0));
-        let plain = input.saturating_sub(read).saturating_sub(written);
+        let cache_read = usage.cache_read.unwrap_or(0);
+        let cache_write = usage.cache_write.unwrap_or(0);
+        let uncached = input.saturating_sub(cache_read).saturating_sub(cache_write);
         let place = |byte| head + (messages as f64 * byte as f64 / bytes.max(1) as f64) as u64;
         let share = measured_share(&turn.done, removed).unwrap_or(0.0);
         // The tokens before position `until`, in the request as it came, that would not have been sent.
-        let gone = |until: u64| {
-            let before = plan.steps.iter().map(|step| (place(step.byte), step));
-            let gone = before.filter(|(at, _)| *at < until).map(|(at, step)| {
-                let went = step.tokens_before.saturating_sub(step.tokens_after) as f64 * share;
-                went.min((until - at) as f64)
-            });
-            gone.sum::<f64>().round() as u64
+        let removed_before = |until: u64| {
+            let mut tokens = 0.0;
+            for step in &plan.steps {
+                let at = place(step.byte);
+                if at < until {
+                    let saved = step.tokens_before.saturating_sub(step.tokens_after) as f64 * share;
+                    // A part that reaches past `until` is removed only as far as there.
+                    tokens += saved.min((until - at) as f64);
+                }
+            }
+            tokens.round() as u64
         };
-        let new = plan.steps.iter().filter(|step| step.decision == Decision::New);
-        let first = new.map(|step| place(step.byte)).min().map(|at| at.saturating_sub(gone(at)));
-        let now = input - removed;
-        let held = read.saturating_sub(gone(read)).min(first.unwrap_or(u64::MAX)).min(now);
-        usage.input = Some(now);
-        usage.cache_read = usage.cache_read.map(|_| held);
-        if written > 0 {
-            usage.cache_write = Some(now.saturating_sub(held).saturating_sub(plain));
+        let new_steps = plan.steps.iter().filter(|step| step.decision == Decision::New);
+        let first_change = new_steps.map(|step| place(step.byte)).min();
+        // A new change breaks the cache from its place on.
+        let unbroken = first_change.map_or(u64::MAX, |at| at.saturating_sub(removed_before(at)));
+        let sent = input - removed;
+        let cached = cache_read.saturating_sub(removed_before(cache_read)).min(unbroken).min(sent);
+        usage.input = Some(sent);
+        if usage.cache_read.is_some() {
+            usage.cache_read = Some(cached);
+        }
+        if cache_write > 0 {
+            usage.cache_write = Some(sent.saturating_sub(cached).saturating_sub(uncached));
         }
         (usage, removed)
     }
@@ -381,9 +401,12 @@ impl<'l> WhatIfSession<'l> {
     ) {
         report.requested_again +=
             line.calls().filter_map(|call| self.cut.remove(&call)).sum::<u64>();
-        let new =
-            |step: &&plan::PlanStep| (step.change, step.decision) == (Change::Cut, Decision::New);
-        let cut: Vec<_> = plan.steps.iter().filter(new).map(|step| step.at).collect();
+        let mut cut = Vec::new();
+        for step in &plan.steps {
+            if step.change == Change::Cut && step.decision == Decision::New {
+                cut.push(step.at);
+            }
+        }
         if cut.is_empty() {
             return;
         }
@@ -461,7 +484,7 @@ impl<'l> WhatIfSession<'l> {
 /// Actual tokens saved per estimated token, because the provider's own count is known here.
 fn measured_share(done: &RewriteSummary, removed: u64) -> Option<f64> {
     let claimed = done.tokens_removed.saturating_add(done.tokens_compacted);
-    (claimed > 0).then(|| removed as f64 / claimed as f64)
+    if claimed > 0 { Some(removed as f64 / claimed as f64) } else { None }
 }
 
 fn tokens(parts: &[SketchPart]) -> u64 {
@@ -475,13 +498,14 @@ fn written(
     due: CompactionNeed,
     options: &WhatIfOptions,
 ) -> Result<Option<CompactionRecord>, DecisionReason> {
-    let (request, known, measured) = (&call.request, &decided.known, &decided.measured);
+    let request = &call.request;
+    let WhatIfPlan { known, measured, .. } = decided;
     let writers = compact::writers(request, SummaryFocus::OfPolicy);
     let by = *writers.first().ok_or(DecisionReason::Provider)?;
-    let whole = measured.estimate.tokens;
-    let choice = compact::choose(request, known, &measured.parts, whole, by)
+    let input = measured.estimate.tokens;
+    let choice = compact::choose(request, known, &measured.parts, input, by)
         .ok_or(DecisionReason::NothingToCut)?;
-    if !compact::is_worth_writing(request, known, &choice, whole, due) {
+    if !compact::is_worth_writing(request, known, &choice, input, due) {
         return Err(DecisionReason::LittleRoom);
     }
     // Its text is not known, so the given number of one-token words is used.
@@ -495,18 +519,19 @@ fn written(
     } else {
         DecisionReason::Threshold
     };
-    let sizes = SummarySizes { whole, was: choice.was, tokens };
+    let sizes = SummarySizes { whole: input, was: choice.was, tokens };
     if !compact::is_accepted(request, sizes, why) {
         return Ok(None);
     }
     // The writer reads everything that was sent; with another model or a cold cache, nothing of it is cached.
-    let input = measured.estimate.tokens;
-    let own = request.policy.compact.model.is_none() && !is_cold(request, known);
-    let held = known.parent.as_ref().filter(|_| own).and_then(|parent| parent.usage.input);
+    let mut cached = 0;
+    if request.policy.compact.model.is_none() && !is_cold(request, known) {
+        cached = known.parent.as_ref().and_then(|parent| parent.usage.input).unwrap_or(0);
+    }
     let spent = Usage {
         input: Some(input),
         output: Some(u64::from(options.summary_tokens)),
-        cache_read: Some(held.unwrap_or(0).min(input)),
+        cache_read: Some(cached.min(input)),
         ..Usage::default()
     };
     Ok(Some(CompactionRecord {

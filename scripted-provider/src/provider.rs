@@ -160,7 +160,7 @@ enum ApiRoute<'p> {
 }
 
 impl<'p> ApiRoute<'p> {
-    fn of(method: &Method, path: &'p str) -> Self {
+    fn new(method: &Method, path: &'p str) -> Self {
         if method == Method::GET {
             return match path {
                 path if path.ends_with("/responses") => Self::WebSocket,
@@ -189,7 +189,7 @@ async fn serve(
     state: SharedState,
 ) -> Result<Response<Body>, Infallible> {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
-    let route = ApiRoute::of(&method, &path);
+    let route = ApiRoute::new(&method, &path);
     if route == ApiRoute::WebSocket {
         return Ok(match websocket::upgrade(&mut request, state) {
             Some(response) => response.map(|()| full_body(Bytes::new())),

@@ -205,19 +205,18 @@ fn scores_by(
     by: impl Fn(&EstimatePair) -> String,
 ) -> BTreeMap<String, Scores> {
     let groups = grouped(pairs, by).into_iter();
-    groups.map(|(name, pairs)| (name, Scores::of(pairs))).collect()
+    groups.map(|(name, pairs)| (name, Scores::from_pairs(pairs))).collect()
 }
 
 fn for_machines(pairs: &[EstimatePair], rules: &[ClassicRules]) -> Value {
     let visible: Vec<&EstimatePair> = pairs.iter().filter(|pair| pair.visible).collect();
-    let classic = rules
-        .iter()
-        .enumerate()
-        .map(|(rule, rules)| (rules.name.clone(), json!(Scores::of(&as_by(&visible, rule)))));
+    let classic = rules.iter().enumerate().map(|(rule, rules)| {
+        (rules.name.clone(), json!(Scores::from_pairs(&as_by(&visible, rule))))
+    });
     let mut report = json!({
-        "all": Scores::of(visible.iter().copied()),
-        "with_hidden_bytes": Scores::of(pairs),
-        "with_proven_hidden_input": Scores::of(pairs.iter().filter(|pair| pair.excess.is_some())),
+        "all": Scores::from_pairs(visible.iter().copied()),
+        "with_hidden_bytes": Scores::from_pairs(pairs),
+        "with_proven_hidden_input": Scores::from_pairs(pairs.iter().filter(|pair| pair.excess.is_some())),
         "by_provider": scores_by(&visible, |pair| pair.provider.clone()),
         "by_model": scores_by(&visible, |pair| pair.model.clone()),
         "by_source": scores_by(&visible, |pair| pair.source.clone()),
@@ -272,19 +271,23 @@ fn for_people(pairs: &[EstimatePair], rules: &[ClassicRules]) -> String {
         "± tok"
     );
     for (name, pairs) in grouped(&visible, |pair| format!("{} {}", pair.source, pair.model)) {
-        row(&mut report, &name, &Scores::of(pairs));
+        row(&mut report, &name, &Scores::from_pairs(pairs));
     }
     for (name, pairs) in grouped(&visible, |pair| pair.provider.clone()) {
-        row(&mut report, &format!("all of {name}"), &Scores::of(pairs));
+        row(&mut report, &format!("all of {name}"), &Scores::from_pairs(pairs));
     }
-    row(&mut report, "all", &Scores::of(visible.iter().copied()));
-    row(&mut report, "all, with calls whose bytes are hidden", &Scores::of(pairs));
-    let proven = Scores::of(pairs.iter().filter(|pair| pair.excess.is_some()));
+    row(&mut report, "all", &Scores::from_pairs(visible.iter().copied()));
+    row(&mut report, "all, with calls whose bytes are hidden", &Scores::from_pairs(pairs));
+    let proven = Scores::from_pairs(pairs.iter().filter(|pair| pair.excess.is_some()));
     if proven.pairs > 0 {
         row(&mut report, "of these, costlier than an identical call", &proven);
     }
     for (rule, rules) in rules.iter().enumerate() {
-        row(&mut report, &format!("all, by {}", rules.name), &Scores::of(&as_by(&visible, rule)));
+        row(
+            &mut report,
+            &format!("all, by {}", rules.name),
+            &Scores::from_pairs(&as_by(&visible, rule)),
+        );
     }
     bands(&mut report, &visible);
     report
@@ -299,7 +302,7 @@ fn bands(out: &mut String, pairs: &[&EstimatePair]) {
     }
     for (model, pairs) in grouped(pairs, |pair| pair.model.clone()) {
         let _ = write!(out, "\n{model:<44}");
-        for band in Scores::of(pairs).bands_by_size {
+        for band in Scores::from_pairs(pairs).bands_by_size {
             let _ = match band.pairs {
                 0 => write!(out, "{:>16}", "–"),
                 pairs => write!(out, "{:>9.1} of {pairs:>3}", band.share() * 100.0),

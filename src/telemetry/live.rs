@@ -86,7 +86,7 @@ pub struct ContextReduction {
 impl ContextReduction {
     /// The new reductions of a request: a summary that replaces older messages (`compacted`), and cleared
     /// tool results (`pruned`).
-    pub(super) fn of(open_exchange: &OpenExchange) -> impl Iterator<Item = Self> {
+    pub(super) fn from_open(open_exchange: &OpenExchange) -> impl Iterator<Item = Self> {
         let done = open_exchange.view.rewriting;
         let is_sent = done.mode == Mode::Active;
         let total = open_exchange.view.total;

@@ -6,7 +6,7 @@
 pub(crate) struct GaugeGuard(prometheus::IntGauge);
 
 impl GaugeGuard {
-    pub(super) fn of(gauge: prometheus::IntGauge) -> Self {
+    pub(super) fn new(gauge: prometheus::IntGauge) -> Self {
         gauge.inc();
         Self(gauge)
     }

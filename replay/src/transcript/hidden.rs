@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use xxhash_rust::xxh3::Xxh3;
 
-use super::{AddedPart, TranscriptLine};
+use super::line::{AddedPart, TranscriptLine};
 use plimsoll_core::dialect::Dialect;
 
 /// Reports of two identical calls differ by a few tokens, and by 24 or so in some clients; what is hidden is
@@ -18,13 +18,7 @@ impl TranscriptLine {
     /// Whether the line has everything that was added as it was sent: nothing redacted, rewritten by the
     /// recorder, expanded by the provider, or answered inside it.
     pub(crate) fn is_visible(&self) -> bool {
-        let hidden = |part: &&AddedPart| {
-            part.redacted > 0 && !part.reply
-                || part.attachment.is_some()
-                || part.tool_reference.is_some()
-                || part.kind == "other"
-        };
-        !self.new_parts.iter().any(|part| hidden(&part))
+        !self.new_parts.iter().any(AddedPart::is_hidden)
     }
 
     /// A digest of what the call visibly adds, the same for identical calls of one kind: the tools that the
@@ -32,18 +26,15 @@ impl TranscriptLine {
     /// anything but results, or not everything is visible.
     fn added(&self) -> Option<u64> {
         let mut digest = Xxh3::new();
-        let mut add = |text: &str| {
-            digest.update(&text.len().to_le_bytes());
-            digest.update(text.as_bytes());
-        };
-        add(&self.model);
+        add(&mut digest, &self.model);
         let reply = self.new_parts.iter().filter(|part| part.reply);
         let thinks = reply.clone().any(|part| part.kind == "thinking");
-        add(if thinks { "thinks" } else { "" });
+        add(&mut digest, if thinks { "thinks" } else { "" });
         for call in reply.filter(|part| part.kind == "tool_use") {
-            add(call.name.as_deref().unwrap_or_default());
+            add(&mut digest, call.name.as_deref().unwrap_or_default());
         }
-        add("");
+        // The end of the calls, so that a call is not taken for a result.
+        add(&mut digest, "");
         let mut results = self.new_parts.iter().filter(|part| !part.reply).peekable();
         results.peek()?;
         for part in results {
@@ -51,26 +42,43 @@ impl TranscriptLine {
             if !is_plain || part.cleared_later {
                 return None;
             }
-            add(if part.cont { "more" } else { "result" });
-            add(&part.text);
+            add(&mut digest, if part.cont { "more" } else { "result" });
+            add(&mut digest, &part.text);
         }
-        self.is_visible().then(|| digest.digest())
+        if self.is_visible() { Some(digest.digest()) } else { None }
     }
 
     /// What the call cost beyond the call before it and its reply, both as reported: at least, and at most,
     /// because a recording does not say whether the reasoning of that reply was read.
     fn cost_after(&self, before: &Self) -> Option<(i64, i64)> {
         let base = before.usage.input_total.checked_add(before.usage.output)?;
-        let is_base = before.is_measured() && before.model == self.model;
-        let cost = self.actual().filter(|_| is_base)?.checked_signed_diff(base)?;
+        if !before.is_measured() || before.model != self.model {
+            return None;
+        }
+        let cost = self.actual()?.checked_signed_diff(base)?;
         let reasoning = i64::try_from(before.usage.reasoning.unwrap_or(0)).ok()?;
         // Gemini reports reasoning beside the output, the others as a part of it.
         let range = match self.dialect()? {
             Dialect::Gemini => (cost.saturating_sub(reasoning), cost),
             _ => (cost, cost.saturating_add(reasoning)),
         };
-        (range.1 > 0).then_some(range)
+        if range.1 > 0 { Some(range) } else { None }
     }
+}
+
+impl AddedPart {
+    fn is_hidden(&self) -> bool {
+        self.redacted > 0 && !self.reply
+            || self.attachment.is_some()
+            || self.tool_reference.is_some()
+            || self.kind == "other"
+    }
+}
+
+fn add(digest: &mut Xxh3, text: &str) {
+    // The length keeps two texts from being taken for one.
+    digest.update(&text.len().to_le_bytes());
+    digest.update(text.as_bytes());
 }
 
 /// For each of `lines` (sessions may alternate): how many tokens more than the cheapest identical call of its
@@ -81,18 +89,18 @@ pub(crate) fn excesses(lines: &[TranscriptLine]) -> Vec<Option<u64>> {
     let costs: Vec<_> = lines
         .iter()
         .map(|line| {
-            let before = latest.insert(&line.session, line)?;
-            let cost = line.cost_after(before)?;
-            let of = (line.session.as_str(), line.added()?);
-            let cheapest = least.entry(of).or_insert(cost.1);
-            *cheapest = cost.1.min(*cheapest);
-            Some((of, cost.0))
+            let previous = latest.insert(&line.session, line)?;
+            let (at_least, at_most) = line.cost_after(previous)?;
+            let call = (line.session.as_str(), line.added()?);
+            let cheapest = least.entry(call).or_insert(at_most);
+            *cheapest = at_most.min(*cheapest);
+            Some((call, at_least))
         })
         .collect();
-    let excess = |it: Option<((&str, u64), i64)>| {
-        let (of, cost) = it?;
-        let more = cost - least[&of];
-        (more >= LEAST).then_some(more.unsigned_abs())
-    };
-    costs.into_iter().map(excess).collect()
+    let mut excesses = Vec::with_capacity(lines.len());
+    for cost in costs {
+        let excess = cost.map(|(call, at_least)| at_least - least[&call]);
+        excesses.push(excess.filter(|excess| *excess >= LEAST).map(i64::unsigned_abs));
+    }
+    excesses
 }

@@ -155,7 +155,7 @@ impl Rules {
     /// The rules of a model.
     pub(super) fn for_model(&self, dialect: Dialect, name: &str) -> ModelRules {
         let plain = plain(name);
-        let claude = Claude::of(&plain);
+        let claude = Claude::from_name(&plain);
         let gpt = version_after(&plain, "gpt-");
         let host = host(name, &plain);
         let named_binding = match dialect {
@@ -232,7 +232,7 @@ enum ClaudeFamily {
 }
 
 impl Claude {
-    fn of(plain: &str) -> Self {
+    fn from_name(plain: &str) -> Self {
         let families = [
             ("haiku", ClaudeFamily::Haiku),
             ("sonnet", ClaudeFamily::Sonnet),

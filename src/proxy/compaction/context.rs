@@ -20,7 +20,6 @@ use crate::context::compact::schedule::{
 };
 use crate::context::compact::{self, CompactionNeed, HistoryChunk, SummaryFocus};
 use crate::context::plan::{self, Change, DecisionReason, PlanStep};
-use crate::context::policy::SummaryAuthor;
 use crate::dialect::{Chain, PartIndex, Span};
 use crate::proxy::plan::planned_request::{self, PlannedRequest};
 use crate::proxy::plan::prepared_request::PreparedRequest;
@@ -61,8 +60,8 @@ impl<'a> CompactionContext<'a> {
     /// request would not fit. Returns the job to write a summary after the response, if one is due.
     pub(crate) async fn compact_if_due(&mut self) -> Option<SummaryJob> {
         let state = ScheduleState::default();
-        let first = schedule::next(self.schedule_context(state), state, ScheduleEvent::Planned);
-        if first.action == ScheduleAction::SendSmall {
+        let step = schedule::next(self.schedule_context(state), state, ScheduleEvent::Planned);
+        if step.action == ScheduleAction::SendSmall {
             self.reset_failures();
             return None;
         }
@@ -73,10 +72,11 @@ impl<'a> CompactionContext<'a> {
     /// Compacts the request now, if that is possible within `wait`; returns whether it was compacted.
     /// `overflows`: it does not fit, whatever the estimate says.
     pub(crate) async fn compact_now(&mut self, wait: Duration, overflows: bool) -> bool {
-        let before = self.in_use();
+        let previous_summary = self.in_use();
         let state = ScheduleState { overflows, ..ScheduleState::default() };
+        // No job for later: the request is about to be sent, and only its summary counts.
         drop(self.compact(state, Instant::now() + wait).await);
-        self.in_use() != before
+        self.in_use() != previous_summary
     }
 
     /// Performs one action after another, until the request can be sent.
@@ -144,7 +144,8 @@ impl<'a> CompactionContext<'a> {
 
     /// The request as it is planned now.
     fn schedule_context(&self, state: ScheduleState) -> ScheduleContext {
-        let (request, known) = (self.prepared.plan_request(), &self.planned.known);
+        let request = self.prepared.plan_request();
+        let decisions = &self.planned.known;
         let measured = self.planned.measured.as_ref();
         // A summary in use has taken the cuts away that were waiting.
         let waiting = match state.used {
@@ -154,13 +155,13 @@ impl<'a> CompactionContext<'a> {
         let tokens =
             measured.map(|measured| self.prepared.cost(measured).tokens.saturating_sub(waiting));
         let is_requested = self.has_pending_compaction();
-        let need = state.need(&request, known, tokens, is_requested);
+        let need = state.need(&request, decisions, tokens, is_requested);
         let max_failures = request.policy.compact.max_failures;
         ScheduleContext {
             need,
             mode: request.mode,
             may_decide: self.prepared.may_decide(),
-            summary: WrittenSummary::from_request(&request, known, need),
+            summary: WrittenSummary::from_request(&request, decisions, need),
             writer: match need {
                 // Most requests need none, and nobody has to look it up.
                 CompactionNeed::No => SummaryWriter::Nobody,
@@ -219,10 +220,10 @@ impl<'a> CompactionContext<'a> {
     ) -> Result<SummaryJob, DecisionReason> {
         let mut choices = self.choices().await?;
         if !state.overflows && !self.has_pending_compaction() {
-            let (request, tokens) = (self.prepared.plan_request(), self.tokens());
-            let known = &self.planned.known;
+            let request = self.prepared.plan_request();
+            let decisions = &self.planned.known;
             choices.retain(|choice| {
-                compact::is_worth_writing(&request, known, &choice.point, tokens, due)
+                compact::is_worth_writing(&request, decisions, &choice.point, self.tokens(), due)
             });
             if choices.is_empty() {
                 return Err(DecisionReason::LittleRoom);
@@ -231,10 +232,10 @@ impl<'a> CompactionContext<'a> {
         let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
         let writing = begin_summary(self.proxy, &self.key()).ok_or(DecisionReason::NotReady)?;
         let handle = self.opened.handle();
-        let claim = self
-            .has_pending_compaction()
-            .then(|| self.proxy.ledgers.claim_compaction(handle.clone()))
-            .flatten();
+        let mut claim = None;
+        if self.has_pending_compaction() {
+            claim = self.proxy.ledgers.claim_compaction(handle.clone());
+        }
         let cached = self.cached(due, &choices).await;
         let reads = cached.as_ref().unwrap_or(self.planned);
         let parts = reads.measured.as_ref().unwrap_or(measured).parts.clone();
@@ -273,7 +274,7 @@ impl<'a> CompactionContext<'a> {
             let history = compact::weigh(&request, &cached.known, parts, piece);
             summarize::head_tokens(parts).saturating_add(history) <= request.fillable()
         });
-        fits.then_some(cached)
+        if fits { Some(cached) } else { None }
     }
 
     /// Who may write it, and where each one would cut, the first choice first.
@@ -287,12 +288,12 @@ impl<'a> CompactionContext<'a> {
         if writers.is_empty() {
             return Err(DecisionReason::Provider);
         }
-        let (known, parts, tokens) = (&self.planned.known, &measured.parts, self.tokens());
-        let choose = |by: &SummaryAuthor| {
-            let point = compact::choose(&request, known, parts, tokens, *by)?;
-            Some(SummaryChoice { by: *by, point })
-        };
-        let choices: Vec<_> = writers.iter().filter_map(choose).collect();
+        let decisions = &self.planned.known;
+        let mut choices = Vec::new();
+        for by in writers.iter().copied() {
+            let point = compact::choose(&request, decisions, &measured.parts, self.tokens(), by);
+            choices.extend(point.map(|point| SummaryChoice { by, point }));
+        }
         if choices.is_empty() { Err(DecisionReason::NothingToCut) } else { Ok(choices) }
     }
 
@@ -312,25 +313,27 @@ impl<'a> CompactionContext<'a> {
 
     /// Saves the decision to use a summary, and plans again with it; returns whether another summary is in use.
     async fn save_and_replan(&mut self, facts: Vec<Fact>) -> bool {
-        let before = self.in_use();
+        let previous_summary = self.in_use();
         let epoch = self.planned.known.epoch;
         let Ok(saved) = planned_request::save(self.proxy, self.opened, facts, epoch).await else {
             return false;
         };
         self.planned.add_saved(self.prepared, saved).await;
-        self.in_use() != before
+        // The first write wins: another process may have saved another summary in its place.
+        self.in_use() != previous_summary
     }
 
     /// Plans again with what others wrote meanwhile, if anything is new.
     async fn reload_decisions(&mut self) {
         let mode = self.prepared.mode.decisions();
-        let mut known = self.opened.reload_decisions(&self.prepared.conversation, mode);
-        known.keep_adopted(&self.planned.known);
-        let of = |known: &crate::context::plan::RecordedDecisions| {
-            (known.compact().map(|(_, one)| one.about), known.summaries.len())
-        };
-        if of(&known) != of(&self.planned.known) {
-            self.planned.replan_with(self.prepared, known).await;
+        let mut decisions = self.opened.reload_decisions(&self.prepared.conversation, mode);
+        decisions.keep_adopted(&self.planned.known);
+        let in_use = decisions.compact().map(|(_, compact)| compact.about);
+        // Planning is dear, and most often nothing changed.
+        if in_use != self.in_use()
+            || decisions.summaries.len() != self.planned.known.summaries.len()
+        {
+            self.planned.replan_with(self.prepared, decisions).await;
         }
     }
 
@@ -338,13 +341,13 @@ impl<'a> CompactionContext<'a> {
     fn was_due_before(&self) -> bool {
         let request = self.prepared.plan_request();
         let threshold = request.policy.compact.threshold(request.fillable());
-        let before = self.planned.known.parent.as_ref().and_then(|turn| turn.usage.input);
-        before.is_some_and(|before| before >= threshold)
+        let input = self.planned.known.parent.as_ref().and_then(|turn| turn.usage.input);
+        input.is_some_and(|input| input >= threshold)
     }
 
     /// Its tokens as planned; 0 if it was not measured.
     fn tokens(&self) -> u64 {
-        self.planned.measured.as_ref().map_or(0, |it| it.estimate.tokens)
+        self.planned.measured.as_ref().map_or(0, |measured| measured.estimate.tokens)
     }
 
     /// Records why the request is not compacted. That there is too little room for a summary is said once: not if the
@@ -360,8 +363,8 @@ impl<'a> CompactionContext<'a> {
                 "session {session} is not compacted: there is too little room for a summary to last"
             );
         }
-        let first = self.prepared.conversation.messages.first();
-        let span = first.map_or(Span::new(0, 0), |message| message.span);
+        let first_message = self.prepared.conversation.messages.first();
+        let span = first_message.map_or(Span::new(0, 0), |message| message.span);
         let step = PlanStep::declined(Change::Compacted, why, PartIndex::default(), span, tokens);
         self.planned.add_declined(step);
     }

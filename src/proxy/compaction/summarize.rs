@@ -144,11 +144,13 @@ impl SummaryJob {
     }
 
     async fn write(mut self) {
-        let (began, at) = (Instant::now(), now());
-        let until = Duration::from_secs(self.prepared.info.policy.compact.timeout_s);
-        let deadline = tokio::time::Instant::now() + until;
+        let began = Instant::now();
+        let at = now();
+        let timeout = Duration::from_secs(self.prepared.info.policy.compact.timeout_s);
+        let deadline = tokio::time::Instant::now() + timeout;
         let claim_name = self.claim_name();
-        let until = at + until.as_millis() as u64;
+        // The claim ends with the attempt, also if this process does not live to release it.
+        let until = at + timeout.as_millis() as u64;
         let claims = self.proxy.ledgers.claims();
         let written = match claims.claim(&claim_name, self.proxy.run, at, until).await {
             Ok(true) => {
@@ -203,7 +205,8 @@ impl SummaryJob {
     ) -> Result<Option<CompactionRecord>, SummaryError> {
         let mut stored = Err(SummaryError::Rejected);
         for choice in &self.choices {
-            let (began, mut spent) = (Instant::now(), Usage::default());
+            let began = Instant::now();
+            let mut spent = Usage::default();
             let writing = async {
                 match choice.by {
                     SummaryAuthor::Provider => self.by_provider(&choice.point, &mut spent).await,
@@ -258,7 +261,10 @@ impl SummaryJob {
                 Err(SummaryError::NotOurs | SummaryError::NotStored) => SummaryOutcome::NotKept,
             },
             before: choice.point.was,
-            after: written.as_ref().ok().and_then(|it| it.as_ref().map(|it| it.tokens.into())),
+            after: match written {
+                Ok(Some(summary)) => Some(summary.tokens.into()),
+                Ok(None) | Err(_) => None,
+            },
             seconds: began.elapsed().as_secs_f64(),
             usage,
         });
@@ -277,11 +283,12 @@ impl SummaryJob {
     /// The name of the claim: only one replica at a time writes a summary for conversations with the same
     /// beginning.
     fn claim_name(&self) -> String {
-        let last = self.known.compact().map(|(_, compact)| compact.about).unwrap_or_default();
+        let in_use = self.known.compact().map(|(_, compact)| compact.about).unwrap_or_default();
         let begins = self.prepared.conversation.chains().next().unwrap_or_default();
         let Scope { tenant, session } = &self.handle.scope;
-        let what = format!("{tenant} {session} {begins} {last}");
-        format!("summary {:032x}", xxh3_128(what.as_bytes()))
+        // A digest, because names of tenants and sessions are private.
+        let subject = format!("{tenant} {session} {begins} {in_use}");
+        format!("summary {:032x}", xxh3_128(subject.as_bytes()))
     }
 
     /// Waits for a summary of this history that another replica writes.
@@ -338,7 +345,8 @@ impl SummaryJob {
         let counted = self.count(&instruction);
         let output = OUTPUT.min(window / 6);
         let available = window.saturating_sub(output).saturating_sub(counted);
-        let whole = HistoryChunk { from: 0, through: self.prepared.conversation.messages.len() };
+        let everything =
+            HistoryChunk { from: 0, through: self.prepared.conversation.messages.len() };
         // No text may follow what still runs at the provider.
         let fits = self.tokens <= available
             && self.due < CompactionNeed::Must
@@ -348,33 +356,37 @@ impl SummaryJob {
         let history = available.saturating_sub(head).saturating_sub(quoted).max(available / 4);
         let pieces = match fits {
             // Unchanged, because the provider has it in its cache.
-            true => vec![whole],
+            true => vec![everything],
             false => compact::pieces(&request, &self.known, &self.parts, point.cut, history),
         };
-        // If everything fits, nothing is shortened: the provider has the unchanged prefix in its cache.
-        let is_too_large =
-            |piece| !fits && compact::weigh(&request, &self.known, &self.parts, piece) > history;
         let mut summary: Option<String> = None;
         for piece in pieces {
-            let before = summary.as_deref();
-            let most_tokens = is_too_large(piece).then_some(available);
+            let weight = compact::weigh(&request, &self.known, &self.parts, piece);
+            // If everything fits, nothing is shortened: the provider has the unchanged prefix in its cache.
+            let most_tokens = if !fits && weight > history { Some(available) } else { None };
             let read = match fits {
                 true => self.tokens,
-                false => {
-                    let weight = compact::weigh(&request, &self.known, &self.parts, piece);
-                    head.saturating_add(quoted).saturating_add(weight).min(available)
-                }
+                false => head.saturating_add(quoted).saturating_add(weight).min(available),
             };
             let output = self.output(output, read.saturating_add(counted));
-            let instruction = &*instruction;
-            let asked = SummaryRequest { piece, before, instruction, output, most_tokens };
-            let answer = self.summarize_chunk(&asked).await?;
+            let request = SummaryRequest {
+                piece,
+                before: summary.as_deref(),
+                instruction: &instruction,
+                output,
+                most_tokens,
+            };
+            let answer = self.summarize_chunk(&request).await?;
             add(spent, &answer.usage);
             summary = Some(answer.text);
         }
         let text = summary.unwrap_or_default();
-        let (cut, is_requested) = (point.cut, self.claim.is_some());
-        let draft = SummaryDraft { cut, summary: &text, seed: seed()?, is_requested };
+        let draft = SummaryDraft {
+            cut: point.cut,
+            summary: &text,
+            seed: seed()?,
+            is_requested: self.claim.is_some(),
+        };
         let written = compact::lay_out(&request, &self.known, draft);
         let tokens = self.count(&written.raw);
         self.accept(point, written, tokens, None)
@@ -382,8 +394,9 @@ impl SummaryJob {
 
     /// The output that a summary needs, if the request for it has so many tokens by our estimate.
     fn output(&self, text: u64, tokens: u64) -> SummaryOutput {
-        let most = tokens.saturating_add(tokens / MARGIN);
-        SummaryOutput { text, room: self.prepared.info.model.window.saturating_sub(most) }
+        // The provider may count more than we do, and refuses what does not fit beside the output.
+        let input = tokens.saturating_add(tokens / MARGIN);
+        SummaryOutput { text, room: self.prepared.info.model.window.saturating_sub(input) }
     }
 
     /// Requests a summary of a chunk. If its reasoning turns out to be bound to the omitted prefix, that is
@@ -438,10 +451,14 @@ impl SummaryJob {
     async fn body(&self, request: &SummaryRequest<'_>, bound: bool) -> Option<Bytes> {
         let SummaryRequest { piece, before, instruction, output, most_tokens } = *request;
         let edits = self.edits_of(piece, before, most_tokens)?;
-        let (is_later_chunk, ends) = (before.is_some(), piece.through);
-        let (prepared, instruction) = (self.prepared.clone(), instruction.to_owned());
-        let (size, tenant) = (prepared.body.len(), self.prepared.info.tenant.as_ref());
-        let (model, target) = (self.prepared.info.policy.compact.model.clone(), self.target());
+        let is_later_chunk = before.is_some();
+        let ends = piece.through;
+        let prepared = self.prepared.clone();
+        let instruction = instruction.to_owned();
+        let size = prepared.body.len();
+        let tenant = self.prepared.info.tenant.as_ref();
+        let model = self.prepared.info.policy.compact.model.clone();
+        let target = self.target();
         let marks = !is_later_chunk && self.is_of_its_model();
         let made = off_thread(size.max(OFF_THREAD + 1), tenant, move || {
             let slices = splice(&prepared.body, edits).ok()?;
@@ -450,12 +467,17 @@ impl SummaryJob {
             if is_later_chunk {
                 body = summary::without_signed(conversation.dialect, &target, body, bound);
             }
-            let model = model.as_deref();
-            let marker =
-                marks.then(|| summary::marker(conversation, &prepared.body, ends)).flatten();
-            let marker = marker.as_deref();
-            let question =
-                SummaryQuestion { instruction: &instruction, model, output, usage: true, marker };
+            let mut marker = None;
+            if marks {
+                marker = summary::marker(conversation, &prepared.body, ends);
+            }
+            let question = SummaryQuestion {
+                instruction: &instruction,
+                model: model.as_deref(),
+                output,
+                usage: true,
+                marker: marker.as_deref(),
+            };
             summary::ask(conversation.dialect, &target, &body, &question)
         });
         made.await.ok().flatten()
@@ -487,21 +509,20 @@ impl SummaryJob {
         let from = messages.get(piece.from)?.span.start;
         let ends = messages.get(piece.through).map_or(usize::MAX, |message| message.span.start);
         let history_ends = messages.last()?.span.end;
-        let stays = |edit: &&Edit| {
-            let is_within = edit.at.start >= from && edit.at.end <= ends;
-            is_within || edit.at.end < begins || edit.at.start > history_ends
-        };
-        let mut edits: Vec<Edit> = match before {
-            None => {
-                let within = |edit: &&Edit| edit.at.end <= ends || edit.at.start > history_ends;
-                self.edits.iter().filter(within).cloned().collect()
+        // A summary replaces what is before `from`, so an edit there has nothing to change.
+        let first_edited = if before.is_some() { from } else { begins };
+        let mut edits = Vec::new();
+        for edit in self.edits.iter() {
+            let is_in_chunk = edit.at.start >= first_edited && edit.at.end <= ends;
+            let is_outside_history = edit.at.end < begins || edit.at.start > history_ends;
+            if is_in_chunk || is_outside_history {
+                edits.push(edit.clone());
             }
-            Some(_) => self.edits.iter().filter(stays).cloned().collect(),
-        };
+        }
         if let Some(summary) = before {
-            let (request, seed) = (self.prepared.plan_request(), seed().ok()?);
+            let seed = seed().ok()?;
             let draft = SummaryDraft { cut: piece.from, summary, seed, is_requested: false };
-            let raw = compact::lay_out(&request, &self.known, draft).raw;
+            let raw = compact::lay_out(&self.prepared.plan_request(), &self.known, draft).raw;
             edits.extend(rewrite::compact(conversation, body, piece.from, &raw)?);
         }
         if piece.through < messages.len() {

@@ -36,7 +36,7 @@ enum PromptSize {
 }
 
 impl PromptSize {
-    fn of(tokens: u64) -> Self {
+    fn from_tokens(tokens: u64) -> Self {
         match tokens {
             ..10_000 => Self::Small,
             10_000..100_000 => Self::Medium,
@@ -101,7 +101,7 @@ impl AccuracyMetrics {
             self.hidden_error.get(labels).observe(error.unsigned_abs() as f64);
             return;
         }
-        let context = PromptSize::of(actual);
+        let context = PromptSize::from_tokens(actual);
         if let (Some(classic), Some(ratio)) = (&exchange.classic, exchange.classic_error_ratio()) {
             let (rules, method) = (&*classic.rules, classic.method);
             // In the same buckets as ours, so that both can be compared.

@@ -31,7 +31,7 @@ enum RewriteLabel {
 }
 
 impl RewriteLabel {
-    fn of(done: &RewriteSummary) -> Self {
+    fn new(done: &RewriteSummary) -> Self {
         match (done.is_sent(), done.new.is_nothing()) {
             (false, _) => RewriteLabel::No,
             (true, true) => RewriteLabel::Replayed,
@@ -111,7 +111,7 @@ impl RewriteMetrics {
     /// Counts one exchange.
     pub(super) fn count(&self, exchange: &Exchange, of: ModelLabels<'_>) {
         let ModelLabels { upstream, model } = of;
-        let edited = EditedLabels { upstream, model, edited: RewriteLabel::of(&exchange.done) };
+        let edited = EditedLabels { upstream, model, edited: RewriteLabel::new(&exchange.done) };
         self.count_edits(&exchange.done);
         if let Some(saved) = &exchange.saved {
             self.count_savings(saved, exchange.done.mode, of);

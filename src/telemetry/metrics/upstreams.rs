@@ -36,7 +36,7 @@ families! {
 
 impl UpstreamConnections {
     /// The metrics of one upstream.
-    pub(in crate::telemetry) fn of(&self, upstream: &str) -> UpstreamMetrics {
+    pub(in crate::telemetry) fn upstream(&self, upstream: &str) -> UpstreamMetrics {
         let labels = UpstreamLabels { upstream };
         UpstreamMetrics {
             connections: self.connections.get(labels),
@@ -63,12 +63,12 @@ pub(crate) struct UpstreamMetrics {
 impl UpstreamMetrics {
     /// Counts a connection as open while the guard is held.
     pub(crate) fn connection(&self) -> GaugeGuard {
-        GaugeGuard::of(self.connections.clone())
+        GaugeGuard::new(self.connections.clone())
     }
 
     /// Counts a connection as idle while the guard is held.
     pub(crate) fn idle_connection(&self) -> GaugeGuard {
-        GaugeGuard::of(self.idle.clone())
+        GaugeGuard::new(self.idle.clone())
     }
 
     /// `more` more connections are idle, or fewer if negative.
@@ -78,7 +78,7 @@ impl UpstreamMetrics {
 
     /// Counts a stream as open while the guard is held.
     pub(crate) fn stream(&self) -> GaugeGuard {
-        GaugeGuard::of(self.streams.clone())
+        GaugeGuard::new(self.streams.clone())
     }
 
     /// A request waited this long for a connection or stream.

@@ -90,7 +90,7 @@ pub(super) fn parse(
         tools: tool_pieces(&request.body).fold(0, |chain, piece| link(chain, piece.hash)),
         messages: 0,
     };
-    let config = thinking::ThinkingConfig::of(request, model);
+    let config = thinking::ThinkingConfig::new(request, model);
     let checked = thinking::check(request, model, store, &config, &blocks, prefix, &betas)?;
     let mut rendered = Vec::with_capacity(blocks.len());
     for (at, block) in blocks.iter().enumerate() {

@@ -42,7 +42,7 @@ enum KeptThinking {
 }
 
 impl ThinkingConfig {
-    pub(super) fn of(request: &ReceivedRequest, model: &ModelRules) -> Self {
+    pub(super) fn new(request: &ReceivedRequest, model: &ModelRules) -> Self {
         let thinking = &request.body["thinking"];
         let kind = text(&thinking["type"]);
         let forced = ["any", "tool"].contains(&text(&request.body["tool_choice"]["type"]));

@@ -57,8 +57,10 @@ impl SummaryJob {
             return Err(SummaryError::Rejected);
         }
         // A sealed summary cannot be counted, so it is taken to cost its output tokens.
-        let encrypted = written.usage.output.filter(|_| written.is_encrypted);
-        let tokens = self.count(&written.text).saturating_add(encrypted.unwrap_or(0));
+        let mut tokens = self.count(&written.text);
+        if written.is_encrypted {
+            tokens = tokens.saturating_add(written.usage.output.unwrap_or(0));
+        }
         let written = SummaryMessage { raw: written.raw, by: SummaryAuthor::Provider };
         self.accept(point, written, tokens, Some(self.known.carried(point.cut)))
     }
@@ -70,9 +72,9 @@ impl SummaryJob {
         let prepared = self.prepared.clone();
         // The provider's own instructions are better than ours, unless there is something to focus on.
         let has_focus = self.focuses().next().is_some();
-        let instruction = has_focus.then(|| self.instruction());
-        let (size, tenant) = (prepared.body.len(), self.prepared.info.tenant.as_ref());
-        let made = off_thread(size.max(OFF_THREAD + 1), tenant, move || {
+        let instruction = if has_focus { Some(self.instruction()) } else { None };
+        let size = prepared.body.len().max(OFF_THREAD + 1);
+        let made = off_thread(size, self.prepared.info.tenant.as_ref(), move || {
             let slices = splice(&prepared.body, edits).ok()?;
             let body = Bytes::from(slices.concat());
             provider::ask(prepared.conversation.dialect, &body, instruction.as_deref(), output)
@@ -88,9 +90,9 @@ impl SummaryJob {
         let uri = Uri::from_parts(parts).map_err(|_| SummaryError::Rejected)?;
         let response = self.send(SummaryAuthor::Provider, None, uri, body).await?;
         let status = response.status();
-        let most =
+        let max_bytes =
             usize::try_from(self.prepared.info.policy.compact.max_bytes).unwrap_or(usize::MAX);
-        let body = Limited::new(response.into_body(), most.saturating_mul(FRAMING));
+        let body = Limited::new(response.into_body(), max_bytes.saturating_mul(FRAMING));
         let read = body.collect().await.map_err(|_| SummaryError::Upstream)?.to_bytes();
         match status {
             StatusCode::OK => Ok(read),

@@ -14,7 +14,6 @@ use http_body_util::{BodyExt as _, Limited};
 
 use super::{FRAMING, SummaryError, SummaryJob, SummaryResponse, SummaryTarget};
 use crate::config::Upstream;
-use crate::context::CompactionRecord;
 use crate::context::compact::CompactionNeed;
 use crate::context::policy::SummaryAuthor;
 use crate::dialect::Dialect;
@@ -43,21 +42,23 @@ impl SummaryJob {
             return Err(self.why_refused(response).await);
         }
         let dialect: Dialect = self.prepared.conversation.dialect;
-        let most =
+        let max_bytes =
             usize::try_from(self.prepared.info.policy.compact.max_bytes).unwrap_or(usize::MAX);
-        let limit = most.saturating_mul(FRAMING);
-        let (status, memory) = (status.as_u16(), self.proxy.memory.clone());
+        let limit = max_bytes.saturating_mul(FRAMING);
+        let memory = &self.proxy.memory;
         let mut reading =
-            ResponseObserver::new(dialect, status, response.headers(), limit, &memory);
-        let (mut body, mut read) = (response.into_body(), 0usize);
+            ResponseObserver::new(dialect, status.as_u16(), response.headers(), limit, memory);
+        let mut body = response.into_body();
+        let mut read_bytes = 0usize;
         loop {
-            let next = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
-            let Some(frame) = next else { break };
+            let frame = std::future::poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await;
+            let Some(frame) = frame else { break };
             let data = frame.map_err(|_| SummaryError::Upstream)?.into_data().unwrap_or_default();
-            read = read.saturating_add(data.len());
-            if read > limit {
+            read_bytes = read_bytes.saturating_add(data.len());
+            if read_bytes > limit {
                 return Err(SummaryError::Rejected);
             }
+            // The reply has ended; what may follow is of no use.
             if reading.observe(&data) {
                 break;
             }
@@ -65,7 +66,7 @@ impl SummaryJob {
         let reply = reading.finish(BodyEnd::Whole).reply.ok_or(SummaryError::Rejected)?;
         // If the request would not fit otherwise, even an incomplete summary is accepted.
         match summary::summary_text(&reply, self.due == CompactionNeed::Must) {
-            Ok(text) if text.len() <= most => Ok(SummaryResponse { text, usage: reply.usage }),
+            Ok(text) if text.len() <= max_bytes => Ok(SummaryResponse { text, usage: reply.usage }),
             Err(SummaryRejection::Refused) => Err(SummaryError::Upstream),
             Ok(_) | Err(_) => Err(SummaryError::Rejected),
         }
@@ -101,10 +102,10 @@ impl SummaryJob {
         let mut head = self.head.clone();
         head.uri = uri;
         let from = &self.prepared.info.upstream;
-        let (to, credentials) = (other.unwrap_or(from), &self.proxy.credentials);
-        head.headers = questions::headers(&head.headers, from, to, credentials);
-        let is_block = |compact: &CompactionRecord| compact.by == SummaryAuthor::Provider;
-        let holds_block = self.known.compact().is_some_and(|(_, compact)| is_block(compact));
+        let to = other.unwrap_or(from);
+        head.headers = questions::headers(&head.headers, from, to, &self.proxy.credentials);
+        let in_use = self.known.compact();
+        let holds_block = in_use.is_some_and(|(_, compact)| compact.by == SummaryAuthor::Provider);
         let is_anthropic = self.prepared.conversation.dialect == Dialect::Anthropic;
         if is_anthropic && (holds_block || by == SummaryAuthor::Provider) {
             headers::list_beta(&mut head.headers, summary::provider::BETA);
@@ -121,15 +122,14 @@ impl SummaryJob {
     fn address(&self, other: Option<&Arc<Upstream>>) -> Option<Uri> {
         let dialect = self.prepared.conversation.dialect;
         let SummaryTarget { model, .. } = self.target_of(SummaryAuthor::Summary);
-        let own = self.target();
-        let own = match (other, dialect) {
-            (None, _) => own,
+        let path = match (other, dialect) {
+            (None, _) => self.target(),
             (Some(_), Dialect::Anthropic) => "/v1/messages".to_owned(),
             (Some(_), Dialect::OpenaiChat) => "/v1/chat/completions".to_owned(),
             (Some(_), Dialect::OpenaiResponses) => "/v1/responses".to_owned(),
             (Some(_), Dialect::Gemini) => format!("/v1beta/models/{model}:generateContent"),
         };
-        let target = summary::target(dialect, &own, Some(model).filter(|model| !model.is_empty()));
+        let target = summary::target(dialect, &path, Some(model).filter(|model| !model.is_empty()));
         match other {
             Some(upstream) => {
                 let route = Route { upstream, path: &target };
