@@ -366,7 +366,7 @@ async fn history_is_cut_only_by_what_a_lower_output_limit_does_not_save() {
     assert_eq!(sent["max_tokens"], 4_096);
 }
 
-/// Each refused thing is repaired, one after the other.
+/// Each refused thing is repaired, one after the other: two in one request, the third when its client asks again.
 #[tokio::test]
 async fn several_things_at_once_are_healed() {
     let call = json!({"role": "assistant", "content": [
@@ -377,9 +377,12 @@ async fn several_things_at_once_are_healed() {
     );
     let mut stage = Stage::open(rules(), Policy::default()).await;
     let trip = stage.exchange(CLAUDE, &body, ScriptedReply::text("Good.")).await;
-    assert_eq!((trip.status, trip.log.len()), (200, 4), "{}", trip.answer);
-    let causes = [RepairCause::Media, RepairCause::Empty, RepairCause::ToolPairs];
+    assert_eq!((trip.status, trip.log.len()), (400, 3), "{}", trip.answer);
+    let causes = [RepairCause::Media, RepairCause::Empty];
     assert_eq!(trip.exchange.refusal.as_ref().unwrap().causes, causes);
+    let trip = stage.exchange(CLAUDE, &body, ScriptedReply::text("Good.")).await;
+    assert_eq!((trip.status, trip.log.len()), (200, 2), "{}", trip.answer);
+    assert_eq!(trip.exchange.refusal.as_ref().unwrap().causes, [RepairCause::ToolPairs]);
     let next = goes_on(&body, &trip.answer);
     assert_eq!(stage.exchange(CLAUDE, &next, ScriptedReply::text("Good.")).await.log.len(), 1);
 }
