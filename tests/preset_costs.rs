@@ -47,7 +47,7 @@ fn played(preset: Preset, lines: &[TranscriptLine]) -> WhatIfReport {
     let options = WhatIfOptions {
         policy: loaded.config.policy.clone(),
         output_reserve: loaded.config.output_reserve,
-        catalogue: Catalogue::new(loaded.config.models.clone()),
+        catalogue: loaded.config.catalogue.clone(),
         summary_tokens: SUMMARY,
     };
     what_if::play(lines, &options)

@@ -11,6 +11,7 @@ use super::{
     ProviderCounting, Retention, ServerLimits, Tenants, UpgradePolicy, Upstream,
 };
 use crate::dialect::Dialect;
+use crate::dialect::models::Catalogue;
 
 impl Config {
     /// Observes what goes to one upstream, `up`, at `base`.
@@ -56,7 +57,8 @@ impl Config {
             output_reserve: 16_000,
             policy: Arc::default(),
             compact_models: Vec::new(),
-            models: Vec::new(),
+            catalogue: Catalogue::default(),
+            catalogue_file: None,
             log_json: false,
             log_level: LogLevel::default(),
             request_id_header: false,

@@ -34,8 +34,8 @@ pub use self::names::SessionNames;
 pub use self::records::{
     Breakdown, CompactionRecord, Cut, DecisionEpoch, Estimate, EstimateMethod, Fact,
     ForwardedHistory, InjectedMessage, InjectionState, Outcome, Position, PromptSection,
-    ProviderCount, QueuedMessage, ReasoningDecision, ReasoningRecord, Replacement, ReplyForm,
-    Revocation, Renewal, SessionWitness, Signature, Sketch, SketchPart, Suspension, Turn,
+    ProviderCount, QueuedMessage, ReasoningDecision, ReasoningRecord, Renewal, Replacement,
+    ReplyForm, Revocation, SessionWitness, Signature, Sketch, SketchPart, Suspension, Turn,
     TurnOrigin,
 };
 pub(crate) use self::records::{InjectionPlace, ReasoningAction, ReasoningBlock};

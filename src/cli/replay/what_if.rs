@@ -10,7 +10,6 @@ use plimsoll_replay::what_if::{self, WhatIfEvent, WhatIfOptions, WhatIfReport};
 
 use crate::cli::print::{self, CliError};
 use crate::config::{self, ConfigSources};
-use crate::dialect::models::Catalogue;
 
 /// The most changes that are listed individually; JSON has all.
 const MOST: usize = 40;
@@ -46,7 +45,7 @@ pub(super) fn run(
     let options = WhatIfOptions {
         policy: loaded.config.policy.clone(),
         output_reserve: loaded.config.output_reserve,
-        catalogue: Catalogue::new(loaded.config.models.clone()),
+        catalogue: loaded.config.catalogue.clone(),
         summary_tokens,
     };
     let report = what_if::play(lines, &options);

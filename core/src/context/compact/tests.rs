@@ -9,7 +9,7 @@ use crate::context::policy::{self, DecisionMode, Mode, Policy};
 use crate::context::prune::{self, RequestCost};
 use crate::context::scene::{self, messages};
 use crate::context::{
-    DecisionEpoch, ExchangeId, PromptSection, Revocation, RevocationRetry, Turn, lineage,
+    DecisionEpoch, ExchangeId, PromptSection, Renewal, Revocation, Turn, lineage,
 };
 use crate::dialect::models::{Catalogue, Model, ReasoningBinding};
 use crate::dialect::{self, Conversation, Purpose};
@@ -784,7 +784,7 @@ fn a_change_waits_if_the_removal_that_it_needs_was_refused() {
         parent: None,
         at: 2,
         about: vec![PartKey(about)],
-        retry: RevocationRetry::Never,
+        renewal: Renewal::Never,
     })));
     assert_eq!(made(&scene), (Err(DecisionReason::Suspended), 0));
 }

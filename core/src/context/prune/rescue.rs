@@ -10,7 +10,7 @@ use super::{
 };
 use crate::context::plan::{DecisionReason, PlanRequest, RecordedDecisions};
 use crate::context::policy::{Policy, PrunePolicy};
-use crate::context::{Fact, reasoning, repair};
+use crate::context::{Fact, repair};
 use crate::dialect::overflow::Overflow;
 use crate::dialect::{PartIndex, PartKind, Purpose, Role};
 

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::context::Turn;
 use crate::context::policy::Mode;
 use crate::context::scene::{SessionFixture, messages};
-use crate::context::Turn;
 use crate::dialect::models::{Price, Rates};
 use crate::dialect::{Dialect, Purpose};
 

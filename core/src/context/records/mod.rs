@@ -19,8 +19,8 @@ mod window_limits;
 
 pub use self::epoch::DecisionEpoch;
 pub use self::fact::{
-    CompactionRecord, Cut, Fact, ForwardedHistory, ReasoningDecision, ReasoningRecord, Replacement,
-    Revocation, Renewal, Signature, Suspension,
+    CompactionRecord, Cut, Fact, ForwardedHistory, ReasoningDecision, ReasoningRecord, Renewal,
+    Replacement, Revocation, Signature, Suspension,
 };
 pub(crate) use self::fact::{ReasoningAction, ReasoningBlock};
 pub(crate) use self::message::InjectionPlace;
