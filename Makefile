@@ -44,7 +44,7 @@ stall: ## Each dependency hangs in turn, under N=200 streams (docs/waits.md)
 
 harmless: ## N random conversations from seed FROM=0 on, and as many under presets, rewritten, against a provider that checks what real ones check; POISON=1: with blocks that it refuses
 ifdef POISON
-	PLIMSOLL_HARMLESS_FROM=$(FROM) PLIMSOLL_POISON=$(N) cargo test --locked --release --test harmless a_refused_session_continues -- --nocapture
+	PLIMSOLL_HARMLESS_FROM=$(FROM) PLIMSOLL_POISON=$(N) cargo test --locked --release --test harmless refused_session_continues -- --nocapture
 else
 	PLIMSOLL_HARMLESS_FROM=$(FROM) PLIMSOLL_HARMLESS=$(N) cargo test --locked --release --test harmless -- --nocapture
 endif

@@ -103,7 +103,7 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(50);
 
     #[tokio::test]
-    async fn a_connection_is_idle_after_a_time_without_requests_in_flight() {
+    async fn connection_is_idle_after_time_without_requests_in_flight() {
         let activity = Activity::default();
         assert!(activity.is_silent());
         activity.idle(SHORT).await;

@@ -96,7 +96,7 @@ mod tests {
     const HOUR: Millis = 3_600_000;
 
     #[test]
-    fn time_continues_if_the_clock_is_set_back() {
+    fn time_survives_clock_set_back() {
         let mut clock = WallClock::default();
         let start = 100 * HOUR;
         assert_eq!(clock.tick(start, 0), (start, None));

@@ -45,7 +45,7 @@ mod tests {
     /// Another release of the allocator may number its options differently.
     #[test]
     #[expect(unsafe_code, reason = "the bindings have no safe way to read an option")]
-    fn the_allocator_option_number_is_that_of_the_purge_multiplier() {
+    fn allocator_option_number_is_that_of_purge_multiplier() {
         // SAFETY: it only reads a number.
         let multiplier = || unsafe { libmimalloc_sys::mi_option_get(ARENA_PURGE_MULT) };
         assert_eq!(multiplier(), 10);

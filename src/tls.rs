@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn renewed_files_that_others_may_write_do_not_replace_a_certificate() {
+    fn renewed_files_that_others_may_write_do_not_replace_certificate() {
         let folder = tempfile::tempdir().unwrap();
         let path = |name: &str| folder.path().join(name);
         let files = Tls { certificate: path("cert.pem"), key: path("key.pem") };

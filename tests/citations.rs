@@ -221,7 +221,7 @@ fn faults(file: &str, text: &str, documents: &BTreeMap<String, Headings>) -> (Ve
 }
 
 #[test]
-fn every_cited_heading_exists_in_the_docs() {
+fn every_cited_heading_exists_in_docs() {
     let documents = documents();
     let (mut wrong, mut resolved) = (Vec::new(), 0);
     for file in files().iter().filter(|file| *file != "tests/citations.rs") {
@@ -234,7 +234,7 @@ fn every_cited_heading_exists_in_the_docs() {
 }
 
 #[test]
-fn a_citation_of_a_missing_heading_is_found() {
+fn missing_heading_is_found() {
     let documents = BTreeMap::from([(
         "rules".to_owned(),
         Headings::of("# Rules\n\n## 1 One\n\n### 1.2 More\n\n```\n# 9 Code\n```\n\n## What else\n"),
@@ -262,7 +262,7 @@ fn a_citation_of_a_missing_heading_is_found() {
 }
 
 #[test]
-fn every_invariant_has_the_test_that_is_named() {
+fn every_invariant_has_a_test() {
     let page = read("docs/reviewing.md");
     let table = page.split("## Invariants").nth(1).and_then(|rest| rest.split("\n## ").next());
     let rows: Vec<&str> = table

@@ -22,7 +22,7 @@ const PACKAGES: &[&str] = &["core/src", "replay/src", "src"];
 type Imports = BTreeMap<String, BTreeSet<String>>;
 
 #[test]
-fn files_import_each_other_in_one_direction() {
+fn files_import_in_one_direction() {
     let mut report = String::new();
     for package in PACKAGES {
         let sources = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join(package));
@@ -67,7 +67,7 @@ const LEVELS: usize = 5;
 
 /// The table of `src/proxy` in docs/architecture.md: each row uses only its own folder and those above it.
 #[test]
-fn proxy_folders_import_each_other_only_in_the_documented_order() {
+fn proxy_folders_import_each_other_only_in_documented_order() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let text = std::fs::read_to_string(root.join("docs/architecture.md")).unwrap();
     let table = text.split("The table lists the folders of `src/proxy`.").nth(1).unwrap();
@@ -114,7 +114,7 @@ fn longest_chain(imports: &Imports) -> Vec<String> {
 }
 
 #[test]
-fn the_longest_import_chain_is_found() {
+fn longest_import_chain_is_found() {
     let edges = [("a", "b"), ("a", "c"), ("b", "c"), ("c", "d"), ("e", "d")];
     let mut imports = Imports::new();
     for (from, to) in edges {

@@ -57,7 +57,7 @@ static DEMO: LazyLock<Demo> = LazyLock::new(|| {
 });
 
 #[test]
-fn the_demo_shows_every_call_estimated_and_counted() {
+fn demo_shows_every_call_estimated_and_counted() {
     let output = &DEMO.output;
     assert_eq!(output.matches("Context Usage: ").count(), 18, "{output}");
     let (_, table) = output.split_once("Every call").unwrap();
@@ -112,7 +112,7 @@ fn would_have_cost_more(calls: &[Value]) -> (f64, u64) {
 /// The end of the output is what the ledger has, to the digit. The gain comes from the cuts, and agrees with the
 /// additional cost within three percent.
 #[test]
-fn the_gain_reported_by_the_demo_matches_the_ledger_and_the_provider() {
+fn gain_reported_by_demo_matches_ledger_and_provider() {
     let Demo { output, savings, pruned } = &*DEMO;
     let total = &savings["total"];
     let (_, ending) = output.split_once("What rewriting saved").unwrap();

@@ -93,7 +93,7 @@ impl FirstCall {
 const SIZES: [u64; 2] = [200, 1_000];
 
 #[test]
-fn recorded_conversations_are_estimated_within_the_error_bounds() {
+fn recorded_conversations_are_estimated_within_error_bounds() {
     let pairs = played(conversations);
     println!(
         "{:<18}{:<11}{:>6}{:>9}{:>9}{:>9}{:>8}{:>8}{:>8}{:>12}",
@@ -140,7 +140,7 @@ fn recorded_conversations_are_estimated_within_the_error_bounds() {
 
 /// The band of a later call must hold nine times in ten, too.
 #[test]
-fn the_band_of_a_follow_up_holds_nine_times_in_ten() {
+fn band_of_follow_up_holds() {
     let pairs = played(conversations);
     let check = |name: &str, of: &dyn Fn(&Pair) -> bool| {
         let anchored = pairs.iter().filter(|it| it.method == EstimateMethod::Anchored && of(it));
@@ -159,7 +159,7 @@ fn the_band_of_a_follow_up_holds_nine_times_in_ten() {
 /// A first call has no anchor. Its band says how wrong the estimate may be, and must hold nine times in ten, by
 /// tokenizer, size and model.
 #[test]
-fn the_band_of_a_first_call_holds_nine_times_in_ten() {
+fn band_of_first_call_holds() {
     let cold = first_calls();
     let mut errors: Vec<f64> = Vec::new();
     for FirstCall { guess, actual, .. } in &cold {
@@ -242,7 +242,7 @@ fn by_bands_of_others(cold: &[FirstCall]) -> (usize, usize) {
 
 /// The published table is what is measured on the project's own recordings. `PLIMSOLL_BLESS=1` writes it.
 #[test]
-fn the_table_of_estimate_errors_in_the_docs_is_current() {
+fn table_of_errors_is_current() {
     let table = table(&played(own));
     if let Some(root) = corpus::corpus() {
         println!("{}\n{}", root.display(), self::table(&played(conversations)));
@@ -292,7 +292,7 @@ fn table(pairs: &[Pair]) -> String {
 /// a provider may read what another drops (Gemini 2.5 on Vertex). The first call that shows this clearly is the last
 /// one with a wrong estimate, also in other conversations.
 #[test]
-fn how_an_upstream_counts_reasoning_is_learned_from_one_clear_pair() {
+fn how_upstream_counts_reasoning_is_learned_from_one_clear_pair() {
     let chat = |model: &str, word: &str, read: u64| {
         let question = json!({"role": "user", "content": format!("Where is the {word}?")});
         let call = json!({"id": format!("call_{word}"), "type": "function",

@@ -257,7 +257,7 @@ fn constant(file: &str, name: &str) -> u64 {
 }
 
 #[test]
-fn the_bounds_of_the_documentation_are_those_of_the_code() {
+fn documented_bounds_are_the_codes() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let documented = documented();
     let mut wrong = Vec::new();
@@ -317,7 +317,7 @@ fn resident() -> usize {
 /// So many sessions that other memory of the process matters little.
 #[test]
 #[cfg(target_os = "linux")]
-fn a_session_uses_about_the_memory_that_is_counted_for_it() {
+fn session_uses_about_memory_that_is_counted_for_it() {
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     // Just below and just above the sizes at which the maps of a session double.
     for (sessions, turns) in [(150, 100), (18, 890), (18, 1_000), (5, 3_500), (5, 4_000)] {
@@ -338,7 +338,7 @@ fn a_session_uses_about_the_memory_that_is_counted_for_it() {
 }
 
 #[test]
-fn a_long_session_keeps_its_newest_turns_in_memory() {
+fn long_session_keeps_its_newest_turns_in_memory() {
     const MOST: usize = 4096;
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut ledger = Ledger::default();

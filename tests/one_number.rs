@@ -877,7 +877,7 @@ proptest! {
 
     /// What is shown after a turn, plus what is new, decides the next request.
     #[test]
-    fn the_shown_context_plus_new_input_decides_the_next_request(
+    fn shown_context_plus_new_input_decides_next_request(
         steps in steps(), unsent in any::<bool>(), client in clients(),
         policy in 0..policies_once().len(), model in prop::sample::select(&MODELS[..]),
     ) {

@@ -10,7 +10,6 @@ use std::fmt;
 use std::path::PathBuf;
 
 use plimsoll::config::{self, ConfigSources};
-use plimsoll::dialect::models::Catalogue;
 use plimsoll_replay::transcript::TranscriptLine;
 use plimsoll_replay::what_if::{self, WhatIfOptions, WhatIfReport};
 use serde_json::json;
@@ -134,7 +133,7 @@ impl Agent {
         let options = WhatIfOptions {
             policy: loaded.config.policy.clone(),
             output_reserve: loaded.config.output_reserve,
-            catalogue: Catalogue::new(loaded.config.models.clone()),
+            catalogue: loaded.config.catalogue.clone(),
             summary_tokens: SUMMARY,
         };
         what_if::play(&self.session(), &options)
@@ -182,7 +181,7 @@ const CUTS_ONLY: &str = "[compact]\nengine = \"off\"\n";
 /// The default policy costs no more than the cheaper of nothing and cuts alone, where these fit; it always fits, and its
 /// summaries are few. With `--nocapture` it prints what each costs, as a table.
 #[test]
-fn the_default_policy_costs_no_more_than_nothing_or_cuts_alone() {
+fn default_policy_costs_no_more_than_nothing_or_cuts_alone() {
     let mut failures = Vec::new();
     for agent in &AGENTS {
         for window in WINDOWS {
@@ -204,7 +203,7 @@ fn the_default_policy_costs_no_more_than_nothing_or_cuts_alone() {
 
 /// System prompt and tools alone fill the window: no summary would help, and none is bought.
 #[test]
-fn no_summary_is_bought_if_the_head_fills_the_window() {
+fn full_head_buys_no_summary() {
     let agent = Agent { head: 70_000, ..AGENTS[4] };
     let report = agent.played(60_000, "");
     assert_eq!(report.summaries, 0, "{:?}", report.declined);
@@ -212,7 +211,7 @@ fn no_summary_is_bought_if_the_head_fills_the_window() {
 
 /// Without a price nothing is cut for money: only where a summary would be due otherwise.
 #[test]
-fn without_a_price_cuts_wait_for_the_window() {
+fn without_price_cuts_wait_for_window() {
     let agent = Agent { model: "a-model-of-mine", ..AGENTS[0] };
     let [priced, unpriced] = [&AGENTS[0], &agent].map(|agent| Bill::of(&agent.played(80_000, "")));
     assert!(unpriced.largest > priced.largest, "{unpriced} {priced}");

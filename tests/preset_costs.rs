@@ -9,7 +9,6 @@ use std::path::{Path, PathBuf};
 
 use plimsoll::config::presets::Preset;
 use plimsoll::config::{self, ConfigSources};
-use plimsoll::dialect::models::Catalogue;
 use plimsoll_replay::transcript::TranscriptLine;
 use plimsoll_replay::what_if::{self, WhatIfOptions, WhatIfReport};
 
@@ -135,38 +134,38 @@ fn check(preset: Preset) {
 }
 
 #[test]
-fn the_dexto_preset_file_states_its_cost() {
+fn dexto_preset_file_states_its_cost() {
     check(Preset::Dexto);
 }
 
 #[test]
-fn the_opencode_preset_file_states_its_cost() {
+fn opencode_preset_file_states_its_cost() {
     check(Preset::Opencode);
 }
 
 #[test]
-fn the_gemini_cli_preset_file_states_its_cost() {
+fn gemini_cli_preset_file_states_its_cost() {
     check(Preset::GeminiCli);
 }
 
 #[test]
-fn the_claude_code_preset_file_states_its_cost() {
+fn claude_code_preset_file_states_its_cost() {
     check(Preset::ClaudeCode);
 }
 
 #[test]
-fn the_micro_compact_preset_file_states_its_cost() {
+fn micro_compact_preset_file_states_its_cost() {
     check(Preset::MicroCompact);
 }
 
 #[test]
-fn the_llxprt_preset_file_states_its_cost() {
+fn llxprt_preset_file_states_its_cost() {
     check(Preset::Llxprt);
 }
 
 /// The README lists the files, where they are from, with the commit, and their licences.
 #[test]
-fn every_recorded_session_has_its_source_in_the_readme() {
+fn every_recorded_session_has_its_source_in_readme() {
     let folder = root().join("tests/data/transcripts");
     let readme = std::fs::read_to_string(folder.join("README.md")).unwrap();
     let in_folder = |folder: &Path| {

@@ -47,7 +47,7 @@ fn of(pairs: &[EstimatePair], provider: &str) -> Scores {
 
 /// Measured values with a small margin: if a rule breaks, it shows here.
 #[test]
-fn recorded_sessions_are_estimated_well() {
+fn recordings_are_estimated_well() {
     let pairs = played(&recorded(), &[ClassicRules::default()]);
     let openai = of(&pairs, "openai");
     assert!(openai.pairs >= 15, "{openai:?}");
@@ -103,7 +103,7 @@ fn estimate_bands_hold_for_each_model_and_size_of_new_input() {
 /// A client may send more than it records. That is proven only if an identical call of the session cost much less.
 /// Estimates prove nothing.
 #[test]
-fn unrecorded_input_is_proven_by_a_cheaper_identical_call() {
+fn unrecorded_input_is_proven_by_cheaper_identical_call() {
     let call = |tool: &str, result: &str, cost: u64| (tool.to_owned(), result.to_owned(), cost);
     let excesses = |calls: &[(String, String, u64)]| {
         let mut input = 9_000;
@@ -145,7 +145,7 @@ fn unrecorded_input_is_proven_by_a_cheaper_identical_call() {
 /// Gemini may read the reasoning of its last reply or not, and reports it beside the output. What it may have read proves
 /// nothing.
 #[test]
-fn a_call_that_may_have_read_reasoning_is_not_proven_to_have_hidden_input() {
+fn call_that_may_have_read_reasoning_is_not_proven_to_have_hidden_input() {
     let excesses = |calls: &[(u64, u64)]| {
         let mut input = 9_000;
         let mut texts = Vec::new();
@@ -176,7 +176,7 @@ fn a_call_that_may_have_read_reasoning_is_not_proven_to_have_hidden_input() {
 
 /// The usage and the text of a session's last call change no earlier estimate.
 #[test]
-fn later_calls_do_not_change_earlier_estimates() {
+fn later_calls_change_no_estimate() {
     let texts = recorded();
     let whole = played(&texts, &[]);
     let latest =
@@ -236,7 +236,7 @@ fn results_with_only_pictures_are_read_as_tool_results() {
 /// A recording marks what its client cleared later: from the turn on that the client's rule says, the replay sends the
 /// cleared result.
 #[test]
-fn results_that_a_client_cleared_later_are_cleared_in_replay() {
+fn results_that_client_cleared_later_are_cleared_in_replay() {
     let result = |at: usize| {
         serde_json::json!([
             { "role": "assistant", "kind": "tool_use", "name": "read", "text": "{}", "reply": true },

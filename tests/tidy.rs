@@ -408,7 +408,7 @@ fn installed_packages_and_images_are_pinned_by_hash() {
 }
 
 #[test]
-fn unpinned_installations_are_detected() {
+fn unpinned_installs_are_detected() {
     let hash = format!("a==1 \\\n    --hash=sha256:{}\n", "0".repeat(64));
     let image =
         format!("FROM rust:1@sha256:{} AS build\nFROM scratch\nFROM ${{X}} AS y\n", "0".repeat(64));
@@ -514,7 +514,7 @@ fn is_local_closure(code: &str) -> bool {
 }
 
 #[test]
-fn the_code_reads_as_its_field_writes() {
+fn code_reads_as_its_field_writes() {
     let lines = std::cell::Cell::new(0);
     let counts: Vec<_> = HABITS.iter().map(|_| std::cell::Cell::new(0)).collect();
     check(|file, _| {
@@ -549,7 +549,7 @@ const NAMES_FOREIGN_TESTS: &str = "docs/protocols.md";
 
 /// Each threat that is said to be prevented has a test that tries it, and each limit one that reaches it.
 #[test]
-fn every_test_named_in_a_document_exists() {
+fn documents_name_existing_tests() {
     let mut code = String::new();
     for folder in ["core", "replay", "scripted-provider", "src", "tests"] {
         for file in sources(Path::new(folder)) {
@@ -596,7 +596,7 @@ fn every_test_named_in_a_document_exists() {
 
 /// The table of the reference documents has each requirement once, in order, and a test for each.
 #[test]
-fn every_requirement_of_the_reference_documents_has_a_row_and_a_test() {
+fn every_requirement_of_reference_documents_has_row_and_test() {
     let text = std::fs::read_to_string("docs/seeds.md").unwrap();
     let rows = text.lines().filter(|line| line.starts_with("| ")).map(cells);
     let mut number = 0;
@@ -609,7 +609,7 @@ fn every_requirement_of_the_reference_documents_has_a_row_and_a_test() {
 }
 
 #[test]
-fn tests_named_in_a_column_are_found() {
+fn tests_named_in_column_are_found() {
     let code = "#[test]\nfn one() {}\n#[tokio::test(start_paused = true)]\n#[ignore]\nasync fn two() {\n    \
                 fn three() {}\n}\nfn four() {}\n";
     assert_eq!(tests_of(code), BTreeSet::from(["one", "two"]));
@@ -677,7 +677,7 @@ fn is_snake_case(word: &str) -> bool {
 
 /// A command that names no test any more runs none, and is green.
 #[test]
-fn every_filter_of_a_test_command_selects_a_test() {
+fn test_filters_select_tests() {
     let mut filters = Vec::new();
     for file in tracked() {
         let is_read = ["Makefile", ".md", "/run"].iter().any(|end| file.ends_with(end))
@@ -767,7 +767,7 @@ fn filters_of_test_commands_are_found() {
 }
 
 #[test]
-fn the_source_reader_skips_strings_comments_and_tests() {
+fn source_reader_skips_strings_comments_and_tests() {
     let file = Source::new(
         "core/src/wire/x.rs",
         "//! a\n//! b\nfn f() {\n    let s = \"crate::proxy } // \";\n    // crate::admin {\n    let c = '}';\n    let r = r#\"fn g() {\"#;\n}\n#[cfg(test)]\nmod tests {\n    use crate::admin;\n}\n",

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 
 use plimsoll::config::{self, ConfigSources};
 use plimsoll::context::plan::Change;
-use plimsoll::dialect::models::Catalogue;
 use plimsoll_replay::transcript::TranscriptLine;
 use plimsoll_replay::what_if::{self, WhatIfOptions, WhatIfReport};
 use serde_json::json;
@@ -75,14 +74,14 @@ fn played_of(name: &str, policy: &str, session: &[TranscriptLine]) -> WhatIfRepo
     let options = WhatIfOptions {
         policy: loaded.config.policy.clone(),
         output_reserve: loaded.config.output_reserve,
-        catalogue: Catalogue::new(loaded.config.models.clone()),
+        catalogue: loaded.config.catalogue.clone(),
         summary_tokens: 500,
     };
     what_if::play(session, &options)
 }
 
 #[test]
-fn a_policy_that_does_nothing_changes_nothing() {
+fn idle_policy_changes_nothing() {
     let report = played("nothing", "[prune]\ngate = []\n[compact]\nengine = \"off\"\n", 30);
     assert_eq!((report.calls, report.priced_calls), (30, 30));
     assert_eq!(report.under_policy, report.as_it_was);
@@ -93,7 +92,7 @@ fn a_policy_that_does_nothing_changes_nothing() {
 }
 
 #[test]
-fn old_results_are_cut_in_batches_and_stay_cut() {
+fn old_results_are_cut_in_batches() {
     let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 9000\nprotect_messages = 0\nmin_saving_tokens = 11000\n[compact]\nengine = \"off\"\n";
     let report = played("prune", policy, 30);
     let cuts: Vec<u64> = report.events.iter().map(|event| event.call).collect();
@@ -118,7 +117,7 @@ fn old_results_are_cut_in_batches_and_stay_cut() {
 /// The ledger's net saving equals the difference in the cost of the calls: the claim is what was left out, and what a
 /// cut broke is what was processed again.
 #[test]
-fn the_net_saving_equals_the_drop_in_call_costs() {
+fn net_saving_is_drop_in_call_costs() {
     let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 9000\nprotect_messages = 0\nmin_saving_tokens = 11000\n[compact]\nengine = \"off\"\n";
     // Sometimes the cache is cold where nothing is cut. If something were cut there, the cut would be taken for the
     // cause.
@@ -140,7 +139,7 @@ fn the_net_saving_equals_the_drop_in_call_costs() {
 
 /// A call with more cuts than a turn stores reports all of them, and their total effect.
 #[test]
-fn a_batch_with_more_cuts_than_a_turn_stores_is_reported_whole() {
+fn batch_with_more_cuts_than_turn_stores_is_reported_whole() {
     let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 900\nprotect_messages = 0\nmin_saving_tokens = 25000\n[compact]\nengine = \"off\"\n";
     let report =
         played_of("large-batch", policy, &session_of(("gpt-4.1", "openai"), 120, 120, 300));
@@ -169,7 +168,7 @@ fn calls_repeated_after_their_result_was_cut_are_counted() {
 }
 
 #[test]
-fn a_full_window_is_compacted_and_the_summary_cost_is_counted() {
+fn full_window_is_compacted_and_summary_cost_is_counted() {
     let policy = "[prune]\ngate = []\n[model.\"gpt-4.1\"]\nwindow_tokens = 60000\n[compact]\nengine = \"summary\"\n";
     let report = played("compact", policy, 40);
     let compacted = report.events.iter().filter(|event| event.change == Change::Compacted);
@@ -184,7 +183,7 @@ fn a_full_window_is_compacted_and_the_summary_cost_is_counted() {
 /// Many recordings have the input but not the output of a call. Such a call is no anchor, but its input was paid for,
 /// and what a policy leaves out of it is saved.
 #[test]
-fn the_input_of_a_call_with_unknown_output_is_counted() {
+fn input_of_call_with_unknown_output_is_counted() {
     let flags: fn(u64) -> &'static [&'static str] =
         |call| if call % 4 == 0 { &[] } else { &["output_unreliable"] };
     let session = recorded(("gpt-4.1", "openai"), 30, 30, RESULT, flags);
@@ -202,7 +201,7 @@ fn the_input_of_a_call_with_unknown_output_is_counted() {
 /// Large results in a window for six of them, the newest two protected. Under pressure, one result could be cut in
 /// each turn, which would break the cache each time and make room for one turn only.
 #[test]
-fn one_cut_makes_room_for_several_turns() {
+fn one_cut_makes_room_for_long() {
     let session = session_of(("claude-sonnet-4-5", "anthropic"), 30, 30, 25_000);
     let window = "[model.\"claude-sonnet-4-5\"]\nwindow_tokens = 150000\n";
     let breaks = |report: &WhatIfReport| {
@@ -222,7 +221,7 @@ fn one_cut_makes_room_for_several_turns() {
 
 /// Without a price cuts wait until a summary would be used otherwise. Until then none is prepared for them.
 #[test]
-fn no_summary_is_prepared_while_a_cut_waits() {
+fn waiting_cut_prepares_no_summary() {
     let session = session_of(("a-model-of-mine", "openai"), 60, 60, 2_000);
     let window = "[model.\"a-model-of-mine\"]\nwindow_tokens = 60000\n";
     let report = played_of("waiting", window, &session);
@@ -233,7 +232,7 @@ fn no_summary_is_prepared_while_a_cut_waits() {
 
 /// A new cut breaks the cache from its place in what is sent, not in what came.
 #[test]
-fn a_new_cut_breaks_the_cache_from_its_place_in_the_sent_request() {
+fn new_cut_breaks_cache_from_its_place_in_sent_request() {
     let policy = "[prune]\ngate = [\"always\"]\nprotect_tokens = 9000\nprotect_messages = 0\nmin_saving_tokens = 2000\n[compact]\nengine = \"off\"\n";
     let report = played("one-by-one", policy, 30);
     let calls = report.events.iter().map(|event| event.call);
@@ -246,7 +245,7 @@ fn a_new_cut_breaks_the_cache_from_its_place_in_the_sent_request() {
 /// As in the proxy: a request that does not fit uses the prepared summary, which covers one result. The next one is not
 /// written before more was added.
 #[test]
-fn a_prepared_summary_is_used_before_another_is_written() {
+fn prepared_summary_is_used_before_another_is_written() {
     let policy = "[prune]\ngate = []\n[model.\"gpt-4.1\"]\nwindow_tokens = 60000\n[compact]\nengine = \"summary\"\nprepare = 0.5\n";
     let report = played_of("prepared", policy, &session_of(("gpt-4.1", "openai"), 8, 8, 15_000));
     let before: Vec<(u64, u64)> =
@@ -258,7 +257,7 @@ fn a_prepared_summary_is_used_before_another_is_written() {
 
 /// As in the proxy, the reason is reported if a compaction cannot be made.
 #[test]
-fn reasons_for_refused_compactions_are_counted() {
+fn refused_compactions_have_reasons() {
     let policy = "[prune]\ngate = []\n[model.\"gemini-2.5-pro\"]\nwindow_tokens = 60000\n[compact]\nengine = \"provider\"\n";
     let session = session_of(("gemini-2.5-pro", "gemini"), 40, 40, RESULT);
     let report = played_of("no-provider", policy, &session);

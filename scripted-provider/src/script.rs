@@ -449,7 +449,7 @@ mod tests {
     }
 
     #[test]
-    fn the_script_calls_tools_and_then_replies_with_text() {
+    fn script_calls_tools_and_then_replies_with_text() {
         let mut memory = ScriptState::default();
         for (results, command) in COMMANDS.iter().enumerate() {
             let reply = reply(&request("What is this?", results), &mut memory);
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_reads_its_earlier_prefix_from_the_cache() {
+    fn request_reads_cached_prefix() {
         let mut memory = ScriptState::default();
         let first = reply(&request("x", 1), &mut memory).usage;
         let second = reply(&request("x", 2), &mut memory).usage;
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn output_ends_at_the_output_limit() {
+    fn output_ends_at_output_limit() {
         let mut request = ModelRequest {
             model: "gpt-5.5".into(),
             max_output: Some(4),

@@ -46,7 +46,7 @@ fn tool_output(request: &ModelRequest) -> String {
 }
 
 #[test]
-fn anthropic_input_grows_by_the_reply_and_the_result() {
+fn anthropic_input_grows_by_reply() {
     let schema = json!({"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]});
     let first = json!({
         "model": "claude-sonnet-4-6", "max_tokens": 1000, "thinking": {"type": "enabled", "budget_tokens": 1024},
@@ -64,7 +64,7 @@ fn anthropic_input_grows_by_the_reply_and_the_result() {
 }
 
 #[test]
-fn openai_chat_input_grows_by_the_reply_and_the_result() {
+fn chat_input_grows_by_reply() {
     let function = json!({"name": "bash", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}});
     let first = json!({
         "model": "gpt-4.1", "tools": [{"type": "function", "function": function}],
@@ -83,7 +83,7 @@ fn openai_chat_input_grows_by_the_reply_and_the_result() {
 }
 
 #[test]
-fn openai_responses_input_grows_by_the_reply_and_the_result() {
+fn openai_responses_input_grows_by_reply_and_result() {
     let first = json!({
         "model": "gpt-5.5", "instructions": "You are a coding agent.", "reasoning": {"effort": "low"},
         "tools": [{"type": "function", "name": "exec_command", "parameters": {"properties": {"cmd": {"type": "string"}}}}],
@@ -102,7 +102,7 @@ fn openai_responses_input_grows_by_the_reply_and_the_result() {
 }
 
 #[test]
-fn gemini_input_grows_by_the_reply_and_the_result() {
+fn gemini_input_grows_by_reply() {
     let parameters = json!({"type": "OBJECT", "properties": {"command": {"type": "STRING"}}, "required": ["command"]});
     let first = json!({
         "systemInstruction": {"parts": [{"text": "You are a coding agent."}]},
@@ -166,7 +166,7 @@ async fn each_demo_model_for_failures_causes_its_failure() {
 }
 
 #[tokio::test]
-async fn a_strict_provider_refuses_changes_to_scripted_thinking() {
+async fn strict_provider_refuses_changes_to_scripted_thinking() {
     let rules = crate::strict::Rules::default();
     let provider =
         ScriptedProvider::strict(([127, 0, 0, 1], 0).into(), by_length, rules).await.unwrap();
@@ -198,7 +198,7 @@ async fn a_strict_provider_refuses_changes_to_scripted_thinking() {
 }
 
 #[tokio::test]
-async fn the_demo_model_for_broken_streams_breaks_its_stream() {
+async fn demo_model_for_broken_streams_breaks_its_stream() {
     for path in ["/v1/messages", "/v1/chat/completions", "/v1/responses"] {
         assert!(post(path, "demo-cut", true).await.2.is_err(), "{path}");
         assert!(post(path, "demo-model", true).await.2.unwrap().contains("have read"), "{path}");
@@ -206,7 +206,7 @@ async fn the_demo_model_for_broken_streams_breaks_its_stream() {
 }
 
 #[tokio::test]
-async fn a_socket_remembers_its_responses() {
+async fn socket_remembers_its_responses() {
     let provider = ScriptedProvider::start(([127, 0, 0, 1], 0).into(), by_length).await.unwrap();
     let stream = tokio::net::TcpStream::connect(provider.address()).await.unwrap();
     let address = format!("ws://{}/v1/responses", provider.address());

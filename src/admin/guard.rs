@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_allow_what_their_roles_allow() {
+    fn tokens_allow_what_roles_allow() {
         let with = |needs, token: &str| {
             let request = request("/metrics", &[OWN, ("authorization", token)]);
             judge(&request, needs, by_port(true), &access())

@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn one_refusal_a_minute_is_logged() {
+    fn one_refusal_minute_is_logged() {
         let (limiter, now) = (WrongTokenLimiter::default(), Instant::now());
         assert_eq!(limiter.line(now), Some(0));
         for seconds in [0, 1, 59] {

@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn odd_names_keep_the_table() {
+    fn odd_names_keep_table() {
         assert_eq!(short("a\nb"), "a_b");
         assert_eq!(short(&"x".repeat(90)).chars().count(), 40);
     }

@@ -166,7 +166,7 @@ mod tests {
     use super::{ScreenSize, drawn};
 
     #[test]
-    fn screen_fits_the_terminal() {
+    fn screen_fits_terminal() {
         let picture = "0123456789\né\nthird\nfourth\n";
         let shown = "\x1b[H01234\x1b[K\né\x1b[K\n\x1b[J";
         assert_eq!(drawn(picture, ScreenSize { columns: 5, rows: 3 }).text(), shown);

@@ -31,7 +31,7 @@ async fn exchange_ids_are_unique() {
 }
 
 #[test]
-fn hex_matches_the_format_macros() {
+fn hex_matches_format_macros() {
     for number in [0, 1, 0x9f, 0xffff_ffff, 0x1_0000_0000, 0x0123_4567_89ab_cdef, u64::MAX] {
         let (mut eight, mut sixteen) = (String::new(), String::new());
         push_hex(&mut eight, number, 8);

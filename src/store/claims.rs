@@ -159,7 +159,7 @@ mod tests {
 
     /// Nobody else could do the work.
     #[tokio::test]
-    async fn a_store_of_one_process_has_no_claims() {
+    async fn store_of_one_process_has_no_claims() {
         let folder = crate::store::conformance::folder();
         let store = Arc::new(SqliteStore::open(&folder.path().join("p.db")).unwrap());
         let claims = Claims::new(store.clone());

@@ -303,7 +303,7 @@ mod tests {
     use crate::store::keyed::FILE;
 
     #[tokio::test]
-    async fn a_closed_store_says_why() {
+    async fn closed_store_says_why() {
         let folder = conformance::folder();
         let in_the_way = folder.path().join("data");
         std::fs::write(&in_the_way, "a file where a folder should be").unwrap();
@@ -323,7 +323,7 @@ mod tests {
 
     /// Without the secret no record can be found, so the store waits for it as it does for the file.
     #[tokio::test]
-    async fn a_store_waits_for_its_secret() {
+    async fn store_waits_for_its_secret() {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         let cut = || Record { kind: RecordKind::Cut, ..turn(7, "{}", 1) };
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_damaged_file_is_kept_aside() {
+    async fn damaged_file_is_kept_aside() {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         let letter = "this is a letter, not a database".repeat(100);
@@ -370,7 +370,7 @@ mod tests {
     /// A store that fails says so until its next write or read of that kind succeeds. Lists that the admin API reads
     /// say nothing about traffic.
     #[tokio::test]
-    async fn a_failure_lasts_until_a_success() {
+    async fn failure_lasts_until_success() {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         let store = DeferredStore::new(&path);
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_replaced_file_is_reported() {
+    async fn replaced_file_is_reported() {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         let store = DeferredStore::new(&path);
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn closing_merges_the_log() {
+    async fn closing_merges_log() {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         let store = DeferredStore::new(&path);

@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_data_folder_is_private() {
+    fn new_data_folder_is_private() {
         let home = crate::store::conformance::folder();
         let folder = home.path().join("share/plimsoll");
         assert_eq!(prepare(&folder).unwrap(), Vec::<String>::new());
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn a_shared_folder_keeps_its_mode() {
+    fn shared_folder_keeps_its_mode() {
         let folder = crate::store::conformance::folder();
         widen(folder.path(), 0o1777);
         let warnings = prepare(folder.path()).unwrap();
@@ -237,7 +237,7 @@ mod tests {
 
     /// Another process may have renamed it a moment ago, or the name may be taken.
     #[test]
-    fn a_log_without_rotation_is_used() {
+    fn log_without_rotation_is_used() {
         let home = crate::store::conformance::folder();
         let [log, old] = [RUN_LOG, OLD_RUN_LOG].map(|name| home.path().join(name));
         File::create(&log).unwrap().set_len(RUN_LOG_BYTES + 1).unwrap();
@@ -248,7 +248,7 @@ mod tests {
 
     /// A volume in Kubernetes belongs to root, with one of our groups. It must be usable.
     #[test]
-    fn a_strangers_folder_is_reported() {
+    fn strangers_folder_is_reported() {
         if !rustix::process::geteuid().is_root() {
             // Only root can give a folder away, so a folder of root's is used instead.
             let warnings = narrow(Path::new("/usr"), FOLDER_MODE).unwrap().unwrap();
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn one_process_locks_the_folder() {
+    fn one_process_locks_folder() {
         let home = crate::store::conformance::folder();
         let held = lock(home.path()).unwrap();
         let in_use = lock(home.path()).unwrap_err();
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn a_start_waits_for_an_end() {
+    fn start_waits_for_end() {
         let home = crate::store::conformance::folder();
         let held = lock(home.path()).unwrap();
         let ending = thread::spawn(move || {
@@ -297,7 +297,7 @@ mod tests {
 
     /// A symbolic link to itself is an error, not a missing file.
     #[test]
-    fn unreadable_metadata_is_an_error() {
+    fn unreadable_metadata_is_error() {
         let home = crate::store::conformance::folder();
         let file = home.path().join(DATABASE);
         std::os::unix::fs::symlink(&file, &file).unwrap();

@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_write_begins_or_is_cancelled() {
+    fn write_begins_or_is_cancelled() {
         let cancelled = WriteToken::default();
         assert!(cancelled.cancel());
         assert!(cancelled.cancel());

@@ -293,7 +293,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_first_load_may_take_longer() {
+    async fn first_load_may_take_longer() {
         let never = std::future::pending::<()>;
         let (stop, shutdown) = watch::channel(false);
         let budget = |whole| ReadBudget::new(SHORT).with_first_load(whole, shutdown.clone());
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn an_overspent_budget_ends_reads() {
+    fn overspent_budget_ends_reads() {
         let (_stop, shutdown) = watch::channel(false);
         let first = ReadBudget::new(SHORT).with_first_load(LONG, shutdown);
         assert_eq!(first.left(), LONG);
@@ -380,13 +380,13 @@ mod tests {
     }
 
     #[test]
-    fn retry_pauses_grow_up_to_a_maximum() {
+    fn retry_pauses_grow_up_to_maximum() {
         let rests = [1, 2, 3, 7, 1000].map(|failures| rest(failures).as_secs());
         assert_eq!(rests, [1, 2, 4, 60, 60]);
     }
 
     #[tokio::test]
-    async fn a_late_read_serves_later_waiters() {
+    async fn late_read_serves_later_waiters() {
         let recall = Recall::default();
         let (go, gate) = tokio::sync::oneshot::channel::<()>();
         let read = || async move { gate.await.map_err(|_| StoreError::Closed) };
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panicking_read_has_failed() {
+    async fn panicking_read_has_failed() {
         let recall = Recall::default();
         let read = || async { panic!("a mistake") };
         assert_eq!(recall.wait(&ReadBudget::new(LONG), read).await, RecallOutcome::Failed);

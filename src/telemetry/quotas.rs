@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_word_of_a_limit_counts_until_it_is_whole_again() {
+    fn newest_word_of_limit_counts_until_it_is_whole_again() {
         let board = QuotaBoard::default();
         let (alice, bob) = (TenantId::from("a"), TenantId::from("b"));
         board.told(
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_limit_told_longest_ago_is_forgotten_first() {
+    fn limit_told_longest_ago_is_forgotten_first() {
         let board = QuotaBoard::default();
         for at in 0..=MOST_QUOTAS as u64 {
             let tenant = TenantId::from(at.to_string().as_str());

@@ -130,7 +130,7 @@ fn value(rendered: &str, series: &str) -> f64 {
 }
 
 #[test]
-fn an_exchange_is_logged_as_a_text_line() {
+fn exchange_is_logged_as_text_line() {
     assert_eq!(
         logged(LogFormat::Text, sample_exchange()),
         "2025-11-21T04:40:00.123Z anthropic POST /v1/messages 200 complete id=6920f0a100000001 \
@@ -142,7 +142,7 @@ fn an_exchange_is_logged_as_a_text_line() {
 
 /// Computed with integers; the expected text is that of `{:+} ({:+.1}%)`.
 #[test]
-fn an_estimate_error_is_logged_with_its_sign_and_in_tenths_of_a_percent() {
+fn estimate_error_is_logged_with_its_sign_and_in_tenths_of_percent() {
     let actual = sample_exchange().usage.input.unwrap();
     for error in [-51_000, -12_345, -517, -52, -5, 0, 5, 52, 517, 12_345, 123_456, 9_999_999] {
         let estimate = Some(estimate((actual as i64 + error) as u64));
@@ -155,7 +155,7 @@ fn an_estimate_error_is_logged_with_its_sign_and_in_tenths_of_a_percent() {
 
 /// Prometheus sees no increase in a counter that first appears at 1, so the counters that alerts use start at 0.
 #[test]
-fn counters_used_by_alerts_start_at_zero() {
+fn alert_counters_start_at_zero() {
     let telemetry = Telemetry::silent().unwrap();
     telemetry.begin_at_zero(["anthropic", "mine"]);
     let page = telemetry.render();
@@ -181,7 +181,7 @@ fn counters_used_by_alerts_start_at_zero() {
 
 /// Several processes can be compared by their presets.
 #[test]
-fn the_preset_is_a_label() {
+fn preset_is_label() {
     let telemetry = Telemetry::silent().unwrap();
     telemetry.name_preset("llxprt");
     assert_eq!(value(&telemetry.render(), r#"plimsoll_preset_info{preset="llxprt"}"#), 1.0);
@@ -189,7 +189,7 @@ fn the_preset_is_a_label() {
 
 /// The wait for a summary is a field of its own, not part of the overhead.
 #[test]
-fn the_wait_for_a_summary_has_a_field_of_its_own() {
+fn wait_for_summary_has_a_field() {
     let waited = Exchange { compaction_wait_us: Some(1_204_000), ..sample_exchange() };
     let line = logged(LogFormat::Text, waited);
     assert!(line.contains(" overhead=0.40ms summary_wait=1204.0ms"), "{line}");
@@ -198,7 +198,7 @@ fn the_wait_for_a_summary_has_a_field_of_its_own() {
 
 /// So is a long wait for a session.
 #[test]
-fn a_long_first_load_has_a_field_of_its_own() {
+fn long_first_load_has_a_field() {
     let waited = Exchange { session_load_us: Some(1_004_000), ..sample_exchange() };
     let line = logged(LogFormat::Text, waited);
     assert!(line.contains(" overhead=0.40ms session_load=1004.0ms"), "{line}");
@@ -207,7 +207,7 @@ fn a_long_first_load_has_a_field_of_its_own() {
 
 /// The prediction by an agent's rules is counted beside ours, each with its error.
 #[test]
-fn the_classic_estimate_is_logged_and_measured_beside_the_estimate() {
+fn classic_estimate_is_logged_and_measured_beside_estimate() {
     let rules = "micro-compact".into();
     let classic = ClassicEstimate {
         rules,
@@ -248,7 +248,7 @@ fn the_classic_estimate_is_logged_and_measured_beside_the_estimate() {
 
 /// Where an agent's rules decide, each metric has the error of its own count.
 #[test]
-fn plimsolls_own_error_is_measured_where_an_agents_rules_decide() {
+fn plimsolls_own_error_is_measured_where_agents_rules_decide() {
     let telemetry = Telemetry::silent().unwrap();
     let rules = "dexto".into();
     let classic = ClassicEstimate {
@@ -289,7 +289,7 @@ fn plimsolls_own_error_is_measured_where_an_agents_rules_decide() {
 
 /// The same error is a larger share of the new part alone. A very small new part is not measured in percent.
 #[test]
-fn the_error_of_the_new_part_is_measured_if_the_part_is_large_enough() {
+fn error_of_new_part_is_measured_if_part_is_large_enough() {
     let telemetry = Telemetry::silent().unwrap();
     for new in [1_310, 410, 0] {
         let estimate = Some(Estimate { new, ..estimate(52_100) });
@@ -304,7 +304,7 @@ fn the_error_of_the_new_part_is_measured_if_the_part_is_large_enough() {
 }
 
 #[test]
-fn unknown_fields_are_left_out_of_a_text_line() {
+fn text_line_omits_unknown_fields() {
     assert_eq!(
         logged(LogFormat::Text, Exchange { status: Some(404), ..blank() }),
         "2025-11-21T04:40:00.123Z - POST /v1/messages 404 client_left id=6920f0a100000001 \
@@ -313,7 +313,7 @@ fn unknown_fields_are_left_out_of_a_text_line() {
 }
 
 #[test]
-fn an_exchange_is_logged_as_a_json_line() {
+fn exchange_is_logged_as_json_line() {
     let line = logged(LogFormat::Json, sample_exchange());
     let line: serde_json::Value = serde_json::from_str(&line).unwrap();
     assert_eq!(line["timestamp"], "2025-11-21T04:40:00.123Z");
@@ -326,7 +326,7 @@ fn an_exchange_is_logged_as_a_json_line() {
 
 /// A client chooses the names of sessions and models. It must not be able to write log lines with them.
 #[test]
-fn a_client_cannot_forge_lines() {
+fn client_cannot_forge_lines() {
     let forged = "x\n2025-11-21T04:40:00.123Z anthropic POST / 200";
     let session = Some(forged.into());
     let path = format!("/v1/{}", "long".repeat(500));
@@ -339,7 +339,7 @@ fn a_client_cannot_forge_lines() {
 }
 
 #[test]
-fn an_exchange_is_counted_once_in_each_metric() {
+fn each_metric_counts_exchange_once() {
     let telemetry = Telemetry::silent().unwrap();
     telemetry.report(sample_exchange());
     telemetry.report(Exchange {
@@ -384,7 +384,7 @@ fn an_exchange_is_counted_once_in_each_metric() {
 }
 
 #[test]
-fn the_calibration_of_a_model_is_shown() {
+fn calibration_of_model_is_shown() {
     let telemetry = Telemetry::silent().unwrap();
     telemetry.learned("anthropic", "claude-opus-5", 64, 0.5);
     telemetry.learned("anthropic", "claude-opus-5", 65, 0.75);
@@ -395,7 +395,7 @@ fn the_calibration_of_a_model_is_shown() {
 }
 
 #[test]
-fn an_estimate_that_is_too_low_has_a_negative_error() {
+fn low_estimate_has_negative_error() {
     let telemetry = Telemetry::silent().unwrap();
     telemetry.report(Exchange { estimate: Some(estimate(50_000)), ..sample_exchange() });
     let page = telemetry.render();
@@ -407,7 +407,7 @@ fn an_estimate_that_is_too_low_has_a_negative_error() {
 
 /// Without reported usage an estimate is not compared. A stream that broke off may have reported its input before.
 #[test]
-fn an_estimate_is_compared_with_the_reported_input_of_a_broken_stream() {
+fn estimate_is_compared_with_reported_input_of_broken_stream() {
     let telemetry = Telemetry::silent().unwrap();
     telemetry.report(Exchange { usage: Usage::default(), ..sample_exchange() });
     assert!(!telemetry.render().contains("plimsoll_estimates_comparable_total{"));
@@ -422,7 +422,7 @@ fn an_estimate_is_compared_with_the_reported_input_of_a_broken_stream() {
 
 /// A band is logged only with the estimate that it belongs to.
 #[test]
-fn an_estimate_by_an_agents_rules_is_logged_without_a_band() {
+fn estimate_by_agents_rules_is_logged_without_band() {
     let mut ruled = sample_exchange();
     ruled.estimate.as_mut().unwrap().tokens = 51_000;
     let line = logged(LogFormat::Text, ruled);
@@ -431,7 +431,7 @@ fn an_estimate_by_an_agents_rules_is_logged_without_a_band() {
 
 /// If the messages would have fewer than 0 tokens, they are shown as 0, and the log says so.
 #[test]
-fn a_breakdown_that_is_capped_is_logged() {
+fn breakdown_that_is_capped_is_logged() {
     let mut capped = sample_exchange();
     capped.estimate.as_mut().unwrap().breakdown.capped = true;
     assert!(logged(LogFormat::Text, capped).contains(" breakdown=capped"));
@@ -443,7 +443,7 @@ fn a_breakdown_that_is_capped_is_logged() {
 
 /// A provider that counts with another tokenizer would else cause a warning on each request.
 #[test]
-fn a_capped_breakdown_is_told_once_per_model_and_hour() {
+fn capped_breakdown_is_told_once_per_model_and_hour() {
     let telemetry = Telemetry::silent().unwrap();
     let mut capped = Exchange { at: 0, ..sample_exchange() };
     let told = |exchange: &Exchange| telemetry.warns_of_capped(exchange);
@@ -458,7 +458,7 @@ fn a_capped_breakdown_is_told_once_per_model_and_hour() {
 }
 
 #[test]
-fn models_past_the_limit_are_labelled_other() {
+fn models_past_limit_are_other() {
     let telemetry = Telemetry::silent().unwrap();
     let asked = |model: String| {
         telemetry.report(Exchange { model: Some(model.into()), ..sample_exchange() });
@@ -516,7 +516,7 @@ fn rewritten() -> Exchange {
 }
 
 #[test]
-fn edits_are_counted_by_kind_reason_and_mode() {
+fn edits_counted_by_kind_and_reason() {
     let telemetry = Telemetry::silent().unwrap();
     telemetry.report(rewritten());
     let mut shadow = rewritten();
@@ -567,7 +567,7 @@ fn edits_are_counted_by_kind_reason_and_mode() {
 }
 
 #[test]
-fn a_log_line_names_the_edits_of_a_request() {
+fn log_line_names_edits_of_request() {
     let line = logged(LogFormat::Text, rewritten());
     assert!(
         line.contains(" method=anchored cut=2 (-12,400 tokens) put_back=1 first_byte="),
@@ -593,7 +593,7 @@ fn connections_and_streams_are_counted_while_they_are_open() {
 }
 
 #[test]
-fn the_last_exchanges_can_be_asked_for() {
+fn last_exchanges_can_be_asked_for() {
     let telemetry = Telemetry::silent().unwrap();
     for number in 0..=RECENT {
         telemetry.report(Exchange { id: number.to_string().into(), ..sample_exchange() });
@@ -614,7 +614,7 @@ fn subscribers_get_every_exchange() {
 /// Invariant 9: an event has no field for a prompt, reply or key, so metrics and log lines have none. The types ensure
 /// that; this test notices a new field.
 #[test]
-fn an_exchange_event_has_no_field_for_private_data() {
+fn exchange_event_has_no_field_for_private_data() {
     let json = serde_json::to_value(sample_exchange()).unwrap();
     let fields: Vec<_> = json.as_object().unwrap().keys().map(String::as_str).collect();
     assert_eq!(
@@ -673,7 +673,7 @@ impl Write for Stuck {
 }
 
 #[test]
-fn a_log_that_nobody_reads_drops_lines_and_says_so() {
+fn log_that_nobody_reads_drops_lines_and_says_so() {
     let (let_go, stuck) = std::sync::mpsc::channel();
     let telemetry = Telemetry::new(Log::to(LogFormat::Json, Stuck(stuck)).unwrap()).unwrap();
     let line = logged(LogFormat::Json, sample_exchange()).len();
@@ -687,7 +687,7 @@ fn a_log_that_nobody_reads_drops_lines_and_says_so() {
 
 /// A metric, a log line and `plimsoll explain` have the words of the API and of the store.
 #[test]
-fn labels_are_the_serialised_names() {
+fn labels_are_serialised_names() {
     fn check<T: AsRef<str> + IntoEnumIterator + Serialize>() {
         for variant in T::iter() {
             assert_eq!(serde_json::to_value(&variant).unwrap(), variant.as_ref());
@@ -726,7 +726,7 @@ fn labels_are_the_serialised_names() {
 
 /// `docs/metrics.md` lists all metrics.
 #[test]
-fn the_table_of_metrics_is_current() {
+fn table_of_metrics_is_current() {
     let telemetry = Telemetry::silent().unwrap();
     let mut page = String::from(
         "# Metrics\n\n\
@@ -752,7 +752,7 @@ fn the_table_of_metrics_is_current() {
 
 /// Prometheus' conventions, as `promtool check metrics` has them.
 #[test]
-fn metric_names_follow_prometheus_conventions() {
+fn metric_names_follow_prometheus() {
     let telemetry = Telemetry::silent().unwrap();
     assert!(telemetry.table().len() > 20);
     for row in telemetry.table() {

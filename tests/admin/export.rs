@@ -40,7 +40,7 @@ async fn exported(place: &Place, session: &str) -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn an_export_contains_sizes_and_usage_but_no_names() {
+async fn export_contains_sizes_and_usage_but_no_names() {
     let place = Place::new().await;
     place.keep(&tenant(1), "secret-name", call("a", None, 1_000, 10, 100)).await;
     let mut second = call("b", Some("a"), 2_000, 11, 30);
@@ -72,7 +72,7 @@ async fn an_export_contains_sizes_and_usage_but_no_names() {
 }
 
 #[tokio::test]
-async fn replay_says_how_wrong_the_exported_estimates_were() {
+async fn replay_says_how_wrong_exported_estimates_were() {
     let place = Place::new().await;
     let mut unmeasured = call("c", Some("b"), 3_000, 13, 30);
     unmeasured.usage.input = None;
@@ -117,7 +117,7 @@ async fn long(place: &Place) {
 /// An export is written while it is read: it takes no more memory than its longest line, however long the session is.
 /// If the store fails in the middle, it breaks off.
 #[tokio::test]
-async fn an_export_is_streamed_while_the_session_is_read() {
+async fn export_streams_while_reading() {
     let store = Held::new();
     let place = Place::over(store.clone(), access()).await;
     long(&place).await;

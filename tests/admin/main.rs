@@ -31,7 +31,7 @@ async fn probes_answer() {
 
 /// A session is listed with its names, model, window and threads if that is requested; one of an earlier version has none.
 #[tokio::test]
-async fn sessions_are_listed_with_their_names() {
+async fn sessions_list_their_names() {
     let place = Place::new().await;
     let agent = Agent { name: "Claude Code".into(), version: Some("2.1.332".into()) };
     let origin = TurnOrigin {
@@ -62,7 +62,7 @@ async fn sessions_are_listed_with_their_names() {
 
 /// If a liveness probe had to wait, the pod would be restarted.
 #[tokio::test]
-async fn the_health_probe_answers_however_many_connections_hang() {
+async fn health_probe_answers_however_many_connections_hang() {
     let place = Place::new().await;
     let mut hanging = Vec::new();
     for half in ["", "GET /healthz HT", "PRI * HTTP/2.0\r\n"] {
@@ -84,7 +84,7 @@ async fn the_health_probe_answers_however_many_connections_hang() {
 }
 
 #[tokio::test]
-async fn a_draining_server_is_alive_and_not_ready() {
+async fn draining_server_is_not_ready() {
     let place = Place::new().await;
     place.draining.send_replace(true);
     assert_eq!(place.get("/healthz").await.status(), 200);
@@ -94,7 +94,7 @@ async fn a_draining_server_is_alive_and_not_ready() {
 }
 
 #[tokio::test]
-async fn the_about_route_names_addresses_mode_and_upstreams() {
+async fn about_route_names_addresses_mode_and_upstreams() {
     let about = Place::new().await.json("/api/v1/about").await;
     assert_eq!(
         (&about["clients"], &about["mode"]),
@@ -104,7 +104,7 @@ async fn the_about_route_names_addresses_mode_and_upstreams() {
 }
 
 #[tokio::test]
-async fn sessions_come_newest_first_and_in_pages() {
+async fn sessions_come_newest_first() {
     let place = Place::new().await;
     for number in 0..5 {
         place.turn(&tenant(1), &format!("session-{number}"), "main", 1_000 + number).await;
@@ -127,7 +127,7 @@ async fn sessions_come_newest_first_and_in_pages() {
 }
 
 #[tokio::test]
-async fn an_invalid_paging_parameter_gets_a_400() {
+async fn invalid_paging_parameter_gets_400() {
     let place = Place::new().await;
     for query in ["limit=many", "skip=-1", "limit=99999999999999999999999", "after=x"] {
         let answer = place.get(&format!("/api/v1/sessions?{query}")).await;
@@ -137,7 +137,7 @@ async fn an_invalid_paging_parameter_gets_a_400() {
 }
 
 #[tokio::test]
-async fn a_session_shows_its_threads_and_totals() {
+async fn session_shows_threads_and_totals() {
     let place = Place::new().await;
     place.turn(&tenant(1), "s", "main", 1_000).await;
     place.turn(&tenant(1), "s", "main", 2_000).await;
@@ -155,7 +155,7 @@ async fn a_session_shows_its_threads_and_totals() {
 
 /// The view as text, and the same numbers as JSON.
 #[tokio::test]
-async fn a_context_is_shown_as_text_and_as_json() {
+async fn context_is_text_and_json() {
     let place = Place::new().await;
     place.turn(&tenant(1), "s", "main", 1_000).await;
     let path = format!("/api/v1/sessions/{}.s/threads/main/context", tenant(1));
@@ -176,7 +176,7 @@ async fn a_context_is_shown_as_text_and_as_json() {
 
 /// The last turn is a side call, but a user who asks for the context means the conversation.
 #[tokio::test]
-async fn the_latest_thread_is_the_conversation_and_not_a_side_call() {
+async fn latest_thread_is_conversation_and_not_side_call() {
     let place = Place::new().await;
     place.turn(&tenant(1), "s", "main", 1_000).await;
     let mut title = place::turn("title", "title", 2_000);
@@ -191,7 +191,7 @@ async fn the_latest_thread_is_the_conversation_and_not_a_side_call() {
 
 /// Clients choose session ids, so they may contain anything.
 #[tokio::test]
-async fn a_session_is_found_by_any_id_that_a_client_chose() {
+async fn session_is_found_by_any_id_that_client_chose() {
     let place = Place::new().await;
     let odd = "user/1 {\"a\":\"é%\"}";
     place.turn(&tenant(1), odd, "main", 1_000).await;
@@ -201,7 +201,7 @@ async fn a_session_is_found_by_any_id_that_a_client_chose() {
 }
 
 #[tokio::test]
-async fn a_session_id_of_two_tenants_is_ambiguous() {
+async fn id_of_two_tenants_is_ambiguous() {
     let place = Place::new().await;
     place.turn(&tenant(1), "same", "main", 1_000).await;
     place.turn(&tenant(2), "same", "main", 2_000).await;
@@ -215,7 +215,7 @@ async fn a_session_id_of_two_tenants_is_ambiguous() {
 }
 
 #[tokio::test]
-async fn a_compaction_is_requested_and_an_impossible_one_refused() {
+async fn compaction_is_requested_and_impossible_one_refused() {
     let place = Place::new().await;
     place.turn(&tenant(1), "mine", "main", 1_000).await;
     let path = format!("/api/v1/sessions/{}.mine/compact", tenant(1));
@@ -239,7 +239,7 @@ async fn a_compaction_is_requested_and_an_impossible_one_refused() {
 }
 
 #[tokio::test]
-async fn deleting_a_session_deletes_only_that_session() {
+async fn only_that_session_is_deleted() {
     let place = Place::new().await;
     place.turn(&tenant(1), "kept", "main", 1_000).await;
     place.turn(&tenant(1), "gone", "main", 1_000).await;
@@ -255,7 +255,7 @@ async fn deleting_a_session_deletes_only_that_session() {
 }
 
 #[tokio::test]
-async fn an_exchange_can_be_looked_up() {
+async fn exchange_can_be_looked_up() {
     let place = Place::new().await;
     place.telemetry.report(place::exchange("abc"));
     let found = place.json("/api/v1/requests/abc").await;
@@ -284,7 +284,7 @@ async fn live_subscribers_get_each_exchange_at_its_end() {
 
 /// A subscriber that is too slow misses events, gets their number, and delays nothing.
 #[tokio::test]
-async fn a_slow_subscriber_is_told_of_missed_events() {
+async fn slow_subscriber_hears_of_misses() {
     let place = Place::new().await;
     let mut wire = place.open("GET", "/api/v1/events", &[]).await;
     wire.until(": listening\n\n").await;
@@ -296,7 +296,7 @@ async fn a_slow_subscriber_is_told_of_missed_events() {
 }
 
 #[tokio::test]
-async fn live_streams_end_with_the_listener() {
+async fn live_streams_end_with_listener() {
     let mut place = Place::new().await;
     let mut wire = place.open("GET", "/api/v1/events", &[]).await;
     wire.until(": listening\n\n").await;
@@ -317,7 +317,7 @@ async fn metrics_are_what_telemetry_counted() {
 }
 
 #[tokio::test]
-async fn without_a_token_only_probes_the_bare_page_and_the_openapi_file_are_open() {
+async fn without_token_only_probes_bare_page_and_openapi_file_are_open() {
     let place = Place::new().await;
     let none = [("authorization", place::ABSENT)];
     let open = ["/", "/healthz", "/readyz", "/api/v1/openapi.json"];
@@ -338,14 +338,14 @@ async fn without_a_token_only_probes_the_bare_page_and_the_openapi_file_are_open
 
 /// A listener on loopback refuses requests for another host's name, even with a token.
 #[tokio::test]
-async fn a_token_does_not_excuse_a_foreign_host() {
+async fn token_does_not_excuse_foreign_host() {
     let place = Place::new().await;
     let rebound = [("host", "plimsoll.example")];
     assert_eq!(place.ask("GET", "/metrics", &rebound).await.status(), 421);
 }
 
 #[tokio::test]
-async fn metrics_are_open_where_that_is_configured() {
+async fn metrics_are_open_if_configured() {
     let place = Place::open_to(AdminAccess { metrics_open: true, ..access() }).await;
     let none = [("authorization", place::ABSENT)];
     assert_eq!(place.ask("GET", "/metrics", &none).await.status(), 200);
@@ -353,7 +353,7 @@ async fn metrics_are_open_where_that_is_configured() {
 }
 
 #[tokio::test]
-async fn the_admin_listener_refuses_foreign_hosts_and_origins() {
+async fn admin_listener_refuses_foreign_hosts_and_origins() {
     let place = Place::new().await;
     let rebound = [("host", "evil.example")];
     assert_eq!(place.ask("GET", "/api/v1/sessions", &rebound).await.status(), 421);
@@ -365,7 +365,7 @@ async fn the_admin_listener_refuses_foreign_hosts_and_origins() {
 
 /// Every response has headers that keep other sites from reading it.
 #[tokio::test]
-async fn every_admin_response_has_security_headers() {
+async fn responses_have_security_headers() {
     let place = Place::new().await;
     for path in ["/", "/healthz", "/metrics", "/api/v1/sessions", "/api/v1/sessions/none", "/x"] {
         let answer = place.get(path).await;
@@ -386,7 +386,7 @@ async fn every_admin_response_has_security_headers() {
 }
 
 #[tokio::test]
-async fn unknown_paths_and_methods_get_an_error_with_a_hint() {
+async fn unknown_paths_and_methods_get_error_with_hint() {
     let place = Place::new().await;
     let answer = place.get("/api/v2/sessions").await;
     assert_eq!(answer.status(), 404);
@@ -397,7 +397,7 @@ async fn unknown_paths_and_methods_get_an_error_with_a_hint() {
 }
 
 #[tokio::test]
-async fn the_admin_page_loads_nothing_from_other_hosts() {
+async fn page_loads_nothing_foreign() {
     let place = Place::new().await;
     let page = place.get("/").await;
     assert_eq!(page.status(), 200);

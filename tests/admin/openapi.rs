@@ -13,7 +13,7 @@ fn document() -> Value {
 }
 
 #[test]
-fn the_openapi_file_lists_exactly_the_served_routes() {
+fn openapi_lists_served_routes() {
     let document = document();
     let mut written = BTreeSet::new();
     for (path, operations) in document["paths"].as_object().unwrap() {
@@ -42,7 +42,7 @@ fn openapi_path_parameters_are_described_and_references_resolve() {
 
 /// For every route, the file says which token it needs and how it refuses.
 #[tokio::test]
-async fn roles_and_refusals_match_the_openapi_file() {
+async fn roles_match_openapi() {
     let place = Place::new().await;
     let document = document();
     for (method, path, _) in ROUTES {
@@ -73,14 +73,14 @@ async fn roles_and_refusals_match_the_openapi_file() {
 }
 
 #[tokio::test]
-async fn the_openapi_file_is_served() {
+async fn openapi_file_is_served() {
     let place = Place::new().await;
     assert_eq!(place.json("/api/v1/openapi.json").await, document());
 }
 
 /// Responses have the fields that the file requires, and no others.
 #[tokio::test]
-async fn admin_responses_match_the_openapi_schemas() {
+async fn responses_match_openapi() {
     let place = Place::new().await;
     place.turn(&tenant(1), "s", "main", 1_000).await;
     place.telemetry.report(place::exchange("abc"));
@@ -110,7 +110,7 @@ async fn admin_responses_match_the_openapi_schemas() {
 
 /// An exchange that is no longer among the recent ones is reconstructed from its turn, like its explanation.
 #[tokio::test]
-async fn an_exchange_is_found_as_long_as_its_turn_is_kept() {
+async fn exchange_is_found_as_long_as_its_turn_is_kept() {
     let place = Place::new().await;
     place.turn(&tenant(1), "s", "main", 1_000).await;
     let found = place.json("/api/v1/requests/s-main-1000").await;
@@ -123,7 +123,7 @@ async fn an_exchange_is_found_as_long_as_its_turn_is_kept() {
 
 /// Every refusal that can occur is in the file, at each path where it can occur.
 #[tokio::test]
-async fn the_openapi_file_lists_every_possible_refusal() {
+async fn openapi_lists_every_refusal() {
     let document = document();
     let listed = |method: &str, path: &str, status: u16| {
         document["paths"][path][method.to_lowercase()]["responses"][status.to_string()].is_object()

@@ -29,7 +29,7 @@ async fn waiting(place: &Place, path: &str) -> Vec<(u64, String)> {
 }
 
 #[tokio::test]
-async fn messages_wait_in_order_and_can_be_removed() {
+async fn messages_wait_in_order() {
     let (place, path) = server().await;
     assert_eq!(place.get(&format!("{path}?format=text")).await.text(), "No message is queued.\n");
     let mut live = place.open("GET", "/api/v1/events", &[]).await;
@@ -57,7 +57,7 @@ async fn messages_wait_in_order_and_can_be_removed() {
 }
 
 #[tokio::test]
-async fn all_queued_messages_can_be_removed_at_once() {
+async fn all_messages_can_be_removed() {
     let (place, path) = server().await;
     let none = read(&place.ask("DELETE", &path, &[]).await);
     assert_eq!(none, json!({"removed": []}));
@@ -128,7 +128,7 @@ async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
 }
 
 #[tokio::test]
-async fn a_message_that_cannot_be_queued_is_refused_with_a_reason() {
+async fn message_that_cannot_be_queued_is_refused_with_reason() {
     let (place, path) = server().await;
     let none = "/api/v1/sessions/none/say";
     let long = text(&"x".repeat(LONGEST + 1));

@@ -13,7 +13,7 @@ async fn send(serving: &Serving, first_line: &str, headers: &[&str]) -> Message 
 }
 
 #[tokio::test]
-async fn an_ambiguous_or_foreign_host_is_refused_by_the_admin_listener() {
+async fn ambiguous_or_foreign_host_is_refused_by_admin_listener() {
     let provider = Provider::start().await;
     let serving = Serving::start(&provider.base(), &[]).await;
     let own = format!("host: {}", serving.admin);
@@ -39,7 +39,7 @@ async fn an_ambiguous_or_foreign_host_is_refused_by_the_admin_listener() {
 }
 
 #[tokio::test]
-async fn a_page_of_another_site_cannot_use_the_admin_listener() {
+async fn page_of_another_site_cannot_use_admin_listener() {
     let provider = Provider::start().await;
     let serving = Serving::start(&provider.base(), &[]).await;
     let own = format!("host: {}", serving.admin);

@@ -105,7 +105,7 @@ async fn response_to(clients: SocketAddr, target: &str) -> Message {
 }
 
 #[tokio::test]
-async fn no_request_is_smuggled_inside_another() {
+async fn no_request_is_smuggled() {
     let (echo, base) = Echo::start().await;
     let serving = Serving::start(&base, &[]).await;
     for (at, form) in disagreements().into_iter().enumerate() {
@@ -136,7 +136,7 @@ async fn no_request_is_smuggled_inside_another() {
 }
 
 #[tokio::test]
-async fn sql_in_client_names_is_never_executed() {
+async fn sql_in_names_is_never_executed() {
     let (_, base) = Echo::start().await;
     let serving = Serving::start(&base, &[]).await;
     let body = r#"{"model":"m'; DROP TABLE facts; --","max_tokens":1,"messages":[{"role":"user","content":"Hi."}]}"#;
@@ -157,7 +157,7 @@ async fn sql_in_client_names_is_never_executed() {
 
 /// A user looks at files that a stranger sent: the result is an error or a table, in limited time, never a crash.
 #[tokio::test]
-async fn replaying_a_hostile_recording_never_crashes() {
+async fn hostile_replay_never_crashes() {
     let folder = tempfile::tempdir().unwrap();
     let deep = "[".repeat(1_000_000);
     let digits = format!("{{\"usage\":{{\"input\":{}}}}}\n", "9".repeat(100_000));
@@ -181,7 +181,7 @@ async fn replaying_a_hostile_recording_never_crashes() {
 
 /// A few kilobytes become a gigabyte: it is not read into memory.
 #[tokio::test]
-async fn a_recording_that_inflates_without_end_is_refused() {
+async fn recording_that_inflates_without_end_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("bomb.jsonl.zst");
     let mut bomb = zstd::Encoder::new(std::fs::File::create(&file).unwrap(), 1).unwrap();
@@ -197,7 +197,7 @@ async fn a_recording_that_inflates_without_end_is_refused() {
 }
 
 #[tokio::test]
-async fn plain_http_on_a_tls_port_gets_no_http_response() {
+async fn plain_http_on_tls_port_gets_no_http_response() {
     let (echo, base) = Echo::start().await;
     let certificates = h2::certificates();
     let folder = tempfile::tempdir().unwrap();

@@ -324,18 +324,18 @@ async fn stalled(uploads: usize) {
 }
 
 #[tokio::test]
-async fn eight_stalled_uploads_share_one_budget() {
+async fn eight_uploads_share_one_budget() {
     stalled(8).await;
 }
 
 #[tokio::test]
-async fn forty_stalled_uploads_share_one_budget() {
+async fn forty_uploads_share_one_budget() {
     stalled(40).await;
 }
 
 /// One connection with many stalled uploads.
 #[tokio::test]
-async fn stalled_streams_of_one_connection_share_the_budget() {
+async fn stalled_streams_of_one_connection_share_budget() {
     let flooded = Flooded::start().await;
     let mut client = h2::Client::connect(flooded.to()).await;
     let mut open = Vec::new();
@@ -390,7 +390,7 @@ fn small_parts(messages: usize) -> String {
 }
 
 #[tokio::test]
-async fn bodies_of_too_many_small_parts_pass_unread() {
+async fn many_small_parts_pass_unread() {
     let flooded = Flooded::start().await;
     let (million, many) = (small_parts(1_000_000), small_parts(100_000));
     // Two at once do not fit the budget, so that neither would be parsed.
@@ -405,7 +405,7 @@ async fn bodies_of_too_many_small_parts_pass_unread() {
 
 /// If one client sends such bodies one after the other, each costs less than several together may.
 #[tokio::test]
-async fn a_body_of_many_small_parts_stays_under_200_mb() {
+async fn many_small_parts_fit_200_mb() {
     for (messages, times) in [(1_000_000, 1), (100_000, 12)] {
         let flooded = Flooded::start().await;
         let body = small_parts(messages);
@@ -420,7 +420,7 @@ async fn a_body_of_many_small_parts_stays_under_200_mb() {
 }
 
 #[tokio::test]
-async fn long_model_names_stay_within_the_memory_limit() {
+async fn long_model_names_fit_memory() {
     let flooded = Flooded::start().await;
     for number in 0..150 {
         let name = format!("{number}{}", "m".repeat(1 << 20));
@@ -444,7 +444,7 @@ async fn sessions_of_large_bodies_are_kept_within_bounds() {
 }
 
 #[tokio::test]
-async fn many_requests_at_once_share_one_budget() {
+async fn many_requests_share_one_budget() {
     let flooded = Flooded::start().await;
     let body = conversation("m", &"word ".repeat(200_000));
     ask_at_once(flooded.to(), 300, "", body.as_bytes()).await;

@@ -118,7 +118,7 @@ async fn talk(serving: &mut Serving, provider: &Provider) {
 
 /// A false server at the admin address gets no token, and its answers are not trusted.
 #[tokio::test]
-async fn a_false_server_at_the_admin_address_gets_no_token() {
+async fn false_server_gets_no_token() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().join("data");
     // An earlier server left its tokens.
@@ -155,7 +155,7 @@ async fn a_false_server_at_the_admin_address_gets_no_token() {
 /// A file, a pipe, a journal or `docker logs` may be read by others. The file case is in each start of `Serving`, which
 /// expects the whole line.
 #[tokio::test]
-async fn the_token_is_shown_to_a_terminal_and_to_nobody_else() {
+async fn token_is_shown_to_terminal_and_to_nobody_else() {
     let serving = Serving::start("http://127.0.0.1:9", &[]).await;
     assert!(!serving.first_steps.join("\n").contains(&serving.token));
     let data = tempfile::tempdir().unwrap();
@@ -185,7 +185,7 @@ async fn the_token_is_shown_to_a_terminal_and_to_nobody_else() {
 
 /// Even if the false server is a process of this user, commands send nothing to another machine.
 #[tokio::test]
-async fn a_base_url_that_is_not_loopback_is_refused() {
+async fn foreign_base_url_is_refused() {
     let data = tempfile::tempdir().unwrap();
     let listener = UnixListener::bind(data.path().join("admin.sock")).unwrap();
     tokio::spawn(async move {
@@ -245,8 +245,8 @@ async fn another_users_server_is_not_used() {
 
 /// Another user can neither read nor send anything: not by the port, by the socket or by the files.
 #[tokio::test]
-async fn another_user_can_neither_look_nor_speak() {
-    let Some((_folder, program)) = other_users("another_user_can_neither_look_nor_speak") else {
+async fn another_user_cannot_look_or_speak() {
+    let Some((_folder, program)) = other_users("another_user_cannot_look_or_speak") else {
         return;
     };
     let provider = Provider::start().await;
@@ -305,7 +305,7 @@ async fn another_user_can_neither_look_nor_speak() {
 
 /// The read token changes nothing and shows no text.
 #[tokio::test]
-async fn a_read_token_can_neither_change_anything_nor_read_text() {
+async fn read_token_can_neither_change_anything_nor_read_text() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     talk(&mut serving, &provider).await;
@@ -336,7 +336,7 @@ async fn a_read_token_can_neither_change_anything_nor_read_text() {
 /// Fifty guesses at once: a few get late answers, the others are refused, and a client with the right token does not
 /// wait for them.
 #[tokio::test]
-async fn token_guesses_are_delayed_and_the_right_token_is_not() {
+async fn token_guesses_are_delayed_and_right_token_is_not() {
     let provider = Provider::start().await;
     let serving = Arc::new(Serving::start(&provider.base(), &[]).await);
     let began = Instant::now();
@@ -377,7 +377,7 @@ async fn token_guesses_are_delayed_and_the_right_token_is_not() {
 
 /// A change leaves a log line that says who made it and how, without any text.
 #[tokio::test]
-async fn admin_changes_are_logged_without_any_text() {
+async fn admin_changes_log_no_text() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     talk(&mut serving, &provider).await;
@@ -419,7 +419,7 @@ async fn admin_changes_are_logged_without_any_text() {
 
 /// A command started by `plimsoll run` gets none of our secrets, but the keys that it reads itself.
 #[tokio::test]
-async fn a_command_under_plimsoll_run_gets_no_secret_of_plimsoll() {
+async fn command_under_plimsoll_run_gets_no_secret_of_plimsoll() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");
     let config = "[upstream.team]\nbase_url = \"https://team.example\"\ncredential = \"env:TEAM_KEY\"\n\
@@ -451,7 +451,7 @@ async fn a_command_under_plimsoll_run_gets_no_secret_of_plimsoll() {
 
 /// If a client token is configured, the command gets it in its environment, and none of our other secrets.
 #[tokio::test]
-async fn a_command_under_plimsoll_run_gets_the_client_token() {
+async fn command_under_plimsoll_run_gets_client_token() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");
     let config =
@@ -486,7 +486,7 @@ async fn a_command_under_plimsoll_run_gets_the_client_token() {
 
 /// A command that is itself `plimsoll run` finds the outer server.
 #[tokio::test]
-async fn a_plimsoll_run_within_another_uses_the_same_server() {
+async fn plimsoll_run_within_another_uses_same_server() {
     let data = tempfile::tempdir().unwrap();
     // The inner one has none of the outer one's secrets, and needs none.
     let file = data.path().join("plimsoll.toml");
@@ -508,7 +508,7 @@ async fn a_plimsoll_run_within_another_uses_the_same_server() {
 
 /// Two users of a machine can both use `plimsoll run`: the second one gets other ports.
 #[tokio::test]
-async fn plimsoll_run_takes_free_ports_if_the_configured_are_in_use() {
+async fn plimsoll_run_takes_free_ports_if_configured_are_in_use() {
     let data = tempfile::tempdir().unwrap();
     let occupied = [TcpListener::bind(FREE).await.unwrap(), TcpListener::bind(FREE).await.unwrap()];
     let [listen, admin] = occupied.each_ref().map(|it| it.local_addr().unwrap().to_string());
@@ -522,7 +522,7 @@ async fn plimsoll_run_takes_free_ports_if_the_configured_are_in_use() {
 
 /// A second process with the same folder leaves the socket to the first, ends, and says why.
 #[tokio::test]
-async fn a_second_server_over_the_same_folder_leaves_the_socket_alone() {
+async fn second_server_over_same_folder_leaves_socket_alone() {
     let provider = Provider::start().await;
     let mut first = Serving::start(&provider.base(), &[]).await;
     let data = first.data.path().to_str().unwrap().to_owned();
@@ -543,7 +543,7 @@ async fn a_second_server_over_the_same_folder_leaves_the_socket_alone() {
 /// With TLS on the admin listener, tokens are encrypted on the wire, and the command line need not trust the
 /// certificate.
 #[tokio::test]
-async fn the_admin_listener_can_speak_tls() {
+async fn admin_listener_can_speak_tls() {
     let certificates = h2::certificates();
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");

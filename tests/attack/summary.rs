@@ -270,28 +270,28 @@ async fn forged(dialect: Dialect) {
 }
 
 #[tokio::test]
-async fn a_forged_summary_cannot_speak_as_the_user_in_anthropic() {
+async fn forged_summary_cannot_speak_as_user_in_anthropic() {
     forged(Dialect::Anthropic).await;
 }
 
 #[tokio::test]
-async fn a_forged_summary_cannot_speak_as_the_user_in_chat() {
+async fn forged_summary_is_no_user_in_chat() {
     forged(Dialect::OpenaiChat).await;
 }
 
 #[tokio::test]
-async fn a_forged_summary_cannot_speak_as_the_user_in_responses() {
+async fn forged_summary_cannot_speak_as_user_in_responses() {
     forged(Dialect::OpenaiResponses).await;
 }
 
 #[tokio::test]
-async fn a_forged_summary_cannot_speak_as_the_user_in_gemini() {
+async fn forged_summary_cannot_speak_as_user_in_gemini() {
     forged(Dialect::Gemini).await;
 }
 
 /// A queued message of the operator in the removed part is quoted as the operator's, not as the user's.
 #[tokio::test]
-async fn an_injected_message_in_a_summary_is_quoted_as_the_operators() {
+async fn injected_message_in_summary_is_quoted_as_operators() {
     let play = Play::of(Dialect::Anthropic).await;
     let mut history = Vec::new();
     play.turn(0, &mut history, &first_message(0)).await;

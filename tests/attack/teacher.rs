@@ -307,7 +307,7 @@ fn honest(path: &str) -> Value {
 /// Once, after such a refusal of one client, every other client's window was 9,000, and a request of 118 kB was sent as
 /// a summary.
 #[tokio::test]
-async fn a_window_dictated_by_a_clients_text_is_not_learned() {
+async fn window_dictated_by_clients_text_is_not_learned() {
     for (path, lie, body, refusal) in windows() {
         let answered = refusal.clone();
         let provider = Provider::start(move |path, body| match body.contains(lie) {
@@ -351,7 +351,7 @@ async fn a_window_dictated_by_a_clients_text_is_not_learned() {
 
 /// A header or a path may be quoted, too.
 #[tokio::test]
-async fn a_window_dictated_in_a_header_or_a_path_is_not_learned() {
+async fn window_dictated_in_header_or_path_is_not_learned() {
     let provider = Provider::start(|path, body| match body.contains("a lie") {
         true => (
             400,
@@ -376,7 +376,7 @@ async fn a_window_dictated_in_a_header_or_a_path_is_not_learned() {
 
 /// A window that contradicts the size of the request is not believed, whoever reports it.
 #[tokio::test]
-async fn a_window_larger_than_the_refused_request_is_not_learned() {
+async fn window_larger_than_refused_request_is_not_learned() {
     let provider = Provider::start(|path, body| match body.contains("short") {
         true => (400, anthropic_error("prompt is too long: 100001 tokens > 100000 maximum")),
         false => (200, reply(path, body)),
@@ -471,7 +471,7 @@ fn calls() -> Value {
 /// Requests of others keep the same bytes, whatever was dictated: usage, reasoning and context editing are still
 /// requested. (Compaction and counting have tests elsewhere.)
 #[tokio::test]
-async fn requests_of_other_clients_stay_the_same_after_dictated_refusals() {
+async fn requests_of_other_clients_stay_same_after_dictated_refusals() {
     let at_stake = [
         "include_usage",
         "reasoning_content",
@@ -553,7 +553,7 @@ async fn requests_of_other_clients_stay_the_same_after_dictated_refusals() {
 
 /// A false count of one client's prompt affects no other client, however absurd it is.
 #[tokio::test]
-async fn a_false_token_count_affects_only_the_client_that_asked() {
+async fn false_token_count_affects_only_client_that_asked() {
     for lie in
         [json!({"input_tokens": 9_000_000_000_u64}), json!({"input_tokens": -1}), json!("a lie")]
     {
@@ -641,7 +641,7 @@ async fn invented_tenants_behind_one_credential_skew_no_other_estimates() {
 /// A field that the client wrote with a JSON escape is there already. If we add it, it is there twice, and a strict
 /// server refuses that. This teaches nothing about `stream_options`.
 #[tokio::test]
-async fn a_refused_duplicate_of_an_escaped_field_teaches_nothing() {
+async fn refused_duplicate_of_escaped_field_teaches_nothing() {
     let provider = Provider::start(|path, body| {
         let is_twice = body.contains("stream_options") && body.contains("stream\\u005foptions");
         match is_twice {
@@ -671,7 +671,7 @@ async fn a_refused_duplicate_of_an_escaped_field_teaches_nothing() {
 
 /// A model that does not exist cannot be counted. This says nothing about the counting endpoint.
 #[tokio::test]
-async fn a_missing_model_does_not_disable_the_counting_endpoint() {
+async fn missing_model_does_not_disable_counting_endpoint() {
     let provider = Provider::start(|path, body| {
         let missing =
             json!({"type": "error", "error": {"type": "not_found_error", "message": "Not Found"}});
@@ -708,7 +708,7 @@ async fn counted(provider: &Provider) {
 
 /// A true window is learned by whoever met it, however many others met it, too: they may all be one person.
 #[tokio::test]
-async fn a_window_holds_for_each_tenant_that_met_it_and_for_nobody_else() {
+async fn window_holds_for_each_tenant_that_met_it_and_for_nobody_else() {
     let provider = Provider::start(refuses_long).await;
     let mut shared = Shared::before(&provider).await;
     let small = anthropic(json!("Yes?")).to_string();
@@ -736,7 +736,7 @@ async fn a_window_holds_for_each_tenant_that_met_it_and_for_nobody_else() {
 
 /// A router has backends with other windows. What one of them says is no fact about the model.
 #[tokio::test]
-async fn a_window_of_a_chosen_backend_holds_for_that_choice() {
+async fn window_of_chosen_backend_holds_for_that_choice() {
     let provider = Provider::start(refuses_long).await;
     let mut shared = Shared::before(&provider).await;
     let window = async |shared: &mut Shared, content: Value, only: Option<&str>| {
@@ -763,7 +763,7 @@ fn refuses_long(path: &str, body: &str) -> (u16, Value) {
 
 /// The operator can list lessons, share one with all tenants, and delete one.
 #[tokio::test]
-async fn an_operator_lists_shares_and_forgets_lessons() {
+async fn operator_manages_lessons() {
     let provider = Provider::start(refuses_long).await;
     let serving = Serving::start(&provider.base, &[]).await;
     let large = anthropic(long()).to_string();

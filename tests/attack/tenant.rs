@@ -89,7 +89,7 @@ async fn stay_strangers(one: User<'_>, other: User<'_>, remembers: bool) {
 }
 
 #[tokio::test]
-async fn users_of_cloudflares_gateway_share_nothing() {
+async fn cloudflare_users_share_nothing() {
     let of = |line| by(line);
     let (a, b) = (
         "cf-aig-authorization: Bearer secret-of-anna",
@@ -105,27 +105,27 @@ async fn users_of_portkey_share_nothing() {
 }
 
 #[tokio::test]
-async fn users_of_azures_gateway_share_nothing() {
+async fn azure_users_share_nothing() {
     let (a, b) =
         ("Ocp-Apim-Subscription-Key: secret-of-anna", "Ocp-Apim-Subscription-Key: secret-of-bert");
     stay_strangers(by(a), by(b), true).await;
 }
 
 #[tokio::test]
-async fn users_with_different_cookies_share_nothing() {
+async fn cookie_users_share_nothing() {
     let (a, b) = ("Cookie: __cf_bm=1; sid=secret-of-anna", "Cookie: __cf_bm=1; sid=secret-of-bert");
     stay_strangers(by(a), by(b), true).await;
 }
 
 #[tokio::test]
-async fn users_with_different_keys_in_the_query_share_nothing() {
+async fn users_with_different_keys_in_query_share_nothing() {
     let at = |target| User { headers: "x-app: cli", target };
     let one = at("/v1/messages?api_key=secret-of-anna");
     stay_strangers(one, at("/v1/messages?api_key=secret-of-bert"), true).await;
 }
 
 #[tokio::test]
-async fn users_with_different_keys_in_the_path_share_nothing() {
+async fn users_with_different_keys_in_path_share_nothing() {
     let at = |target| User { headers: "x-app: cli", target };
     let one = at("/anthropic/sk-secret-of-anna-00/v1/messages");
     stay_strangers(one, at("/anthropic/sk-secret-of-bert-00/v1/messages"), true).await;
@@ -138,7 +138,7 @@ async fn users_with_different_unlisted_headers_share_nothing() {
 }
 
 #[tokio::test]
-async fn users_behind_another_proxy_share_nothing() {
+async fn proxied_users_share_nothing() {
     stay_strangers(by("x-forwarded-for: 192.0.2.1"), by("x-forwarded-for: 192.0.2.2"), false).await;
 }
 
@@ -158,7 +158,7 @@ async fn users_of_one_access_key_id_with_other_signatures_share_nothing() {
 
 /// A header that the configuration lists distinguishes users, and each has a memory.
 #[tokio::test]
-async fn a_configured_tenant_header_distinguishes_users() {
+async fn configured_tenant_header_distinguishes_users() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.tenant_headers = vec!["x-corp-user".parse().unwrap()];
@@ -198,7 +198,7 @@ async fn forwarded(server: &TestServer, provider: &Provider, more: &str, body: &
 
 /// On a laptop, all users without a credential are one. If others can reach the listener, they are not.
 #[tokio::test]
-async fn clients_without_a_credential_are_remembered_only_on_loopback() {
+async fn clients_without_credential_are_remembered_only_on_loopback() {
     let provider = Provider::start().await;
     let body = request(&[json!({"role": "user", "content": "Hm."})]);
     for (listen, aside) in
@@ -265,7 +265,7 @@ async fn token_counts_and_websockets_of_unknown_users_are_not_stored() {
 
 /// The operator's secret for A, and a client's cookie and headers, are not sent to a summariser at B.
 #[tokio::test]
-async fn a_summariser_at_another_upstream_gets_no_foreign_secret() {
+async fn summariser_at_another_upstream_gets_no_foreign_secret() {
     let (a, b) = (Provider::start().await, Provider::start().await);
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
@@ -314,7 +314,7 @@ async fn a_summariser_at_another_upstream_gets_no_foreign_secret() {
 /// If a client token is configured, requests without it are refused. It is not forwarded, and does not identify a
 /// tenant.
 #[tokio::test]
-async fn the_client_token_is_required_and_never_forwarded() {
+async fn client_token_is_required_and_never_forwarded() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.client_token = Some(Secret(TOKEN.into()));
@@ -375,7 +375,7 @@ async fn the_client_token_is_required_and_never_forwarded() {
 
 /// If all connections are in use, a client without the token learns nothing more.
 #[tokio::test]
-async fn the_client_token_is_required_even_past_the_connection_limit() {
+async fn client_token_is_required_even_past_connection_limit() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.client_token = Some(Secret(TOKEN.into()));
@@ -394,7 +394,7 @@ async fn the_client_token_is_required_even_past_the_connection_limit() {
 
 /// Anybody who can reach it would spend the operator's money.
 #[tokio::test]
-async fn an_open_listener_with_the_operators_key_is_refused_without_a_token() {
+async fn open_listener_with_operators_key_is_refused_without_token() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     std::fs::write(path("key"), "sk-own").unwrap();
@@ -421,7 +421,7 @@ async fn an_open_listener_with_the_operators_key_is_refused_without_a_token() {
 /// A gateway may return what it was sent. A value that contains a credential is not used as a request id, and is shown
 /// nowhere.
 #[tokio::test]
-async fn a_request_id_that_is_a_credential_appears_nowhere() {
+async fn request_id_that_is_credential_appears_nowhere() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();

@@ -78,7 +78,7 @@ async fn control_characters_in_admin_responses_are_shown_escaped() {
 }
 
 #[tokio::test]
-async fn json_output_is_escaped_and_has_the_same_value() {
+async fn json_output_is_escaped() {
     let value = json!({ HOSTILE: [HOSTILE, 1] });
     let done = run_against("200 OK", &value.to_string(), &["context", "s", "--json"]).await;
     assert_eq!(serde_json::from_str::<Value>(&done.out).unwrap(), value);
@@ -98,7 +98,7 @@ async fn json_output_is_escaped_and_has_the_same_value() {
 }
 
 #[tokio::test]
-async fn control_characters_in_a_recording_are_shown_escaped() {
+async fn control_characters_in_recording_are_shown_escaped() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join(format!("of-a-stranger{}.jsonl", '\u{1b}'));
     let name = file.to_str().unwrap();
@@ -138,7 +138,7 @@ async fn control_characters_in_a_recording_are_shown_escaped() {
 }
 
 #[tokio::test]
-async fn control_characters_in_a_wrong_command_line_are_shown_escaped() {
+async fn control_characters_in_wrong_command_line_are_shown_escaped() {
     for arguments in [&["sessions", HOSTILE][..], &[HOSTILE], &["sessions", "--limit", HOSTILE]] {
         let done = program::run(arguments).await;
         assert_eq!(done.code, 2, "{}", done.err);
@@ -150,7 +150,7 @@ async fn control_characters_in_a_wrong_command_line_are_shown_escaped() {
 
 /// A stranger's configuration file is checked.
 #[tokio::test]
-async fn control_characters_in_a_configuration_are_shown_escaped() {
+async fn control_characters_in_configuration_are_shown_escaped() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");
     let key = "\"\\u001b]52;c;x\\u0007\\u202e\" = 1\nlisten = \"\\u001b[2J\"\n";

@@ -62,7 +62,7 @@ fn verdict(message: &Message) -> (u16, Option<&str>) {
 
 /// A page can point a name of its own at loopback; its requests carry that name.
 #[tokio::test]
-async fn a_rebound_name_reaches_no_upstream() {
+async fn rebound_name_reaches_no_upstream() {
     let stage = Stage::with("").await;
     for head in [
         "POST /v1/messages HTTP/1.1\r\nhost: evil.example",
@@ -86,7 +86,7 @@ async fn a_rebound_name_reaches_no_upstream() {
 }
 
 #[tokio::test]
-async fn a_page_of_another_site_reaches_no_upstream() {
+async fn foreign_page_reaches_no_upstream() {
     let stage = Stage::with("").await;
     for more in [
         "origin: https://evil.example",
@@ -113,7 +113,7 @@ async fn a_page_of_another_site_reaches_no_upstream() {
 /// Configured hosts and origins may send requests, and pages from loopback may. Containers reach loopback by fixed
 /// names.
 #[tokio::test]
-async fn configured_hosts_and_origins_are_served() {
+async fn configured_hosts_are_served() {
     let more = "allowed_hosts = [\"box.lan\"]\nallowed_origins = [\"https://app.example\"]";
     let stage = Stage::with(more).await;
     for more in [
@@ -135,7 +135,7 @@ async fn configured_hosts_and_origins_are_served() {
 /// The operator's key gives access to files, batches and the organisation. A client that may use a model may not use
 /// these.
 #[tokio::test]
-async fn the_operators_key_is_used_only_for_inference_paths() {
+async fn operators_key_is_used_only_for_inference_paths() {
     let stage = Stage::with("").await;
     for line in [
         "GET /anthropic/v1/files",
@@ -167,7 +167,7 @@ async fn the_operators_key_is_used_only_for_inference_paths() {
 
 /// Whatever the upstream allows pages to read, a page cannot read responses to requests with the operator's key.
 #[tokio::test]
-async fn cors_headers_are_dropped_if_the_key_is_the_operators() {
+async fn cors_headers_are_dropped_if_key_is_operators() {
     let stage = Stage::with("").await;
     let mut client = Wire::connect(stage.serving.clients).await;
     client.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nx-http-method-override: DELETE\r\ncookie: a=b\r\ncontent-length: 2\r\n\r\n{}").await;
@@ -186,7 +186,7 @@ async fn cors_headers_are_dropped_if_the_key_is_the_operators() {
 /// A gateway does what headers say: only those that are known to choose neither a backend nor an account go with the
 /// operator's key, and of its account the client learns nothing.
 #[tokio::test]
-async fn the_operators_key_goes_where_the_operator_said() {
+async fn key_goes_where_operator_said() {
     let stage = Stage::with("").await;
     let mut client = Wire::connect(stage.serving.clients).await;
     let steering = [
@@ -226,7 +226,7 @@ async fn the_operators_key_goes_where_the_operator_said() {
 }
 
 #[tokio::test]
-async fn trailers_say_nothing_of_the_operators_account() {
+async fn trailers_hide_operators_account() {
     let stage = Stage::with("").await;
     let mut client = Wire::connect(stage.serving.clients).await;
     client
@@ -249,7 +249,7 @@ async fn trailers_say_nothing_of_the_operators_account() {
 
 /// What headers may not say beside the operator's key, the trailers of an upgrade request may not say either.
 #[tokio::test]
-async fn trailers_of_an_upgrade_do_not_join_the_operators_key() {
+async fn trailers_of_upgrade_do_not_join_operators_key() {
     let stage = Stage::with("").await;
     let mut client = Wire::connect(stage.serving.clients).await;
     client
@@ -269,7 +269,7 @@ async fn trailers_of_an_upgrade_do_not_join_the_operators_key() {
 
 /// A client of a WebSocket that offers subprotocols needs one of them back, but none may name a key or an account.
 #[tokio::test]
-async fn a_subprotocol_reaches_the_upstream_without_keys_and_accounts() {
+async fn subprotocol_reaches_upstream_without_keys_and_accounts() {
     let stage = Stage::with("").await;
     let mut client = Wire::connect(stage.serving.clients).await;
     client

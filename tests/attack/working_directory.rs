@@ -44,7 +44,7 @@ async fn heard_nothing(stranger: &Provider) {
 
 /// The folder's file named the address of the admin listener, and a key of the user as its token.
 #[tokio::test]
-async fn commands_ignore_an_admin_address_in_a_cloned_folder() {
+async fn commands_ignore_admin_address_in_cloned_folder() {
     let stranger = Provider::start().await;
     let at = stranger.base().trim_start_matches("http://").to_owned();
     let text = format!("admin = \"{at}\"\nadmin_token = \"env:ANTHROPIC_API_KEY\"\n");
@@ -67,7 +67,7 @@ async fn commands_ignore_an_admin_address_in_a_cloned_folder() {
 
 /// The folder's file sent requests of the client to a stranger's provider.
 #[tokio::test]
-async fn plimsoll_run_ignores_an_upstream_in_a_cloned_folder() {
+async fn plimsoll_run_ignores_upstream_in_cloned_folder() {
     let (stranger, provider) = (Provider::start().await, Provider::start().await);
     let upstream =
         format!("[upstream.trap]\nbase_url = \"{}\"\nprefix = \"/v1\"\n", stranger.base());
@@ -96,7 +96,7 @@ async fn plimsoll_run_ignores_an_upstream_in_a_cloned_folder() {
 
 /// `plimsoll check` and `plimsoll serve` report the file, too, and continue without it.
 #[tokio::test]
-async fn check_and_serve_report_and_skip_a_file_in_the_working_directory() {
+async fn check_and_serve_report_and_skip_file_in_working_directory() {
     let folder = cloned("this is no configuration at all\n");
     let mut check = plimsoll(&["check"]);
     check.current_dir(folder.path());
@@ -126,7 +126,7 @@ async fn check_and_serve_report_and_skip_a_file_in_the_working_directory() {
 
 /// A variable that leads into the working directory would make the folder's files count as ours.
 #[tokio::test]
-async fn relative_home_and_xdg_folders_are_ignored() {
+async fn relative_folders_are_ignored() {
     let folder = cloned("");
     let inside = folder.path().join("plimsoll");
     std::fs::create_dir(&inside).unwrap();
@@ -200,7 +200,7 @@ async fn configuration_files_that_others_may_write_are_refused() {
 
 /// A ConfigMap volume of Kubernetes: links into a folder that is replaced as a whole.
 #[tokio::test]
-async fn the_links_of_a_kubernetes_volume_are_followed() {
+async fn kubernetes_links_are_followed() {
     let volume = tempfile::tempdir().unwrap();
     let at = |name: &str| volume.path().join(name);
     std::fs::create_dir(at("..2026_11_22")).unwrap();

@@ -140,7 +140,7 @@ async fn serve(provider: &Provider, store: Arc<dyn Store>) -> TestServer {
 }
 
 #[tokio::test]
-async fn a_polled_reply_completes_its_turn_once() {
+async fn polled_reply_completes_once() {
     let mut bench = Bench::new().await;
     bench.exchange("key-one", POST, Some(REQUEST), QUEUED).await;
     bench.poll(&[QUEUED, COMPLETED, COMPLETED]).await;
@@ -159,7 +159,7 @@ async fn a_polled_reply_completes_its_turn_once() {
 }
 
 #[tokio::test]
-async fn a_reply_is_completed_after_a_restart() {
+async fn reply_is_completed_after_restart() {
     let mut bench = Bench::new().await;
     bench.exchange("key-one", POST, Some(REQUEST), QUEUED).await;
     bench.server.next_exchange().await;
@@ -175,7 +175,7 @@ async fn a_reply_is_completed_after_a_restart() {
 }
 
 #[tokio::test]
-async fn a_resumed_stream_completes_the_turn_of_the_broken_one() {
+async fn resumed_stream_completes_turn() {
     for restarts in [false, true] {
         let mut bench = Bench::new().await;
         bench.stream(POST, Some(REQUEST_STREAM), BEGUN, false).await;
@@ -192,7 +192,7 @@ async fn a_resumed_stream_completes_the_turn_of_the_broken_one() {
 
 /// The client reads the completed reply while the first stream is still open; that one ends in whichever way.
 #[tokio::test]
-async fn a_reply_that_is_read_while_its_stream_is_open_is_booked_once() {
+async fn reply_that_is_read_while_its_stream_is_open_is_booked_once() {
     for ends in [false, true] {
         let mut bench = Bench::new().await;
         let mut client = bench.send("key-one", POST, Some(REQUEST_STREAM)).await;
@@ -220,7 +220,7 @@ async fn a_reply_that_is_read_while_its_stream_is_open_is_booked_once() {
 /// A reply that was not made in the background is stored by the provider, too, and can be fetched after its stream broke;
 /// so can a cancelled one.
 #[tokio::test]
-async fn a_stored_reply_completes_the_turn_of_its_broken_stream() {
+async fn stored_reply_completes_turn_of_its_broken_stream() {
     let request = REQUEST_STREAM.replace("\"background\": true,", "");
     let mut bench = Bench::new().await;
     bench.stream(POST, Some(&request), BEGUN, false).await;
@@ -238,7 +238,7 @@ async fn a_stored_reply_completes_the_turn_of_its_broken_stream() {
 }
 
 #[tokio::test]
-async fn a_failed_reply_ends_its_turn() {
+async fn failed_reply_ends_its_turn() {
     let mut bench = Bench::new().await;
     bench.exchange("key-one", POST, Some(REQUEST), QUEUED).await;
     let failed = QUEUED
@@ -259,7 +259,7 @@ async fn a_failed_reply_ends_its_turn() {
 
 /// An error in place of the reply says nothing of it.
 #[tokio::test]
-async fn an_error_of_a_poll_is_not_the_reply() {
+async fn error_of_poll_is_not_reply() {
     let mut bench = Bench::new().await;
     bench.exchange("key-one", POST, Some(REQUEST), QUEUED).await;
     bench.poll(&[r#"{"error": {"message": "try again"}}"#, "{}", "", COMPLETED]).await;
@@ -268,7 +268,7 @@ async fn an_error_of_a_poll_is_not_the_reply() {
 
 /// Chat Completions can be stored, too.
 #[tokio::test]
-async fn a_stored_completion_completes_the_turn_of_its_broken_stream() {
+async fn stored_completion_completes_turn_of_its_broken_stream() {
     let request = r#"{"model":"gpt-5","stream":true,"store":true,"messages":[{"role":"user","content":"Hi"}]}"#;
     let begun = "data: {\"id\":\"chatcmpl-1\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"I will\"},\"finish_reason\":null}]}\n\n";
     let whole = r#"{"id":"chatcmpl-1","object":"chat.completion","model":"gpt-5","choices":[{"index":0,"message":{"role":"assistant","content":"I will read."},"finish_reason":"stop"}],"usage":{"prompt_tokens":420,"completion_tokens":60,"total_tokens":480,"completion_tokens_details":{"reasoning_tokens":30}}}"#;
@@ -282,7 +282,7 @@ async fn a_stored_completion_completes_the_turn_of_its_broken_stream() {
 
 /// Gemini's Interactions are polled, and resumed, in the same way.
 #[tokio::test]
-async fn a_polled_interaction_completes_its_turn() {
+async fn polled_interaction_completes() {
     const PATH: &str = "/v1beta/interactions";
     let request = r#"{"model":"gpt-5","background":true,"input":"Read it."}"#;
     let working = r#"{"id":"int_1","object":"interaction","status":"in_progress","model":"gpt-5"}"#;
@@ -309,7 +309,7 @@ async fn a_polled_interaction_completes_its_turn() {
 
 /// Nobody else learns of a reply by polling its id, whatever the provider answers, and nothing is booked.
 #[tokio::test]
-async fn another_credential_completes_nothing() {
+async fn other_credential_completes_nothing() {
     let mut bench = Bench::new().await;
     bench.exchange("key-one", POST, Some(REQUEST), QUEUED).await;
     bench.exchange("key-two", POLL, None, COMPLETED).await;
@@ -327,7 +327,7 @@ async fn another_credential_completes_nothing() {
 
 /// A client that names its session does so in the first request; a poll has only the id.
 #[tokio::test]
-async fn a_named_session_is_found_by_the_id() {
+async fn named_session_is_found_by_id() {
     let mut bench = Bench::new().await;
     let named = REQUEST.replacen('{', "{\"prompt_cache_key\": \"session-1\",", 1);
     bench.exchange("key-one", POST, Some(&named), QUEUED).await;

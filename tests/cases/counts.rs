@@ -106,7 +106,7 @@ fn message(usage: &Value, stop: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_later_zero_does_not_erase_a_count() {
+async fn later_zero_does_not_erase_count() {
     let mut play = Play::start().await;
     let known = [Some(3215), Some(42), Some(3000), Some(200)];
     for (session, path, body, reply, expected) in [
@@ -147,7 +147,7 @@ async fn a_later_zero_does_not_erase_a_count() {
 }
 
 #[tokio::test]
-async fn a_session_whose_replies_end_with_zeros_keeps_its_fill_and_its_anchors() {
+async fn session_whose_replies_end_with_zeros_keeps_its_fill_and_its_anchors() {
     let mut play = Play::start().await;
     for (turn, input) in [30_010, 30_030, 30_050].into_iter().enumerate() {
         let reply = case!("zero-usage/reply-input-zero.sse")
@@ -167,7 +167,7 @@ async fn a_session_whose_replies_end_with_zeros_keeps_its_fill_and_its_anchors()
 
 /// Zeros at the end, in each dialect and each place where usage may be.
 #[tokio::test]
-async fn zeros_at_the_end_are_ignored_in_every_dialect() {
+async fn final_zeros_are_ignored() {
     let mut play = Play::start().await;
     let chat = |usage: &str| {
         format!(
@@ -218,7 +218,7 @@ async fn zeros_at_the_end_are_ignored_in_every_dialect() {
 
 /// A count that cannot be is unknown: it is in no sum, it anchors nothing, and is told once.
 #[tokio::test]
-async fn a_count_that_cannot_be_is_unknown_everywhere_and_told_once() {
+async fn count_that_cannot_be_is_unknown_everywhere_and_told_once() {
     let mut play = Play::start().await;
     let mut told = 0;
     for (turn, wrong) in [
@@ -266,7 +266,7 @@ async fn a_count_that_cannot_be_is_unknown_everywhere_and_told_once() {
 }
 
 #[tokio::test]
-async fn a_count_that_cannot_be_is_unknown_in_every_dialect() {
+async fn count_that_cannot_be_is_unknown_in_every_dialect() {
     let mut play = Play::start().await;
     let huge = 4_000_000_000_u64;
     let chat = json!({"id": "c", "model": "m", "choices": [{"index": 0, "message": {"role": "assistant", "content": "a"},
@@ -305,7 +305,7 @@ fn call(kind: &str, model: &str, input: u64, output: u64) -> Value {
 
 /// All calls inside a reply are counted, each under the model that did it; a refusal that is not billed is not.
 #[tokio::test]
-async fn every_call_inside_a_reply_is_counted_under_its_model() {
+async fn every_call_inside_reply_is_counted_under_its_model() {
     let mut play = Play::start().await;
     let iterations = json!([
         {"type": "compaction", "input_tokens": 700, "output_tokens": 80},
@@ -357,7 +357,7 @@ async fn every_call_inside_a_reply_is_counted_under_its_model() {
 }
 
 #[tokio::test]
-async fn an_interaction_is_metered_and_its_bytes_do_not_change() {
+async fn interaction_is_metered_and_its_bytes_do_not_change() {
     let mut play = Play::start().await;
     let (request, reply) = (case!("interactions/request.json"), case!("interactions/reply.json"));
     let first = play.exchange("/v1beta/interactions", "s", request, reply).await;

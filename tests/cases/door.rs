@@ -101,7 +101,7 @@ fn codex_list(window: u64) -> Value {
 
 /// The login had the API's windows: a session filled a window that the backend does not have.
 #[tokio::test]
-async fn a_login_with_chatgpt_has_smaller_windows_than_the_api() {
+async fn login_with_chatgpt_has_smaller_windows_than_api() {
     let mut stage = Stage::open().await;
     for model in ["gpt-5.6-sol", "gpt-5.5"] {
         assert_eq!(stage.window(CODEX, LOGIN, model).await, Some(272_000), "{model}");
@@ -112,7 +112,7 @@ async fn a_login_with_chatgpt_has_smaller_windows_than_the_api() {
 }
 
 #[tokio::test]
-async fn what_a_list_says_wins_over_the_table_and_outlives_a_restart() {
+async fn what_list_says_wins_over_table_and_outlives_restart() {
     let mut stage = Stage::open().await;
     stage.list(LIST, LOGIN, &codex_list(372_000)).await;
     assert_eq!(stage.window(CODEX, LOGIN, "gpt-5.6-sol").await, Some(372_000));
@@ -129,7 +129,7 @@ async fn what_a_list_says_wins_over_the_table_and_outlives_a_restart() {
 
 /// Whoever asks for a list learns from it; nobody else does.
 #[tokio::test]
-async fn a_list_counts_for_the_credential_that_got_it() {
+async fn list_counts_for_its_credential() {
     let mut stage = Stage::open().await;
     let other = "chatgpt-account-id: other\r\nauthorization: Bearer another login\r\n";
     stage.list(LIST, LOGIN, &codex_list(372_000)).await;
@@ -139,7 +139,7 @@ async fn a_list_counts_for_the_credential_that_got_it() {
 
 /// The same account reaches the API at the same upstream: a list of one door says nothing of the other.
 #[tokio::test]
-async fn a_list_counts_for_its_door() {
+async fn list_counts_for_its_door() {
     let mut stage = Stage::open().await;
     stage.list(LIST, KEY, &codex_list(372_000)).await;
     assert_eq!(stage.window("/v1/responses", KEY, "gpt-5.6-sol").await, Some(922_000));
@@ -210,7 +210,7 @@ async fn each_provider_says_its_windows_in_its_own_way() {
 
 /// llama.cpp has one window, whatever a client calls its model.
 #[tokio::test]
-async fn the_properties_of_a_server_count_for_all_its_models() {
+async fn properties_of_server_count_for_all_its_models() {
     let mut stage = Stage::with(|config| config.upstreams[0].prefix = Some("/up".into())).await;
     stage.list("/up/props", KEY, &json!({"default_generation_settings": {"n_ctx": 8_192}})).await;
     for model in ["anything", "another"] {
@@ -219,7 +219,7 @@ async fn the_properties_of_a_server_count_for_all_its_models() {
 }
 
 #[tokio::test]
-async fn a_configured_window_stays_whatever_a_list_says() {
+async fn configured_window_beats_list() {
     let mut stage = Stage::with(|config| config.upstreams[0].window = Some(50_000)).await;
     stage
         .list("/v1/models", KEY, &json!({"data": [{"id": "gpt-5.5", "context_length": 900_000}]}))
@@ -230,7 +230,7 @@ async fn a_configured_window_stays_whatever_a_list_says() {
 
 /// A refusal at one door corrects the window there, and not at the other.
 #[tokio::test]
-async fn a_refusal_counts_for_its_door() {
+async fn refusal_counts_for_its_door() {
     let mut stage = Stage::open().await;
     let refusal = json!({"error": {"type": "invalid_request_error", "code": "context_length_exceeded", "message":
         "This model's maximum context length is 200000 tokens. However, your messages resulted in 200100 tokens. Please reduce the length of the messages."}});
@@ -248,7 +248,7 @@ async fn a_refusal_counts_for_its_door() {
 
 /// The beta was ended for the models that had it.
 #[tokio::test]
-async fn the_beta_for_a_million_tokens_raises_no_window_any_more() {
+async fn beta_for_million_tokens_raises_no_window_any_more() {
     let mut stage = Stage::open().await;
     let beta = "x-api-key: k\r\nanthropic-beta: context-1m-2025-08-07\r\n";
     for (model, window) in [
@@ -262,7 +262,7 @@ async fn the_beta_for_a_million_tokens_raises_no_window_any_more() {
 
 /// A list that cannot be read, is too long or breaks off teaches nothing, and reaches the client as it is.
 #[tokio::test]
-async fn a_list_that_cannot_be_read_is_forwarded() {
+async fn unreadable_list_is_forwarded() {
     let mut stage = Stage::open().await;
     let long = format!(
         "{{\"data\":[{{\"id\":\"gpt-5.6-sol\",\"context_length\":9000,\"x\":\"{}\"}}]}}",

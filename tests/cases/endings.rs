@@ -58,7 +58,7 @@ fn booked(exchange: &Exchange) -> (Option<u64>, Option<u64>) {
 }
 
 #[tokio::test]
-async fn done_without_a_finish_reason_is_a_broken_reply() {
+async fn done_without_reason_is_broken() {
     let [request, unfinished, empty_reasons] = NO_FINISH_REASON;
     let (got, exchange) = play(request, unfinished, 1000).await;
     assert_eq!(got, unfinished, "the bytes and their end are the provider's");
@@ -69,7 +69,7 @@ async fn done_without_a_finish_reason_is_a_broken_reply() {
 }
 
 #[tokio::test]
-async fn usage_beside_an_empty_choice_is_hidden() {
+async fn usage_at_empty_choice_is_hidden() {
     let [request, stream, _] = HIDDEN_USAGE;
     let usage =
         r#", "usage": {"prompt_tokens": 420, "completion_tokens": 60, "total_tokens": 480}"#;
@@ -97,7 +97,7 @@ async fn usage_over_several_lines_is_hidden() {
 
 /// What else a chunk with usage says reaches the client; so does usage that the provider sends on its own.
 #[tokio::test]
-async fn nothing_but_requested_usage_is_hidden() {
+async fn only_requested_usage_is_hidden() {
     let [request, ..] = HIDDEN_USAGE;
     let finish = "data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n";
     let usage = r#""usage":{"prompt_tokens":420,"completion_tokens":60}"#;
@@ -135,7 +135,7 @@ async fn nothing_but_requested_usage_is_hidden() {
 
 /// The client closes at the finish reason. The usage comes later, and the next request is estimated from it.
 #[tokio::test]
-async fn usage_is_read_after_its_client_has_left() {
+async fn usage_is_read_after_client_left() {
     let [request, reply] = EARLY_CLOSE;
     let events: Vec<&str> = reply.split_inclusive("\n\n").collect();
     let provider = Provider::start().await;
@@ -261,7 +261,7 @@ async fn answer(mut call: Call, framing: &str, stream: &str) {
 
 /// A body that ended properly for its transport ends properly at the client, whatever its dialect says.
 #[tokio::test]
-async fn a_proper_end_stays_a_proper_end() {
+async fn proper_end_stays_proper_end() {
     for (path, request, stream, outcome) in half_streams() {
         for framing in ["chunked", "length", "close"] {
             let provider = Provider::start().await;

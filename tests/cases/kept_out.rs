@@ -194,7 +194,7 @@ fn is_near(estimate: u64, expected: u64) -> bool {
 /// However long a result for code is, it reaches the provider byte for byte, costs nothing, and the reply that waits for
 /// it anchors the next estimate.
 #[tokio::test]
-async fn results_for_code_are_data_and_no_context() {
+async fn code_results_are_no_context() {
     for mode in MODES {
         let mut by_size = Vec::new();
         for count in [0, 120, 9_000] {
@@ -228,7 +228,7 @@ async fn no_preset_touches_results_for_code() {
 
 /// The same for a program of OpenAI's.
 #[tokio::test]
-async fn results_for_a_program_are_data_and_no_context() {
+async fn program_results_are_no_context() {
     let [first, mut second] =
         ["openai-request-1.json", "openai-request-2.json"].map(|it| input(PROGRAMMATIC, it));
     let [calls, ends] =
@@ -251,7 +251,7 @@ async fn results_for_a_program_are_data_and_no_context() {
 
 /// A message waits while code runs, and is sent with the user's next text.
 #[tokio::test]
-async fn queued_messages_wait_while_code_runs() {
+async fn messages_wait_while_code_runs() {
     let mut play = Play::of("/v1/messages", Mode::Active, Policy::default()).await;
     let turns = code_turns(2, 3);
     let scene = play.exchange(&turns[0].0, &turns[0].1).await;
@@ -266,7 +266,7 @@ async fn queued_messages_wait_while_code_runs() {
 
 /// The provider runs a tool of its own with the next request, which must bring nothing but the client's results.
 #[tokio::test]
-async fn queued_messages_wait_while_a_tool_runs_at_the_provider() {
+async fn queued_messages_wait_while_tool_runs_at_provider() {
     let mut play = Play::of("/v1/messages", Mode::Active, Policy::default()).await;
     let user = json!({"role": "user", "content": "Read that page, and look what machine this is."});
     let mut request = input(PROGRAMMATIC, "request-1.json");
@@ -305,7 +305,7 @@ fn sixty(file: &str) -> Value {
 
 /// Of deferred functions the model reads names and descriptions, of a namespace its own, in Chat Completions nothing.
 #[tokio::test]
-async fn deferred_tools_cost_what_is_shown_of_them() {
+async fn deferred_tools_cost_what_is_shown() {
     let chat = json!({"id": "c", "object": "chat.completion", "model": "m", "choices": [
         {"index": 0, "message": {"role": "assistant", "content": "Hello."}, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 200, "completion_tokens": 3, "total_tokens": 203}});
@@ -339,7 +339,7 @@ fn long_tool(name: &str) -> Value {
 
 /// What a reference loads costs its definition from then on. The result that loads it is not cut.
 #[tokio::test]
-async fn a_reference_costs_what_it_loads() {
+async fn reference_costs_what_it_loads() {
     let mut play = Play::of("/v1/messages", Mode::Active, eager()).await;
     let mut request = input(PROGRAMMATIC, "request-1.json");
     request["tools"] = json!([{"name": "find", "input_schema": {"type": "object"}},
@@ -378,7 +378,7 @@ async fn a_reference_costs_what_it_loads() {
 
 /// A paused turn is sent back as it is, and a message waits for its end.
 #[tokio::test]
-async fn queued_messages_wait_while_a_turn_is_paused() {
+async fn messages_wait_while_paused() {
     let mut play = Play::of("/v1/messages", Mode::Active, Policy::default()).await;
     let mut request = input(PROGRAMMATIC, "request-1.json");
     let content = json!([

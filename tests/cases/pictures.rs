@@ -108,7 +108,7 @@ fn is_near(estimate: u64, measured: &str) -> bool {
 
 /// Claude 5.5 was estimated up to 42 % too low, Haiku 4.5 up to 42 % too high, and GPT up to 88 % too low.
 #[tokio::test]
-async fn a_picture_costs_each_model_what_was_measured() {
+async fn picture_costs_as_measured() {
     let mut stage = Stage::open().await;
     for row in table("picture-sizes/measured.tsv") {
         let (width, height) = row[0].1.split_once('x').unwrap();
@@ -125,7 +125,7 @@ async fn a_picture_costs_each_model_what_was_measured() {
 
 /// Every document was 2,000 tokens, but those of Gemini.
 #[tokio::test]
-async fn a_pdf_costs_each_model_what_was_measured() {
+async fn pdf_costs_as_measured() {
     let mut stage = Stage::open().await;
     for row in table("pdf-pages/measured.tsv") {
         let (pages, has_text) = (row[0].1.parse().unwrap(), row[1].1 == "yes");
@@ -149,7 +149,7 @@ async fn a_pdf_costs_each_model_what_was_measured() {
 
 /// A picture of 1,920 by 1,080 at every place where a request may have one.
 #[tokio::test]
-async fn a_picture_costs_the_same_wherever_it_stands() {
+async fn picture_costs_same_everywhere() {
     let mut stage = Stage::open().await;
     let picture = png(1_920, 1_080);
     let address = format!("data:image/png;base64,{picture}");
@@ -232,7 +232,7 @@ async fn a_picture_costs_the_same_wherever_it_stands() {
 
 /// A picture by URL or file id is counted as one of 512 pixels, with the detail that was asked for.
 #[tokio::test]
-async fn a_picture_of_unknown_size_is_counted_as_a_small_one() {
+async fn picture_of_unknown_size_is_counted_as_small_one() {
     let mut stage = Stage::open().await;
     let url = "https://example.com/cat.png";
     let chat = json!([{"type": "image_url", "image_url": {"url": url}}]);

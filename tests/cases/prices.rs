@@ -76,7 +76,7 @@ impl Bill {
 }
 
 #[test]
-fn bills_are_right_to_the_cent() {
+fn bills_are_right_to_cent() {
     for name in ["cost-shown", "price-geography", "price-speed", "price-steps"] {
         for bill in bills(name) {
             bill.check("2026-11-27T12:00:00Z", bill.dollars);
@@ -104,7 +104,7 @@ fn announced_prices_hold_from_their_day_on() {
 
 /// Each model costs what the tables say, within 1 %, and has one of the windows that they name.
 #[test]
-fn models_have_the_prices_and_windows_of_public_tables() {
+fn models_have_prices_and_windows_of_public_tables() {
     let table =
         std::fs::read_to_string(folder("model-entries").join("entries.tsv")).expect("entries");
     let mut wrong = Vec::new();
@@ -132,7 +132,7 @@ fn models_have_the_prices_and_windows_of_public_tables() {
 }
 
 #[tokio::test]
-async fn a_cost_is_said_wherever_a_call_is_shown() {
+async fn cost_is_said_wherever_call_is_shown() {
     let provider = Provider::start().await;
     let config = config(&provider.base());
     let looked_at = config.clone();
@@ -183,7 +183,7 @@ async fn a_cost_is_said_wherever_a_call_is_shown() {
 }
 
 #[tokio::test]
-async fn limits_are_shown_as_a_response_tells_them() {
+async fn limits_are_shown_as_response_tells_them() {
     let provider = Provider::start().await;
     let config = config(&provider.base());
     let looked_at = config.clone();

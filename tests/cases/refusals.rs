@@ -115,7 +115,7 @@ fn text(name: &str) -> String {
 }
 
 #[tokio::test]
-async fn overflow_texts_of_other_servers_are_mended() {
+async fn foreign_overflows_are_mended() {
     for (name, status, target, request, reply) in [
         (
             "sglang-input.json",
@@ -137,7 +137,7 @@ async fn overflow_texts_of_other_servers_are_mended() {
 
 /// Only the output is too large: it is lowered, and history stays.
 #[tokio::test]
-async fn the_output_gives_way_where_only_it_is_too_large() {
+async fn too_large_output_gives_way() {
     for member in ["max_tokens", "max_completion_tokens"] {
         let request = chat("glm-5.3", json!({member: 59_290}));
         let mended = mended(CHAT, &request, 400, &text("sglang-output.json"), &chat_reply()).await;
@@ -150,7 +150,7 @@ async fn the_output_gives_way_where_only_it_is_too_large() {
 
 /// A limit of rate is not taken for it, in whatever words and with whatever status.
 #[tokio::test]
-async fn a_limit_of_rate_is_passed_on() {
+async fn limit_of_rate_is_passed_on() {
     let limited = json!({"error": {"message": "Request too large for gpt-4.1 on tokens per min (TPM): Limit 30000, Requested 60500.",
         "type": "tokens", "code": "rate_limit_exceeded"}});
     for status in [400, 413, 429] {
@@ -162,7 +162,7 @@ async fn a_limit_of_rate_is_passed_on() {
 
 /// Where the refusal names no number, the estimate and the known window show that only the output is too large.
 #[tokio::test]
-async fn the_output_gives_way_first_without_numbers() {
+async fn output_gives_way_without_numbers() {
     for text in [
         json!({"error": {"message": "", "code": "context_length_exceeded"}}),
         json!({"error": {"message": "Your input exceeds the context window of this model.", "code": null}}),
@@ -188,7 +188,7 @@ async fn the_output_gives_way_first_without_numbers() {
 /// A result without its call heals in the words of MiniMax and Moonshot, too, and an unknown member of the request is
 /// removed.
 #[tokio::test]
-async fn pairs_and_members_heal_in_other_words() {
+async fn pairs_heal_in_other_words() {
     for text in [
         "invalid params, tool result's tool id(call_lost) not found (2013)",
         "Invalid request: tool_call_id call_lost does not match any tool call",

@@ -101,7 +101,7 @@ fn is_near(estimate: u64, expected: u64) -> bool {
 }
 
 #[tokio::test]
-async fn litellms_thinking_blocks_are_put_back_whole() {
+async fn litellm_blocks_are_put_back_whole() {
     for reply in ["reply-1.sse", "reply-1.json"] {
         let reply = text(&format!("thinking-blocks/{reply}"));
         // Some clients keep the text, which has no signature.
@@ -127,7 +127,7 @@ async fn litellms_thinking_blocks_are_put_back_whole() {
 }
 
 #[tokio::test]
-async fn a_server_that_counts_chunks_in_the_index_sends_one_reply() {
+async fn server_that_counts_chunks_in_index_sends_one_reply() {
     let mut stage = Stage::open(Some(ReasoningRule::Demanded)).await;
     let reply = text("choices/counting.sse");
     let first = stage.exchange(CHAT, &json("choices/counting-request-1.json"), &reply).await;
@@ -142,7 +142,7 @@ async fn a_server_that_counts_chunks_in_the_index_sends_one_reply() {
 
 /// The call was unknown, and counted twice: as new, and as the text beside it.
 #[tokio::test]
-async fn a_call_in_the_second_choice_belongs_to_the_reply() {
+async fn second_choice_belongs_to_reply() {
     let long = "// a line of the file that the call writes\n".repeat(100);
     let arguments = json!({"path": "src/main.rs", "lines": long}).to_string();
     for (file, has_text) in [("two-choices.json", true), ("two-choices-no-text.json", false)] {
@@ -180,7 +180,7 @@ async fn a_call_in_the_second_choice_belongs_to_the_reply() {
 }
 
 #[tokio::test]
-async fn after_any_of_three_choices_the_estimate_is_that_after_one() {
+async fn after_any_of_three_choices_estimate_is_that_after_one() {
     let reply = json("choices/three-choices.json");
     let choice = |at: usize| reply["choices"][at]["message"]["content"].clone();
     let one = |stage: Stage, several: bool, chosen: usize| {
@@ -305,7 +305,7 @@ async fn geminis_candidates_are_parts_of_one_reply_unless_several_are_asked_for(
 }
 
 #[tokio::test]
-async fn a_call_with_two_ids_is_found_by_each() {
+async fn call_with_two_ids_is_found_by_each() {
     let reply = text("final-object/other-id.sse");
     let data =
         reply.lines().find(|line| line.contains("output_item.done") && line.contains("rs_1"));
@@ -326,7 +326,7 @@ async fn a_call_with_two_ids_is_found_by_each() {
 }
 
 #[tokio::test]
-async fn a_stub_in_the_final_object_replaces_nothing_that_was_streamed() {
+async fn stub_in_final_object_replaces_nothing_that_was_streamed() {
     let reply = text("final-object/stub.sse");
     // Other stubs: the call itself without its arguments, and nothing at all.
     let (events, last) = reply.split_once("event: response.completed\ndata: ").unwrap();
@@ -357,7 +357,7 @@ async fn a_stub_in_the_final_object_replaces_nothing_that_was_streamed() {
 
 /// In Chat Completions a later piece may name the call anew.
 #[tokio::test]
-async fn a_call_whose_id_changes_in_a_stream_is_found_by_each() {
+async fn call_whose_id_changes_in_stream_is_found_by_each() {
     let chunk = |delta: Value| {
         format!("data: {}\n\n", json!({"id": "c", "choices": [{"index": 0, "delta": delta}]}))
     };
@@ -388,7 +388,7 @@ async fn a_call_whose_id_changes_in_a_stream_is_found_by_each() {
 }
 
 #[tokio::test]
-async fn a_repeated_call_keeps_the_signature_that_it_came_with() {
+async fn repeated_call_keeps_signature_that_it_came_with() {
     let reply = text("repeated-call/reply-1.sse");
     let signed = reply.split_once("\"thoughtSignature\": \"").unwrap().1.split_once('"').unwrap().0;
     // The client keeps one of the calls, or both.
@@ -444,7 +444,7 @@ async fn named_agents_with_equal_prompts_and_call_ids_keep_their_own_reasoning()
 
 /// A reply of 2,060 tokens, 2,000 of them reasoning that is neither sent nor reported, made the next estimate 2,578 for 580.
 #[tokio::test]
-async fn hidden_reasoning_is_not_carried_over() {
+async fn hidden_reasoning_is_not_carried() {
     let text = "It prints a greeting and ends. ".repeat(8);
     for (target, model) in [
         (CHAT, "gpt-5"),

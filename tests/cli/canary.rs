@@ -75,7 +75,7 @@ async fn session(configuration: &str, is_refused: bool) -> String {
 }
 
 #[tokio::test]
-async fn no_word_of_a_tool_result_is_on_disk_in_any_mode() {
+async fn no_word_of_tool_result_is_on_disk_in_any_mode() {
     for mode in ["active", "shadow", "observe"] {
         let trims = EAGER.replace("[compact]", "max_result_tokens = 500\n[compact]");
         let sent = session(&format!("mode = \"{mode}\"\n{trims}"), false).await;
@@ -84,7 +84,7 @@ async fn no_word_of_a_tool_result_is_on_disk_in_any_mode() {
 }
 
 #[tokio::test]
-async fn no_word_of_a_tool_result_is_on_disk_with_any_preset() {
+async fn no_word_of_tool_result_is_on_disk_with_any_preset() {
     for preset in Preset::ALL {
         let trims = "[prune]\nmax_result_tokens = 500\n[compact]\nengine = \"off\"\n";
         let sent = session(&format!("preset = \"{}\"\n{trims}", preset.name()), false).await;
@@ -93,7 +93,7 @@ async fn no_word_of_a_tool_result_is_on_disk_with_any_preset() {
 }
 
 #[tokio::test]
-async fn no_word_of_a_tool_result_is_on_disk_after_a_refusal() {
+async fn no_word_of_tool_result_is_on_disk_after_refusal() {
     let sent = session("[prune]\ngate = []\n[compact]\nengine = \"off\"\n", true).await;
     assert!(sent.contains(TRIMMED));
 }

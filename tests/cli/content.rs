@@ -181,7 +181,7 @@ async fn texts_are_exported_and_replayed() {
 }
 
 #[tokio::test]
-async fn a_changed_history_is_exported_whole_and_a_held_one_with_the_reply() {
+async fn changed_history_is_exported_whole_and_held_one_with_reply() {
     let provider = Provider::start().await;
     let serving = keeping(&provider, "").await;
     let mut history = vec![message("user", PROMPT)];
@@ -220,7 +220,7 @@ async fn a_changed_history_is_exported_whole_and_a_held_one_with_the_reply() {
 }
 
 #[tokio::test]
-async fn no_text_is_kept_by_default_and_the_export_says_so() {
+async fn no_text_is_kept_by_default_and_export_says_so() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     talk(&mut serving, &provider, "sk-one").await;
@@ -243,7 +243,7 @@ async fn no_text_is_kept_by_default_and_the_export_says_so() {
 }
 
 #[tokio::test]
-async fn stored_texts_belong_to_a_credential_and_are_deleted_with_the_session() {
+async fn stored_texts_belong_to_credential_and_are_deleted_with_session() {
     let provider = Provider::start().await;
     let mut serving = keeping(&provider, "").await;
     talk(&mut serving, &provider, "sk-one").await;
@@ -296,7 +296,7 @@ fn on_disk(serving: &Serving) -> usize {
 }
 
 #[tokio::test]
-async fn text_of_a_deleted_session_is_in_no_file_after_five_seconds() {
+async fn text_of_deleted_session_is_in_no_file_after_five_seconds() {
     let provider = Provider::start().await;
     let mut serving = keeping(&provider, "").await;
     talk(&mut serving, &provider, "sk-canary").await;

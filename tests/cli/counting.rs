@@ -10,7 +10,7 @@ use super::support::wire;
 /// In each protocol with an endpoint: the count is requested with the session's own credential, and shown beside the
 /// estimate.
 #[tokio::test]
-async fn a_context_is_counted_by_its_provider_when_somebody_asks() {
+async fn context_is_counted_by_its_provider_when_somebody_asks() {
     for script in wire::all() {
         let (path, answer) = match script.path {
             path if path.starts_with("/v1/messages") => {
@@ -59,7 +59,7 @@ async fn a_context_is_counted_by_its_provider_when_somebody_asks() {
 
 /// If the upstream has a credential of its own, that one is used. The client's is not kept for that.
 #[tokio::test]
-async fn a_count_prefers_the_upstreams_own_credential() {
+async fn count_prefers_upstream_credential() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str, text: &str| {
@@ -87,7 +87,7 @@ async fn a_count_prefers_the_upstreams_own_credential() {
 
 /// After a restart, neither request nor credential is in memory, and the command says so.
 #[tokio::test]
-async fn a_count_after_a_restart_says_that_no_request_is_in_memory() {
+async fn count_after_restart_says_that_no_request_is_in_memory() {
     let provider = Provider::start().await;
     let script = wire::anthropic();
     let data = tempfile::tempdir().unwrap();
@@ -104,7 +104,7 @@ async fn a_count_after_a_restart_says_that_no_request_is_in_memory() {
 
 /// A request is repaired after a refusal: what was accepted is counted, not what was planned.
 #[tokio::test]
-async fn a_context_is_counted_as_it_was_sent_after_a_repair() {
+async fn context_is_counted_as_it_was_sent_after_repair() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     let request = r#"{"model":"claude-sonnet-4-5","max_tokens":9,"messages":[{"role":"user","content":"Hm."},{"role":"assistant","content":[{"type":"text","text":""}]},{"role":"user","content":"And then?"}]}"#;

@@ -90,7 +90,7 @@ impl Served {
 }
 
 #[tokio::test]
-async fn an_unusable_store_does_not_delay_traffic_and_is_retried() {
+async fn unusable_store_does_not_delay_traffic_and_is_retried() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let in_the_way = folder.path().join("data");
@@ -127,7 +127,7 @@ async fn an_unusable_store_does_not_delay_traffic_and_is_retried() {
 /// If old sessions cannot be deleted, log and metric report it (`deploy/prometheus` tests the alert), requests are not
 /// delayed, and it ends when the cause is gone.
 #[tokio::test]
-async fn a_failed_deletion_of_old_sessions_is_logged_and_counted() {
+async fn failed_deletion_of_old_sessions_is_logged_and_counted() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let config = folder.path().join("plimsoll.toml");
@@ -161,7 +161,7 @@ async fn a_failed_deletion_of_old_sessions_is_logged_and_counted() {
 }
 
 #[tokio::test]
-async fn a_damaged_store_file_is_renamed_and_logged() {
+async fn damaged_store_is_renamed() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let letter = "a letter, not a database".repeat(99);
@@ -179,7 +179,7 @@ async fn a_damaged_store_file_is_renamed_and_logged() {
 }
 
 #[tokio::test]
-async fn check_finds_what_is_wrong_with_the_store() {
+async fn check_finds_broken_store() {
     let folder = tempfile::tempdir().unwrap();
     let check = async |data: &Path| run(&["check", "--data", data.to_str().unwrap()]).await;
     assert_eq!(check(&folder.path().join("not yet/there")).await.code, 0);
@@ -218,7 +218,7 @@ async fn check_finds_what_is_wrong_with_the_store() {
 }
 
 #[tokio::test]
-async fn a_backup_of_a_running_server_is_complete_and_a_stop_leaves_one_file() {
+async fn backup_of_running_server_is_complete_and_stop_leaves_one_file() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     let data = serving.data.path().to_owned();
@@ -250,7 +250,7 @@ async fn a_backup_of_a_running_server_is_complete_and_a_stop_leaves_one_file() {
 
 /// If the file is deleted, that is logged, and shown by every command that a user runs.
 #[tokio::test]
-async fn a_deleted_store_file_is_reported_by_log_api_and_commands() {
+async fn deleted_store_file_is_reported_by_log_api_and_commands() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     assert_eq!(serving.ask("/readyz").await.text(), "ready\n");
@@ -276,7 +276,7 @@ async fn a_deleted_store_file_is_reported_by_log_api_and_commands() {
 }
 
 #[tokio::test]
-async fn commands_show_no_warning_while_the_store_works() {
+async fn working_store_gives_no_warning() {
     let provider = Provider::start().await;
     let serving = Serving::start(&provider.base(), &[]).await;
     let looked = serving.look(&["sessions"]).await;
@@ -290,7 +290,7 @@ async fn commands_show_no_warning_while_the_store_works() {
 /// Another program locks the file, and no turn can be appended beside it: the reply ends all the same, and the failure is
 /// logged and counted.
 #[tokio::test]
-async fn a_turn_that_is_not_stored_in_time_is_logged_and_counted() {
+async fn turn_that_is_not_stored_in_time_is_logged_and_counted() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     let data = serving.data.path();
@@ -313,7 +313,7 @@ async fn a_turn_that_is_not_stored_in_time_is_logged_and_counted() {
 
 /// Two processes that do not know each other's decisions would break each other's caches.
 #[tokio::test]
-async fn a_second_process_on_one_data_folder_is_refused() {
+async fn second_process_on_one_data_folder_is_refused() {
     let provider = Provider::start().await;
     let serving = Serving::start(&provider.base(), &[]).await;
     let data = serving.data.path().to_str().unwrap();
@@ -329,7 +329,7 @@ async fn a_second_process_on_one_data_folder_is_refused() {
 }
 
 #[tokio::test]
-async fn sighup_reloads_the_log_level_and_ends_nothing() {
+async fn sighup_reloads_log_level() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");
@@ -362,7 +362,7 @@ async fn sighup_reloads_the_log_level_and_ends_nothing() {
 
 /// Each file is valid, but they do not belong together.
 #[tokio::test]
-async fn check_finds_a_key_that_is_not_the_certificates() {
+async fn check_finds_foreign_key() {
     let [one, other] = [(); 2].map(|()| super::support::h2::certificates());
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");

@@ -59,7 +59,7 @@ async fn play(serving: &Serving, provider: &Provider, script: &Script, body: &st
 }
 
 #[tokio::test]
-async fn a_loop_is_reported_in_every_dialect_and_never_blocked() {
+async fn loop_is_reported_in_every_dialect_and_never_blocked() {
     for script in wire::all() {
         let provider = Provider::start().await;
         let mut serving = Serving::start(&provider.base(), &["--mode", "observe"]).await;

@@ -53,7 +53,7 @@ async fn check_says_what_would_be_served() {
 
 /// On loopback it is no error: the machine may be one person's.
 #[tokio::test]
-async fn check_notes_a_key_that_every_local_program_can_use() {
+async fn check_notes_key_that_every_local_program_can_use() {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     let config = "[upstream.anthropic]\ncredential = \"env:OPERATORS_KEY\"\n";
     std::io::Write::write_all(&mut file, config.as_bytes()).unwrap();
@@ -92,7 +92,7 @@ async fn check_prints_all_faults_at_once() {
 }
 
 #[tokio::test]
-async fn a_port_in_use_is_reported_with_what_to_do() {
+async fn port_in_use_is_reported() {
     let holder = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let used = holder.local_addr().unwrap().to_string();
     let folder = tempfile::tempdir().unwrap();
@@ -110,7 +110,7 @@ async fn a_port_in_use_is_reported_with_what_to_do() {
 
 /// A proxy variable that was set for something else would send every request there without notice.
 #[tokio::test]
-async fn a_stray_proxy_variable_is_logged_at_start_without_its_credential() {
+async fn stray_proxy_variable_is_logged_at_start_without_its_credential() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().to_str().unwrap();
     let free = "127.0.0.1:0";
@@ -142,7 +142,7 @@ async fn a_stray_proxy_variable_is_logged_at_start_without_its_credential() {
 }
 
 #[tokio::test]
-async fn a_folder_that_cannot_be_written_is_reported() {
+async fn unwritable_folder_is_reported() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "[store]\non_failure = \"exit\"\n").unwrap();
     let config = file.path().to_str().unwrap();
@@ -157,7 +157,7 @@ async fn a_folder_that_cannot_be_written_is_reported() {
 }
 
 #[tokio::test]
-async fn a_command_without_a_running_server_says_what_to_do() {
+async fn command_without_running_server_says_what_to_do() {
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     for command in
         [&["sessions"][..], &["context"], &["top"], &["explain", "x"], &["savings"], &["export"]]
@@ -171,7 +171,7 @@ async fn a_command_without_a_running_server_says_what_to_do() {
 }
 
 #[tokio::test]
-async fn completions_and_man_page_come_from_the_arguments() {
+async fn completions_and_man_page_come_from_arguments() {
     let done = run(&["completions", "bash"]).await;
     assert!(done.code == 0, "{}", done.out);
     assert!(done.out.contains("--upstream"), "{}", done.out);
@@ -183,7 +183,7 @@ async fn completions_and_man_page_come_from_the_arguments() {
 
 /// `plimsoll man | head -1`: a closed pipe is not an error.
 #[tokio::test]
-async fn a_closed_pipe_is_no_panic() {
+async fn closed_pipe_is_no_panic() {
     for arguments in [&["man"][..], &["check"], &["check", "--json"], &["completions", "zsh"]] {
         let (reader, writer) = std::io::pipe().unwrap();
         drop(reader);
@@ -196,7 +196,7 @@ async fn a_closed_pipe_is_no_panic() {
 }
 
 #[tokio::test]
-async fn the_first_signal_drains_and_the_second_ends_at_once() {
+async fn first_signal_drains() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     let script = anthropic();
@@ -216,7 +216,7 @@ async fn the_first_signal_drains_and_the_second_ends_at_once() {
 }
 
 #[tokio::test]
-async fn a_drained_server_exits_with_0() {
+async fn drained_server_exits_with_0() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     let script = anthropic();
@@ -236,7 +236,7 @@ async fn a_drained_server_exits_with_0() {
 }
 
 #[tokio::test]
-async fn plimsoll_run_sets_base_urls_and_returns_the_exit_code() {
+async fn plimsoll_run_sets_base_urls_and_returns_exit_code() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let (base, free) = (format!("anthropic={}", provider.base()), "127.0.0.1:0");
@@ -289,7 +289,7 @@ async fn plimsoll_run_sets_base_urls_and_returns_the_exit_code() {
 
 /// The log of earlier runs is kept up to 16 MiB, and one older file.
 #[tokio::test]
-async fn plimsoll_run_renames_a_log_that_is_too_large() {
+async fn plimsoll_run_renames_large_log() {
     let folder = tempfile::tempdir().unwrap();
     let (free, data) = ("127.0.0.1:0", folder.path().to_str().unwrap());
     let [log, old] = ["run.log", "run.log.1"].map(|name| folder.path().join(name));
@@ -336,7 +336,7 @@ async fn run_passes_signals_on() {
 
 /// If the user has set a base URL, requests still go there.
 #[tokio::test]
-async fn plimsoll_run_forwards_to_a_base_url_that_the_user_has_set() {
+async fn plimsoll_run_forwards_to_base_url_that_user_has_set() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let (free, data) = ("127.0.0.1:0", folder.path().to_str().unwrap());
@@ -369,7 +369,7 @@ async fn plimsoll_run_forwards_to_a_base_url_that_the_user_has_set() {
 
 /// A running proxy is used, whatever its address for clients is.
 #[tokio::test]
-async fn plimsoll_run_uses_a_server_that_is_already_running() {
+async fn plimsoll_run_uses_server_that_is_already_running() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     let data = serving.data.path().to_str().unwrap().to_owned();
@@ -381,7 +381,7 @@ async fn plimsoll_run_uses_a_server_that_is_already_running() {
 }
 
 #[tokio::test]
-async fn plimsoll_run_reports_a_command_that_does_not_exist() {
+async fn plimsoll_run_reports_command_that_does_not_exist() {
     let folder = tempfile::tempdir().unwrap();
     let (free, data) = ("127.0.0.1:0", folder.path().to_str().unwrap());
     let done =
@@ -393,7 +393,7 @@ async fn plimsoll_run_reports_a_command_that_does_not_exist() {
 
 /// An upstream's own window is the window of all its models: the log names only a model whose window is a guess, once.
 #[tokio::test]
-async fn the_log_names_a_model_only_if_its_window_is_unknown() {
+async fn log_names_model_only_if_its_window_is_unknown() {
     let provider = Provider::start().await;
     let above = format!(
         "[upstream.anthropic]\nwindow_tokens = 32000\n[upstream.other]\nbase_url = \"{}\"\n",
@@ -424,7 +424,7 @@ async fn the_log_names_a_model_only_if_its_window_is_unknown() {
 
 /// A window that a refusal taught is no guess, after a restart too.
 #[tokio::test]
-async fn the_log_does_not_name_a_model_whose_window_was_learned() {
+async fn log_does_not_name_model_whose_window_was_learned() {
     let (provider, data) = (Provider::start().await, tempfile::tempdir().unwrap());
     let flags = ["--mode", "observe", "--data", data.path().to_str().unwrap()];
     let mut request = mode::history(12, |number| format!("Line {number} of it. ").repeat(60));

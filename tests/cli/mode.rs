@@ -49,7 +49,7 @@ async fn sent(serving: &Serving, provider: &Provider, mode: &str) -> (String, St
 }
 
 #[tokio::test]
-async fn a_client_header_cannot_raise_the_mode() {
+async fn client_header_cannot_raise_mode() {
     let provider = Provider::start().await;
     for limit in ["observe", "shadow"] {
         let serving = serving(&provider, "", &["--mode", limit]).await;
@@ -61,7 +61,7 @@ async fn a_client_header_cannot_raise_the_mode() {
 }
 
 #[tokio::test]
-async fn a_client_cannot_raise_the_mode_of_an_upstream_or_held_out_session() {
+async fn client_cannot_raise_mode_of_upstream_or_held_out_session() {
     let provider = Provider::start().await;
     let limited = "[upstream.anthropic]\nmode = \"observe\"\n";
     let serving = serving(&provider, limited, &["--mode", "active"]).await;
@@ -84,7 +84,7 @@ async fn a_client_cannot_raise_the_mode_of_an_upstream_or_held_out_session() {
 }
 
 #[tokio::test]
-async fn a_client_can_always_lower_the_mode_and_raise_only_if_configured() {
+async fn client_can_always_lower_mode_and_raise_only_if_configured() {
     let provider = Provider::start().await;
     let serving = serving(&provider, "", &[]).await;
     for (wanted, is_cut) in
@@ -104,7 +104,7 @@ async fn a_client_can_always_lower_the_mode_and_raise_only_if_configured() {
 
 /// `include_usage = "never"` is a single line, as in the README, and an upstream's own setting has priority.
 #[tokio::test]
-async fn include_usage_is_turned_off_by_one_line() {
+async fn one_line_turns_off_include_usage() {
     let provider = Provider::start().await;
     let request = json!({"model": "gpt-4o", "stream": true,
         "messages": [{"role": "user", "content": "Say hello."}]})
@@ -126,7 +126,7 @@ async fn include_usage_is_turned_off_by_one_line() {
 }
 
 #[tokio::test]
-async fn the_first_output_names_mode_data_folder_and_an_example_command() {
+async fn first_output_names_mode_data_folder_and_example_command() {
     let provider = Provider::start().await;
     for (flags, mode) in [
         (&[] as &[&str], "mode active: may clear old tool results"),

@@ -10,7 +10,7 @@ const TABLE: &str = r#"{
 }"#;
 
 #[tokio::test]
-async fn a_models_facts_are_shown() {
+async fn models_facts_are_shown() {
     let done = run(&["models", "claude-opus-5-5", "my-model"]).await;
     assert_eq!((done.code, done.err.as_str()), (0, ""));
     assert!(done.out.contains("window:     1,000,000 tokens of input\n"), "{}", done.out);
@@ -22,7 +22,7 @@ async fn a_models_facts_are_shown() {
 }
 
 #[tokio::test]
-async fn a_table_brings_models_that_are_not_built_in() {
+async fn table_brings_models_that_are_not_built_in() {
     let folder = tempfile::tempdir().unwrap();
     let table = folder.path().join("models.json");
     let file = folder.path().join("plimsoll.toml");
@@ -40,7 +40,7 @@ async fn a_table_brings_models_that_are_not_built_in() {
 }
 
 #[tokio::test]
-async fn a_table_of_others_is_compared() {
+async fn table_of_others_is_compared() {
     let folder = tempfile::tempdir().unwrap();
     let table = folder.path().join("models.json");
     std::fs::write(&table, TABLE).unwrap();

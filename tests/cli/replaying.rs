@@ -23,7 +23,7 @@ fn sized() -> String {
 }
 
 #[tokio::test]
-async fn replaying_a_policy_without_recorded_text_is_an_error_with_a_reason() {
+async fn replaying_policy_without_recorded_text_is_error_with_reason() {
     let folder = tempfile::tempdir().unwrap();
     let (export, policy) = (folder.path().join("export.jsonl"), folder.path().join("policy.toml"));
     std::fs::write(&export, format!("{}\n", sized())).unwrap();
@@ -39,7 +39,7 @@ async fn replaying_a_policy_without_recorded_text_is_an_error_with_a_reason() {
 }
 
 #[tokio::test]
-async fn an_export_with_text_is_played_under_a_policy() {
+async fn export_is_played_under_policy() {
     let folder = tempfile::tempdir().unwrap();
     let (export, policy) = (folder.path().join("export.jsonl"), folder.path().join("policy.toml"));
     let mut first: serde_json::Value = serde_json::from_str(&sized()).unwrap();
@@ -54,7 +54,7 @@ async fn an_export_with_text_is_played_under_a_policy() {
 }
 
 #[tokio::test]
-async fn replaying_a_folder_without_recordings_is_an_error() {
+async fn replaying_folder_without_recordings_is_error() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("notes.txt"), "no").unwrap();
     let done = run(&["replay", folder.path().to_str().unwrap()]).await;
@@ -67,7 +67,7 @@ async fn replaying_a_folder_without_recordings_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_compressed_recording_is_read() {
+async fn compressed_recording_is_read() {
     let folder = tempfile::tempdir().unwrap();
     let text = format!("{}\n{}\n{}\n", line(1), line(2), line(3));
     let plain = folder.path().join("plain.jsonl");
@@ -90,7 +90,7 @@ async fn a_compressed_recording_is_read() {
 
 /// Fitted costs are judged by sessions that were left out of the fit: these are replayed with given costs.
 #[tokio::test]
-async fn token_costs_given_to_replay_replace_the_fitted_ones() {
+async fn token_costs_given_to_replay_replace_fitted_ones() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let claude =

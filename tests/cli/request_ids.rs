@@ -12,7 +12,7 @@ const HEADERS: [(&str, &str); 2] =
 /// In every dialect, in the header that its providers use: in log, API, explanation and the page's row, after a restart
 /// too.
 #[tokio::test]
-async fn a_providers_request_id_is_shown_in_every_dialect() {
+async fn providers_request_id_is_shown_in_every_dialect() {
     let sent = [
         ("request-id", "req_011CSHoEeqs5C35K2UUqR7Fy"),
         ("x-request-id", "req_5f0a1b"),
@@ -70,7 +70,7 @@ async fn is_shown(serving: &Serving, request: &str, id: &str) {
 
 /// A refusal is not a turn, but most questions to a provider's support are about refusals.
 #[tokio::test]
-async fn a_refusal_is_shown_with_its_request_id() {
+async fn refusal_shows_its_request_id() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     let script = wire::anthropic();

@@ -22,7 +22,7 @@ pub async fn play(serving: &mut Serving, provider: &Provider, script: &Script) {
 }
 
 #[tokio::test]
-async fn every_dialect_is_metered_and_logged() {
+async fn every_dialect_is_metered() {
     for script in wire::all() {
         let provider = Provider::start().await;
         let mut serving = Serving::start(&provider.base(), &[]).await;
@@ -50,7 +50,7 @@ async fn every_dialect_is_metered_and_logged() {
 
 /// Each series costs its scraper memory for as long as it lives.
 #[tokio::test]
-async fn a_start_with_three_upstreams_has_few_series() {
+async fn three_upstreams_have_few_series() {
     let provider = Provider::start().await;
     let serving = Serving::start(&provider.base(), &[]).await;
     // Once the store has been asked for what is expired, it has done all of a start.
@@ -144,7 +144,7 @@ async fn talk(serving: &mut Serving, provider: &Provider, session: &str, message
 }
 
 #[tokio::test]
-async fn a_dry_run_shows_what_compacting_would_do_or_why_it_cannot() {
+async fn dry_run_shows_what_compacting_would_do_or_why_it_cannot() {
     let provider = Provider::start().await;
     let mut serving = Serving::start(&provider.base(), &[]).await;
     talk(&mut serving, &provider, "long", 21).await;
@@ -190,7 +190,7 @@ async fn a_dry_run_shows_what_compacting_would_do_or_why_it_cannot() {
 }
 
 #[tokio::test]
-async fn every_line_of_the_json_log_is_json() {
+async fn every_line_of_json_log_is_json() {
     let provider = Provider::start().await;
     let more = ["--log", "json"];
     let mut serving = Serving::start(&provider.base(), &more).await;
@@ -217,7 +217,7 @@ async fn every_line_of_the_json_log_is_json() {
 
 /// The line of a call is written at any log level, and its own level is info.
 #[tokio::test]
-async fn an_exchange_is_logged_at_any_log_level() {
+async fn exchange_is_logged_at_any_level() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");
@@ -242,7 +242,7 @@ async fn an_exchange_is_logged_at_any_log_level() {
 
 /// The response and the log say whose fault it was.
 #[tokio::test]
-async fn an_upstream_that_does_not_answer_is_reported() {
+async fn silent_upstream_is_reported() {
     let gone = Provider::start().await.base();
     let mut serving = Serving::start(&gone, &[]).await;
     let script = wire::anthropic();
@@ -297,7 +297,7 @@ async fn messages_are_queued_and_sent() {
 
 /// The vocabularies are loaded before the server is ready: the first request is counted by its own, like the next one.
 #[tokio::test]
-async fn the_first_request_is_counted_by_the_vocabulary() {
+async fn first_request_uses_vocabulary() {
     let text = "Eine Donaudampfschifffahrtsgesellschaft zzyzx qwrtplkjh 0x7f3a. ".repeat(40);
     for model in ["gpt-4o", "gpt-4", "claude-opus-4-5"] {
         let provider = Provider::start().await;

@@ -44,7 +44,7 @@ async fn compact(admin: SocketAddr, session: &str, query: &str) -> (u16, Value) 
 }
 
 #[tokio::test]
-async fn a_dry_run_says_what_a_compaction_would_save_and_does_nothing() {
+async fn dry_run_says_what_compaction_would_save_and_does_nothing() {
     let mut play = Play::of(policy()).await;
     for number in 0..5 {
         play.turn(number).await;
@@ -75,7 +75,7 @@ async fn a_dry_run_says_what_a_compaction_would_save_and_does_nothing() {
 
 /// The provider refuses to compact after the request that the preview is of: the model is named as the writer.
 #[tokio::test]
-async fn a_dry_run_does_not_name_a_provider_that_refused_to_compact() {
+async fn dry_run_does_not_name_provider_that_refused_to_compact() {
     let mut policy = policy();
     policy.compact.engine = SummaryEngine::Auto;
     let mut play = Play::of(policy).await;
@@ -92,7 +92,7 @@ async fn a_dry_run_does_not_name_a_provider_that_refused_to_compact() {
 }
 
 #[tokio::test]
-async fn a_summariser_with_a_credential_of_its_own_is_asked_at_once() {
+async fn summariser_with_credential_of_its_own_is_asked_at_once() {
     let mut policy = policy();
     policy.compact.upstream = Some("summariser".into());
     let mut play = Play::of(policy).await;
@@ -128,7 +128,7 @@ async fn a_summariser_with_a_credential_of_its_own_is_asked_at_once() {
 }
 
 #[tokio::test]
-async fn a_compaction_that_cannot_be_done_is_refused_with_a_reason() {
+async fn compaction_that_cannot_be_done_is_refused_with_reason() {
     let mut play = Play::of(policy()).await;
     play.turn(0).await;
     let admin = admin(&play).await;

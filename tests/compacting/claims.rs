@@ -72,7 +72,7 @@ fn is_free(store: &Arc<Held>, at: u64) -> bool {
 }
 
 #[test]
-fn a_claim_is_held_by_one_process_at_a_time_in_any_order_of_steps() {
+fn claim_is_held_by_one_process_at_time_in_any_order_of_steps() {
     let runs = in_every_order(|choices| {
         let (store, at_work) = (Held::by_steps(), Cell::new(None));
         let works = |holder| works(Claims::new(store.clone()), holder, &at_work);
@@ -85,7 +85,7 @@ fn a_claim_is_held_by_one_process_at_a_time_in_any_order_of_steps() {
 }
 
 #[test]
-fn the_claim_of_a_dead_process_holds_until_its_expiry() {
+fn claim_of_dead_process_holds_until_its_expiry() {
     for dies_after in 0..8 {
         in_every_order(|choices| {
             let (store, at_work) = (Held::by_steps(), Cell::new(None));

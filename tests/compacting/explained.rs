@@ -31,7 +31,7 @@ async fn compacted(play: &mut Play, summary: &str, number: u64) -> Scene {
 }
 
 #[tokio::test]
-async fn a_waiting_summary_is_shown_and_a_used_one_with_its_cost() {
+async fn waiting_summary_is_shown_and_used_one_with_its_cost() {
     let mut play = Play::of(without_a_pause()).await;
     let (_, question) = play.fill_to_mark().await;
     let looking = Looking::at(&play.server, &play.config).await;
@@ -103,7 +103,7 @@ async fn a_waiting_summary_is_shown_and_a_used_one_with_its_cost() {
 
 /// The cost of summaries is subtracted from the savings, in a session and in the total.
 #[tokio::test]
-async fn the_cost_of_summaries_is_subtracted_from_the_savings() {
+async fn cost_of_summaries_is_subtracted_from_savings() {
     let mut play = Play::of(without_a_pause()).await;
     compacted(&mut play, "Numbered questions.", 1).await;
     let last = compacted(&mut play, "Both of them.", 2).await;
@@ -136,7 +136,7 @@ async fn the_cost_of_summaries_is_subtracted_from_the_savings() {
 
 /// A turn before the cut depends on no summary.
 #[tokio::test]
-async fn a_rewind_to_before_the_cut_shows_no_compaction() {
+async fn rewind_shows_no_compaction() {
     let mut play = Play::of(policy()).await;
     compacted(&mut play, "Numbered questions.", 1).await;
     play.history.truncate(4);

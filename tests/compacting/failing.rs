@@ -31,7 +31,7 @@ async fn refused(answers: impl AsyncFnOnce(Call), outcome: &str) {
 }
 
 #[tokio::test]
-async fn an_error_html_or_an_empty_response_is_not_used_as_a_summary() {
+async fn error_html_or_empty_response_is_not_used_as_summary() {
     let error = json!({"type": "error", "error": {"type": "overloaded_error", "message": "no"}});
     let fails = async move |mut call: Call| call.answer("529 Overloaded", &error.to_string()).await;
     refused(fails, "upstream_failed").await;
@@ -44,7 +44,7 @@ async fn an_error_html_or_an_empty_response_is_not_used_as_a_summary() {
 }
 
 #[tokio::test]
-async fn a_reply_with_a_tool_call_is_not_used_as_a_summary() {
+async fn tool_call_is_no_summary() {
     let mut reply = answer("I look.", 900);
     reply["stop_reason"] = json!("tool_use");
     let call = json!({"type": "tool_use", "id": "t", "name": "Read", "input": {}});
@@ -54,7 +54,7 @@ async fn a_reply_with_a_tool_call_is_not_used_as_a_summary() {
 }
 
 #[tokio::test]
-async fn an_incomplete_reply_is_not_used_as_a_summary() {
+async fn incomplete_reply_is_no_summary() {
     let begins = async |mut call: Call| {
         call.begin_events().await;
         call.chunk(
@@ -71,7 +71,7 @@ async fn an_incomplete_reply_is_not_used_as_a_summary() {
 /// A summary that ended at its length limit may lack what matters most: it is used only if the request would not fit
 /// otherwise.
 #[tokio::test]
-async fn a_truncated_summary_is_used_only_if_the_request_does_not_fit() {
+async fn truncated_summary_is_used_only_if_request_does_not_fit() {
     let mut short = answer("The person asks numbered", 900);
     short["stop_reason"] = json!("max_tokens");
     let short = short.to_string();
@@ -90,7 +90,7 @@ async fn a_truncated_summary_is_used_only_if_the_request_does_not_fit() {
 }
 
 #[tokio::test]
-async fn a_summary_that_is_too_long_or_saves_nothing_is_discarded() {
+async fn summary_that_is_too_long_or_saves_nothing_is_discarded() {
     let long = "word ".repeat(40_000);
     refused(async move |call: Call| send_summary(call, &long).await, "rejected").await;
     let useless = "word ".repeat(3000);
@@ -98,7 +98,7 @@ async fn a_summary_that_is_too_long_or_saves_nothing_is_discarded() {
 }
 
 #[tokio::test]
-async fn a_summariser_that_never_replies_times_out() {
+async fn silent_summariser_times_out() {
     let mut policy = policy();
     policy.compact.timeout_s = 1;
     let mut play = Play::of(policy).await;
@@ -109,7 +109,7 @@ async fn a_summariser_that_never_replies_times_out() {
 
 /// If no summary comes, the request is sent whole, and the client gets the provider's error.
 #[tokio::test]
-async fn a_request_that_does_not_fit_waits_for_a_limited_time() {
+async fn request_that_does_not_fit_waits_for_limited_time() {
     let mut policy = policy();
     policy.compact.wait_s = 1;
     let mut play = Play::of(policy).await;
@@ -131,7 +131,7 @@ async fn a_request_that_does_not_fit_waits_for_a_limited_time() {
 
 /// The wait for a provider's summary is not part of our own time; it is measured separately.
 #[tokio::test]
-async fn the_wait_for_a_summary_is_not_counted_as_overhead() {
+async fn wait_for_summary_is_no_overhead() {
     let mut policy = policy();
     policy.compact.wait_s = 1;
     let mut play = Play::of(policy).await;
@@ -157,7 +157,7 @@ async fn the_wait_for_a_summary_is_not_counted_as_overhead() {
 /// The request waits before it is sent. If the provider then refuses it for its size, it does not wait again: all its
 /// waits together are limited, far below the timeout of any client.
 #[tokio::test]
-async fn a_request_that_waited_does_not_wait_again_when_it_is_refused() {
+async fn request_that_waited_does_not_wait_again_when_it_is_refused() {
     let mut policy = policy();
     policy.compact.wait_s = 1;
     let mut play = Play::of(policy).await;
@@ -176,7 +176,7 @@ async fn a_request_that_waited_does_not_wait_again_when_it_is_refused() {
 
 /// The client's own request for a summary is left alone, and so is its own compaction.
 #[tokio::test]
-async fn a_client_that_compacts_by_itself_is_left_alone() {
+async fn client_that_compacts_by_itself_is_left_alone() {
     let mut play = Play::of(policy()).await;
     play.turn(0).await;
     let own = "Your task is to create a detailed summary of the conversation so far.";
@@ -197,7 +197,7 @@ async fn a_client_that_compacts_by_itself_is_left_alone() {
 
 /// A summary that a provider refused is not used again on that branch, and does not prevent a new one.
 #[tokio::test]
-async fn after_a_refused_summary_the_history_is_summarised_again() {
+async fn after_refused_summary_history_is_summarised_again() {
     let mut play = Play::of(without_a_pause()).await;
     let (_, question) = play.fill_to_mark().await;
     send_summary(question, "The person asks numbered questions.").await;
@@ -243,7 +243,7 @@ async fn after_a_refused_summary_the_history_is_summarised_again() {
 /// Every form of a request was refused, so its summary is given up for good. Another one of the same history would take
 /// its place in the store: it counts as a failure, after which none is paid for, for a while.
 #[tokio::test]
-async fn a_summary_that_was_given_up_is_not_paid_for_again_and_again() {
+async fn summary_that_was_given_up_is_not_paid_for_again_and_again() {
     let mut play = Play::of(policy()).await;
     let (_, question) = play.fill_to_mark().await;
     send_summary(question, "The person asks numbered questions.").await;
@@ -275,7 +275,7 @@ async fn a_summary_that_was_given_up_is_not_paid_for_again_and_again() {
 /// The provider demands the reasoning of an open tool loop, which a summary would invalidate. It refuses such a summary
 /// once. From then on no request in an open loop waits for a summary, and the next turn uses it.
 #[tokio::test]
-async fn an_open_tool_loop_keeps_the_reasoning_that_its_provider_demands() {
+async fn open_tool_loop_keeps_reasoning_that_its_provider_demands() {
     let mut play = Play::of(policy()).await;
     play.model = "claude-opus-5-5";
     in_a_loop(&mut play, [2400, 2400, 30]);
@@ -309,7 +309,7 @@ async fn an_open_tool_loop_keeps_the_reasoning_that_its_provider_demands() {
 /// A history is summarised in pieces. The second piece is sent without the reasoning that is bound to the first one,
 /// even if that is known only after a refusal.
 #[tokio::test]
-async fn a_summary_piece_refused_for_reasoning_is_retried_without_reasoning() {
+async fn summary_piece_refused_for_reasoning_is_retried_without_reasoning() {
     const BOUND: &str = r#"{"type":"error","error":{"message":"messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation. Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to \"drop_block\"."}}"#;
     let mut play = Play::of(policy()).await;
     in_a_loop(&mut play, [2400, 2400, 30]);

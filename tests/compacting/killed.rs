@@ -140,7 +140,7 @@ async fn talk(provider: Provider) -> Talk {
 }
 
 #[tokio::test]
-async fn a_killed_process_leaves_one_summary_or_none() {
+async fn killed_process_leaves_one_summary() {
     let (data, provider) = (tempfile::tempdir().unwrap(), Provider::start().await);
     let base = provider.base();
     let mut talk = talk(provider).await;

@@ -76,7 +76,7 @@ fn results(body: &Value) -> (usize, usize) {
 }
 
 #[tokio::test]
-async fn micro_compact_clears_checks_summarises_keeps_a_tail_and_marks_the_boundary() {
+async fn micro_compact_clears_checks_summarises_keeps_tail_and_marks_boundary() {
     let mut reader = Reader::under("").await;
     // Clearing: from 10 messages on, all results except those in the newest 8 messages.
     for turn in 1..=4usize {
@@ -143,7 +143,7 @@ async fn micro_compact_clears_nothing_without_its_gate() {
 
 /// Another threshold leads to another moment.
 #[tokio::test]
-async fn micro_compact_checks_by_the_configured_threshold() {
+async fn micro_compact_checks_by_configured_threshold() {
     let mut reader = Reader::under("").await;
     reader.fill().await;
     assert!(reader.turns >= 7, "{} turns to 67,000", reader.turns);
@@ -166,7 +166,7 @@ async fn micro_compact_writes_no_summary_without_its_engine() {
 
 /// Without the tagged analysis, another prompt is used, and its reply is used as a whole.
 #[tokio::test]
-async fn micro_compact_asks_with_the_configured_prompt() {
+async fn micro_compact_asks_as_configured() {
     let prompt = "Write a summary of the conversation, in one line.";
     let mut reader = Reader::under(&format!("compact.prompt = {prompt:?}")).await;
     let scene = reader.fill().await;
@@ -178,7 +178,7 @@ async fn micro_compact_asks_with_the_configured_prompt() {
 
 /// The tail: at least the configured number of messages stays, or as few as the policy says otherwise.
 #[tokio::test]
-async fn micro_compact_keeps_the_configured_tail() {
+async fn micro_compact_keeps_its_tail() {
     let tail = async |also: &str| {
         let mut reader = Reader::under(also).await;
         let scene = reader.fill().await;

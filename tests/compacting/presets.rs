@@ -108,7 +108,7 @@ async fn agrees(preset: Preset, most_apart: f64) {
 /// A jump from below the mark, where nothing is prepared, to past the threshold: the request still fits, and waits for
 /// its summary.
 #[tokio::test]
-async fn the_request_that_passes_a_presets_threshold_is_compacted() {
+async fn request_that_passes_presets_threshold_is_compacted() {
     for (preset, turns, words) in [
         (Preset::MicroCompact, 6, 20_000),
         (Preset::GeminiCli, 5, 16_000),
@@ -158,7 +158,7 @@ async fn dexto_buys_no_summary_while_its_requests_fit() {
 
 /// Its document says where it compacts, and not that others may do it.
 #[tokio::test]
-async fn a_preset_compacts_although_its_client_did() {
+async fn preset_compacts_beside_client() {
     let mut play = Play::under(Preset::Dexto, "", WINDOW).await;
     play.write_every_summary(SUMMARY);
     play.turn(0).await;
@@ -173,32 +173,32 @@ async fn a_preset_compacts_although_its_client_did() {
 }
 
 #[tokio::test]
-async fn after_a_compaction_dexto_has_one_token_count_everywhere() {
+async fn after_compaction_dexto_has_one_token_count_everywhere() {
     agrees(Preset::Dexto, 2.0).await;
 }
 
 #[tokio::test]
-async fn after_a_compaction_opencode_has_one_token_count_everywhere() {
+async fn after_compaction_opencode_has_one_token_count_everywhere() {
     agrees(Preset::Opencode, 2.0).await;
 }
 
 #[tokio::test]
-async fn after_a_compaction_gemini_cli_has_one_token_count_everywhere() {
+async fn after_compaction_gemini_cli_has_one_token_count_everywhere() {
     agrees(Preset::GeminiCli, 2.0).await;
 }
 
 #[tokio::test]
-async fn after_a_compaction_claude_code_has_one_token_count_everywhere() {
+async fn after_compaction_claude_code_has_one_token_count_everywhere() {
     agrees(Preset::ClaudeCode, 15.0).await;
 }
 
 /// It adds a third to what it estimates itself; reported numbers are used as they are.
 #[tokio::test]
-async fn after_a_compaction_micro_compact_has_one_token_count_everywhere() {
+async fn after_compaction_micro_compact_has_one_token_count_everywhere() {
     agrees(Preset::MicroCompact, 36.0).await;
 }
 
 #[tokio::test]
-async fn after_a_compaction_llxprt_has_one_token_count_everywhere() {
+async fn after_compaction_llxprt_has_one_token_count_everywhere() {
     agrees(Preset::Llxprt, 15.0).await;
 }

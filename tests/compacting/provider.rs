@@ -17,7 +17,7 @@ fn engine(engine: SummaryEngine) -> Policy {
 }
 
 #[tokio::test]
-async fn a_compaction_block_is_requested_and_sent_back_first_unchanged() {
+async fn compaction_block_is_requested_and_sent_back_first_unchanged() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;
     let (scene, question) = play.fill_to_mark().await;
     let request: Value = serde_json::from_str(question.message.text()).unwrap();
@@ -60,7 +60,7 @@ async fn a_compaction_block_is_requested_and_sent_back_first_unchanged() {
 
 /// They are in no count of the traffic, and the summary is no exchange of the session.
 #[tokio::test]
-async fn the_tokens_of_a_provider_summary_are_counted_separately() {
+async fn tokens_of_provider_summary_are_counted_separately() {
     let mut play = Play::of(engine(SummaryEngine::Provider)).await;
     let mut scenes = vec![play.turn(0).await];
     while tokens(scenes.last().unwrap()) <= MARK {
@@ -90,7 +90,7 @@ async fn the_tokens_of_a_provider_summary_are_counted_separately() {
 
 /// A provider that writes none is asked once. From then on the model is asked, across restarts.
 #[tokio::test]
-async fn a_provider_without_compaction_is_learned_and_the_model_is_asked() {
+async fn provider_without_compaction_is_learned_and_model_is_asked() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;
     let (_, mut question) = play.fill_to_mark().await;
     let error = json!({"type": "error", "error": {"type": "invalid_request_error",
@@ -111,7 +111,7 @@ async fn a_provider_without_compaction_is_learned_and_the_model_is_asked() {
 
 /// A provider that ignores the unknown member continues the task: its reply is not used as a summary.
 #[tokio::test]
-async fn a_reply_in_place_of_a_compaction_block_is_not_used_as_a_summary() {
+async fn reply_in_place_of_compaction_block_is_not_used_as_summary() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;
     let (_, question) = play.fill_to_mark().await;
     send_summary(question, "I go on with the task.").await;
@@ -122,7 +122,7 @@ async fn a_reply_in_place_of_a_compaction_block_is_not_used_as_a_summary() {
 
 /// A temporary failure teaches nothing, and the client sees nothing of it.
 #[tokio::test]
-async fn a_temporary_compaction_failure_teaches_nothing() {
+async fn temporary_compaction_failure_teaches_nothing() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;
     let (_, mut question) = play.fill_to_mark().await;
     let error = json!({"type": "error", "error": {"type": "invalid_request_error",
@@ -156,7 +156,7 @@ async fn with_engine_provider_no_other_summariser_is_asked() {
 
 /// A block is valid for one model. For another, the history is sent whole, and summarised again.
 #[tokio::test]
-async fn a_compaction_block_is_not_sent_to_another_model() {
+async fn compaction_block_is_not_sent_to_another_model() {
     let mut play = Play::of(engine(SummaryEngine::Auto)).await;
     let (_, question) = play.fill_to_mark().await;
     send_compaction_block(question).await;

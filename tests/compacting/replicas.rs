@@ -13,7 +13,7 @@ const SUMMARY: &str = "The person asks numbered questions.";
 /// The other replica gets the same conversation while the first still writes: it requests no summary, and uses the one
 /// that the first wrote.
 #[tokio::test]
-async fn another_replica_waits_for_the_summary_and_repeats_it() {
+async fn another_replica_waits_for_summary_and_repeats_it() {
     let mut play = Play::of(policy()).await;
     let (_, question) = play.fill_to_mark().await;
     let first = play.config.clone();
@@ -42,7 +42,7 @@ async fn another_replica_waits_for_the_summary_and_repeats_it() {
 /// If a process dies while its summary is written, there is no summary: the history is sent whole until the claim has
 /// expired.
 #[tokio::test]
-async fn a_lost_summary_is_requested_again_once_its_claim_expires() {
+async fn lost_summary_is_requested_again_once_its_claim_expires() {
     let mut policy = policy();
     policy.compact.timeout_s = 1;
     let mut play = Play::of(policy).await;
@@ -61,7 +61,7 @@ async fn a_lost_summary_is_requested_again_once_its_claim_expires() {
 
 /// Another process writes the summary, and another thread of the session has one: that is not the one to wait for.
 #[tokio::test]
-async fn a_summary_of_another_thread_does_not_end_the_wait() {
+async fn foreign_summary_ends_no_wait() {
     let mut policy = policy();
     policy.compact.timeout_s = 1;
     let mut play = Play::of(policy).await;
@@ -83,7 +83,7 @@ async fn a_summary_of_another_thread_does_not_end_the_wait() {
 
 /// A clean stop releases the claim, so the next start need not wait until it expires.
 #[tokio::test]
-async fn a_clean_stop_gives_its_claim_back() {
+async fn clean_stop_gives_its_claim_back() {
     let mut play = Play::of(policy()).await;
     let (_, question) = play.fill_to_mark().await;
     let first = play.config.clone();
@@ -99,7 +99,7 @@ async fn a_clean_stop_gives_its_claim_back() {
 
 /// A summary that failed or was written holds up no later process: its claim was given back.
 #[tokio::test]
-async fn a_summary_that_has_ended_gives_its_claim_back() {
+async fn ended_summary_returns_claim() {
     let mut play = Play::of(policy()).await;
     let (_, mut question) = play.fill_to_mark().await;
     question.answer("500 Internal Server Error", "{}").await;
@@ -113,7 +113,7 @@ async fn a_summary_that_has_ended_gives_its_claim_back() {
 /// If the store cannot say who writes the summary, no other writer is assumed: no request waits, and the next one tries
 /// again.
 #[tokio::test]
-async fn a_store_error_is_not_taken_for_a_claim_of_another_process() {
+async fn store_error_is_not_taken_for_claim_of_another_process() {
     let mut policy = policy();
     // Longer than this test may take: a request that waited for another writer would exceed it.
     policy.compact.timeout_s = 600;

@@ -42,7 +42,7 @@ async fn is_carried_out(play: &mut Play, scope: &Scope) {
 }
 
 #[tokio::test]
-async fn a_requested_compaction_outlives_a_refused_request() {
+async fn requested_compaction_outlives_refused_request() {
     let (mut play, scope) = requested().await;
     play.add_user_message(4, 120);
     play.history.push(json!({"role": "user", "content": crate::play::TOO_LONG}));
@@ -56,7 +56,7 @@ async fn a_requested_compaction_outlives_a_refused_request() {
 }
 
 #[tokio::test]
-async fn a_requested_compaction_outlives_a_request_whose_client_leaves() {
+async fn requested_compaction_outlives_request_whose_client_leaves() {
     let (mut play, scope) = requested().await;
     play.add_user_message(4, 120);
     play.history.push(json!({"role": "user", "content": crate::play::NEVER}));
@@ -80,7 +80,7 @@ async fn a_requested_compaction_outlives_a_request_whose_client_leaves() {
 }
 
 #[tokio::test]
-async fn a_requested_compaction_outlives_a_provider_that_fails_to_write() {
+async fn requested_compaction_outlives_provider_that_fails_to_write() {
     let (mut play, scope) = requested().await;
     play.turn(5).await;
     let mut question = play.next_summary_request().await;
@@ -95,7 +95,7 @@ async fn a_requested_compaction_outlives_a_provider_that_fails_to_write() {
 }
 
 #[tokio::test]
-async fn a_sub_agent_does_not_take_a_requested_compaction() {
+async fn sub_agent_does_not_take_requested_compaction() {
     let (mut play, scope) = requested().await;
     let main = std::mem::take(&mut play.history);
     // As long as the main line, with other text.
@@ -114,7 +114,7 @@ async fn a_sub_agent_does_not_take_a_requested_compaction() {
 }
 
 #[tokio::test]
-async fn a_requested_compaction_and_its_summary_are_deleted_with_the_session() {
+async fn requested_compaction_and_its_summary_are_deleted_with_session() {
     let (mut play, scope) = requested().await;
     play.turn(5).await;
     let question = play.next_summary_request().await;

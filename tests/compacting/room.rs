@@ -51,7 +51,7 @@ fn is_saved(exchange: &Exchange) -> bool {
 
 /// Whether or not the error names the window. If no summaries are written, the result is trimmed.
 #[tokio::test]
-async fn room_is_made_by_a_summary_before_new_results_are_trimmed() {
+async fn room_is_made_by_summary_before_new_results_are_trimmed() {
     for ending in [format!("{HOLDS}11000."), format!("{HOLDS}11000. {UNTOLD}")] {
         let mut play = full(SummaryEngine::Summary, 5, 1_200, &ending).await;
         let result = play.history.last().unwrap().to_string();
@@ -102,7 +102,7 @@ async fn new_results_are_trimmed_where_no_summary_comes() {
 
 /// If a summary would not be enough, no request waits for it.
 #[tokio::test]
-async fn a_result_that_no_summary_makes_fit_is_trimmed_at_once() {
+async fn result_that_no_summary_makes_fit_is_trimmed_at_once() {
     let ending = format!("{HOLDS}34000. {UNTOLD}");
     let mut play = full(SummaryEngine::Summary, 5, 9_000, &ending).await;
     let client = play.send_request().await;

@@ -51,7 +51,7 @@ async fn compacted_under(policy: Policy) -> (Play, Scene) {
 
 /// A compaction is a live event when its request is sent: the size before and after, and who wrote the summary.
 #[tokio::test]
-async fn a_compaction_is_sent_as_a_live_event() {
+async fn compaction_is_sent_as_live_event() {
     let mut play = Play::of(policy()).await;
     let mut live = play.server.telemetry.shrunk();
     let (_, question) = play.fill_to_mark().await;
@@ -78,7 +78,7 @@ async fn a_compaction_is_sent_as_a_live_event() {
 
 /// Right after a compaction, an agent's own count is that of what was sent, the summary included.
 #[tokio::test]
-async fn an_agents_rules_count_what_was_sent_after_a_compaction() {
+async fn agents_rules_count_what_was_sent_after_compaction() {
     for preset in [Preset::Dexto, Preset::MicroCompact, Preset::Opencode, Preset::GeminiCli] {
         let variables = [("HOME", "/home/somebody"), ("PLIMSOLL_PRESET", preset.name())];
         let variables = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -99,7 +99,7 @@ async fn an_agents_rules_count_what_was_sent_after_a_compaction() {
 }
 
 #[tokio::test]
-async fn a_summary_request_repeats_the_cached_prefix_and_adds_the_instruction() {
+async fn summary_request_repeats_cached_prefix_and_adds_instruction() {
     let mut play = Play::of(policy()).await;
     let (scene, question) = play.fill_to_mark().await;
     let request: Value = serde_json::from_str(question.message.text()).unwrap();
@@ -116,7 +116,7 @@ async fn a_summary_request_repeats_the_cached_prefix_and_adds_the_instruction() 
 }
 
 #[tokio::test]
-async fn a_prepared_summary_is_used_at_the_threshold_and_stays() {
+async fn prepared_summary_is_used_at_threshold_and_stays() {
     // The vocabulary is loaded, as in a server that is ready.
     bpe::load(Family::Claude);
     let mut play = Play::of(policy()).await;
@@ -168,7 +168,7 @@ async fn a_prepared_summary_is_used_at_the_threshold_and_stays() {
 }
 
 #[tokio::test]
-async fn a_rewind_to_before_the_cut_has_its_whole_history_again() {
+async fn rewind_to_before_cut_has_its_whole_history_again() {
     let (mut play, _) = compacted().await;
     play.history.truncate(4);
     let scene = play.turn(50).await;
@@ -181,7 +181,7 @@ async fn a_rewind_to_before_the_cut_has_its_whole_history_again() {
 }
 
 #[tokio::test]
-async fn a_fork_after_the_cut_and_a_changed_first_message_keep_the_summary() {
+async fn fork_after_cut_and_changed_first_message_keep_summary() {
     let (mut play, first) = compacted().await;
     // A fork: another message instead of the newest.
     let history = play.history.clone();
@@ -206,7 +206,7 @@ async fn a_fork_after_the_cut_and_a_changed_first_message_keep_the_summary() {
 /// A summary was written for a question beside the conversation, so the model's boundary stands between it and the
 /// user's message. In the conversation itself the model's reply follows: there it has no boundary.
 #[tokio::test]
-async fn a_summary_has_no_boundary_before_a_reply_of_the_model() {
+async fn summary_has_no_boundary_before_reply_of_model() {
     let mut policy = policy();
     policy.compact.keep_messages = 1;
     let mut play = Play::of(policy).await;
@@ -245,7 +245,7 @@ async fn a_summary_has_no_boundary_before_a_reply_of_the_model() {
 }
 
 #[tokio::test]
-async fn the_second_summary_includes_and_replaces_the_first() {
+async fn second_summary_replaces_first() {
     let (mut play, first) = compacted().await;
     let question = loop {
         let scene = play.turn(play.history.len() / 2).await;
@@ -271,7 +271,7 @@ async fn the_second_summary_includes_and_replaces_the_first() {
 
 /// A requested compaction is written with the next request and used by the one after it, however small the context is.
 #[tokio::test]
-async fn a_session_is_compacted_on_request() {
+async fn session_is_compacted_on_request() {
     let mut policy = policy();
     policy.compact.engine = SummaryEngine::Off;
     let mut play = Play::of(policy).await;
@@ -307,7 +307,7 @@ async fn a_session_is_compacted_on_request() {
 
 /// A request waits only if it would not fit otherwise.
 #[tokio::test]
-async fn a_request_that_would_not_fit_waits_for_its_summary() {
+async fn request_that_would_not_fit_waits_for_its_summary() {
     let mut play = Play::of(policy()).await;
     let (_, question) = play.fill_to_mark().await;
     play.add_user_message(70, 3000);
@@ -320,7 +320,7 @@ async fn a_request_that_would_not_fit_waits_for_its_summary() {
 }
 
 #[tokio::test]
-async fn a_request_past_the_threshold_is_sent_whole_if_no_summary_is_ready() {
+async fn request_past_threshold_is_sent_whole_if_no_summary_is_ready() {
     let mut play = Play::of(policy()).await;
     let (_, question) = play.fill_to_mark().await;
     let scene = loop {
@@ -337,7 +337,7 @@ async fn a_request_past_the_threshold_is_sent_whole_if_no_summary_is_ready() {
 
 /// A client that leaves cancels the wait, not the summary.
 #[tokio::test]
-async fn a_client_that_leaves_does_not_cancel_the_summary() {
+async fn leaving_keeps_the_summary() {
     let mut play = Play::of(policy()).await;
     let (_, question) = play.fill_to_mark().await;
     play.add_user_message(70, 3000);
@@ -370,7 +370,7 @@ async fn shadow_mode_reports_but_requests_no_summary_and_observe_does_nothing() 
 
 /// A threshold for an upstream or a model applies to its requests only; that of the model has priority.
 #[tokio::test]
-async fn an_upstream_or_a_model_has_its_own_threshold() {
+async fn model_has_its_own_threshold() {
     let over =
         |tokens| CompactOverride { threshold_tokens: Some(tokens), ..CompactOverride::default() };
     let never = CompactOverride { engine: Some(SummaryEngine::Off), ..CompactOverride::default() };
@@ -403,7 +403,7 @@ async fn an_upstream_or_a_model_has_its_own_threshold() {
 /// An injected message and a summary are new in one request: both are there, and stay the same. A message that a later
 /// summary replaces is not sent again.
 #[tokio::test]
-async fn an_injected_message_and_a_summary_in_one_request_both_stay() {
+async fn injected_message_and_summary_in_one_request_both_stay() {
     const QUEUED: &str = "Mind the tide.";
     let mut play = Play::of(without_a_pause()).await;
     let (_, question) = play.fill_to_mark().await;
@@ -468,7 +468,7 @@ async fn an_injected_message_and_a_summary_in_one_request_both_stay() {
 
 /// A summary that is due too soon after another one is not written. That is said once, until enough was added.
 #[tokio::test]
-async fn little_room_for_a_summary_is_said_once() {
+async fn little_room_for_summary_is_said_once() {
     let mut policy = policy();
     policy.compact.prepare = 1.0;
     (policy.compact.lasting_share, policy.compact.quote_tokens) = (0.9, 50);

@@ -17,7 +17,7 @@ fn sent(scene: &Scene) -> Vec<String> {
 /// A client left reasoning out when the summary was first used, and sends it later: it is invalid after the summary,
 /// and is removed. Reasoning that was made after the summary stays.
 #[tokio::test]
-async fn old_reasoning_that_a_client_sends_after_a_summary_is_removed() {
+async fn old_reasoning_that_client_sends_after_summary_is_removed() {
     let mut play = Play::of(policy()).await;
     play.model = "claude-opus-5-5";
     play.history.push(json!({"role": "user", "content": THINKS}));

@@ -86,7 +86,7 @@ fn every_fault_is_reported_at_once() {
 }
 
 #[test]
-fn configured_secrets_become_the_credentials_of_their_upstreams() {
+fn configured_secrets_become_credentials_of_their_upstreams() {
     let path = root().join("tests/config/cases/whole.toml");
     let loaded = config::load(&sources(&path)).unwrap();
     let sent: Vec<_> = loaded
@@ -109,7 +109,7 @@ fn configured_secrets_become_the_credentials_of_their_upstreams() {
 }
 
 #[test]
-fn a_secret_can_come_from_a_file() {
+fn secret_can_come_from_file() {
     let folder = tempfile::tempdir().unwrap();
     let key = folder.path().join("key");
     std::fs::write(&key, "sk-in-a-file\n").unwrap();
@@ -125,7 +125,7 @@ fn a_secret_can_come_from_a_file() {
 
 /// A file of the wrong kind is found before a port is bound, and a key is never printed.
 #[test]
-fn pem_files_of_the_wrong_kind_are_refused_without_printing_keys() {
+fn pem_files_of_wrong_kind_are_refused_without_printing_keys() {
     let folder = tempfile::tempdir().unwrap();
     let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
     let at = |name: &str| folder.path().join(name).display().to_string();
@@ -158,7 +158,7 @@ fn pem_files_of_the_wrong_kind_are_refused_without_printing_keys() {
 }
 
 #[test]
-fn with_no_file_three_providers_are_served() {
+fn without_file_three_are_served() {
     let home = vec![("HOME".to_owned(), "/home/somebody".to_owned())];
     let sources = ConfigSources { variables: home, ..ConfigSources::default() };
     let config = config::load(&sources).unwrap().config;
@@ -178,7 +178,7 @@ fn with_no_file_three_providers_are_served() {
 }
 
 #[test]
-fn a_configuration_file_that_was_named_must_exist() {
+fn configuration_file_that_was_named_must_exist() {
     let file = Some(PathBuf::from("/nowhere/plimsoll.toml"));
     let faults =
         config::load(&ConfigSources { file, ..ConfigSources::default() }).unwrap_err().to_string();
@@ -187,7 +187,7 @@ fn a_configuration_file_that_was_named_must_exist() {
 
 /// A relative path in a file is relative to that file, wherever the program is started.
 #[test]
-fn a_relative_path_in_a_file_starts_at_its_folder() {
+fn path_starts_at_folder_of_file() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     std::fs::write(at("key"), "sk-beside-the-file\n").unwrap();
@@ -210,7 +210,7 @@ fn set_mode(path: &Path, mode: u32) {
 }
 
 #[test]
-fn a_readable_secret_file_is_a_warning_and_a_writable_one_is_refused() {
+fn readable_secret_file_is_warning_and_writable_one_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     std::fs::write(at("key"), "sk-in-a-file-of-mine\n").unwrap();
@@ -253,7 +253,7 @@ fn certificate_authorities_that_others_may_write_are_refused() {
 proptest::proptest! {
     /// Whatever a file contains, the result is a configuration, or errors with places.
     #[test]
-    fn no_configuration_text_makes_loading_panic(text in "([a-z_]{1,9}(\\.[a-z]{1,4})? ?= ?[0-9a-z\"\\[\\]{},. -]{0,12}\n|\\[{1,2}[a-z.\"]{0,12}\\]{0,2}\n|[ -~é]{0,20}\n){0,12}") {
+    fn no_text_makes_loading_panic(text in "([a-z_]{1,9}(\\.[a-z]{1,4})? ?= ?[0-9a-z\"\\[\\]{},. -]{0,12}\n|\\[{1,2}[a-z.\"]{0,12}\\]{0,2}\n|[ -~é]{0,20}\n){0,12}") {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("plimsoll.toml");
         std::fs::write(&file, text).unwrap();
@@ -267,19 +267,19 @@ proptest::proptest! {
 }
 
 #[test]
-fn the_reference_file_is_current() {
+fn reference_file_is_current() {
     compare(&root().join("config/default.toml"), &schema::reference());
 }
 
 #[test]
-fn the_schema_is_current() {
+fn schema_is_current() {
     let schema = serde_json::to_string_pretty(&schema::schema()).unwrap();
     compare(&root().join("config/schema.json"), &format!("{schema}\n"));
 }
 
 /// The reference file without its comment signs is a valid configuration, and contains the defaults.
 #[test]
-fn the_reference_file_says_the_defaults() {
+fn reference_file_says_defaults() {
     let mut text = String::new();
     for line in schema::reference().lines() {
         let Some(bare) = line.strip_prefix("# ") else { continue };
@@ -374,7 +374,7 @@ const FIXED_WAITS: &[(&str, &str, &str)] = &[
 
 /// The table lists every wait with its default, and the sums.
 #[test]
-fn the_table_of_waits_lists_every_wait() {
+fn table_of_waits_lists_every_wait() {
     let table = std::fs::read_to_string(root().join("docs/waits.md")).unwrap();
     let rows: Vec<Vec<&str>> = table
         .lines()
@@ -404,7 +404,7 @@ fn the_table_of_waits_lists_every_wait() {
 
 /// The store may take its limit, a tenth more, and 64 MiB for its log. Every volume in `deploy/` is large enough.
 #[test]
-fn the_default_store_limit_fits_the_shipped_volumes() {
+fn store_limit_fits_shipped_volumes() {
     let loaded = config::load(&ConfigSources {
         variables: vec![("HOME".into(), "/home/somebody".into())],
         ..ConfigSources::default()
@@ -434,7 +434,7 @@ fn with_variables(variables: &[(&str, &str)]) -> config::LoadedConfig {
 
 /// An empty variable sets a list without elements. For any other key it is as if it were not set.
 #[test]
-fn an_empty_variable_sets_an_empty_list() {
+fn empty_variable_sets_empty_list() {
     let preset = ("PLIMSOLL_PRESET", "micro-compact");
     let gate =
         |variables: &[(&str, &str)]| with_variables(variables).config.policy.prune.gate.len();
@@ -445,7 +445,7 @@ fn an_empty_variable_sets_an_empty_list() {
 
 /// Keys that contradict each other: one warning says which wins.
 #[test]
-fn contradicting_reasoning_keys_are_a_warning_that_says_which_wins() {
+fn contradicting_reasoning_keys_are_warning_that_says_which_wins() {
     let excluded = ("PLIMSOLL_REASONING_INCLUDE_IN_CONTEXT", "false");
     let but_last = ("PLIMSOLL_REASONING_STRIP_FROM_CONTEXT", "all_but_last");
     let reinjects = ("PLIMSOLL_REASONING_REINJECT", "auto");
@@ -460,7 +460,7 @@ fn contradicting_reasoning_keys_are_a_warning_that_says_which_wins() {
 
 /// Beside a preset one message says which key wins; a key that overrides the preset's needs none.
 #[test]
-fn keys_that_lose_against_a_preset_are_a_warning_that_says_which_wins() {
+fn keys_that_lose_against_preset_are_warning_that_says_which_wins() {
     let warnings = |preset: &str, key: &str, value: &str| {
         with_variables(&[("PLIMSOLL_PRESET", preset), (key, value)]).warnings
     };

@@ -35,7 +35,7 @@ fn folder() -> tempfile::TempDir {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_long_session_comes_back_whole_after_kill_9() {
+async fn long_session_survives_kill_9() {
     let provider =
         ScriptedProvider::start(([127, 0, 0, 1], 0).into(), plimsoll::demo::count_tokens)
             .await
@@ -70,7 +70,7 @@ async fn a_long_session_comes_back_whole_after_kill_9() {
 /// there is room. The script makes the volume (`PLIMSOLL_TEST_SMALL`), because only root can.
 #[tokio::test(flavor = "multi_thread")]
 #[allow(clippy::print_stdout, reason = "what is left out is told")]
-async fn a_full_volume_does_not_block_requests_and_storing_resumes() {
+async fn full_volume_does_not_block_requests_and_storing_resumes() {
     let Some(volume) = std::env::var_os("PLIMSOLL_TEST_SMALL") else {
         println!("left out: there is no small volume (tests/confined/run makes one)");
         return;

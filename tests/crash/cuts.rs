@@ -34,7 +34,7 @@ const POLICY: [(&str, &str); 6] = [
 type Histories = Arc<Mutex<HashMap<String, Vec<Value>>>>;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn cuts_are_repeated_in_the_first_request_after_kill_9() {
+async fn cuts_are_repeated_in_first_request_after_kill_9() {
     let provider = StrictProvider::new(Rules::default(), 7);
     let serving = strict::serve(provider.clone()).await.unwrap();
     let data = tempfile::tempdir().unwrap();

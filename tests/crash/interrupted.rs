@@ -73,7 +73,7 @@ const OUTCOMES: &str = "SELECT outcome || ' ' || count(*) FROM turns GROUP BY ou
 const DRAFTS: &str = "SELECT CAST(count(*) AS TEXT) FROM drafts";
 
 #[tokio::test]
-async fn an_exchange_that_was_begun_is_known_after_kill_9() {
+async fn exchange_that_was_begun_is_known_after_kill_9() {
     let provider = Provider::start().await;
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path();

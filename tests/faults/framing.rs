@@ -8,7 +8,7 @@ use crate::support::server::TestServer;
 
 /// RFC 9112, Message Body Length: chunked has priority over a content length.
 #[tokio::test]
-async fn a_response_with_content_length_and_chunks_is_read_as_chunked() {
+async fn response_with_content_length_and_chunks_is_read_as_chunked() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let both = "HTTP/1.1 200 OK\r\ncontent-length: 3\r\ntransfer-encoding: chunked\r\nx-a: b\r\n\r\n\
@@ -71,7 +71,7 @@ async fn a_101_that_nobody_asked_for_is_a_502() {
 
 /// A target with bytes that no URI may have is refused with advice, and is not forwarded.
 #[tokio::test]
-async fn a_target_with_bytes_that_no_uri_may_have_is_refused() {
+async fn target_with_bytes_that_no_uri_may_have_is_refused() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     for target in ["/up/a`b", "/up/a?q=\"b\"", "/up/a<b", "/up/a>b"] {
@@ -139,7 +139,7 @@ async fn too_many_headers_are_refused() {
 
 /// Errors before there is a request carry our header, too, and are counted.
 #[tokio::test]
-async fn malformed_requests_get_the_error_header_and_are_counted() {
+async fn malformed_requests_get_error_header_and_are_counted() {
     let server = TestServer::before("http://127.0.0.1:1").await;
     let long = format!("GET /v1/{} HTTP/1.1\r\nhost: localhost\r\n\r\n", "a".repeat(70_000));
     let large = format!("GET / HTTP/1.1\r\nhost: localhost\r\nx: {}\r\n\r\n", "a".repeat(200_000));
@@ -164,7 +164,7 @@ async fn malformed_requests_get_the_error_header_and_are_counted() {
 }
 
 #[tokio::test]
-async fn odd_bytes_in_a_path_are_forwarded_unchanged() {
+async fn odd_bytes_in_path_are_unchanged() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     for target in

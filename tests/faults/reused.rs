@@ -81,18 +81,18 @@ async fn replaces(ask: &str) {
 }
 
 #[tokio::test]
-async fn a_connection_that_closed_while_idle_is_replaced() {
+async fn connection_that_closed_while_idle_is_replaced() {
     replaces(ASK).await;
 }
 
 #[tokio::test]
-async fn a_request_without_a_body_is_sent_again_if_an_idle_connection_closed() {
+async fn request_without_body_is_sent_again_if_idle_connection_closed() {
     replaces("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
 }
 
 /// The connection of a repeated request is kept like any other, and may be closed like any other.
 #[tokio::test]
-async fn a_provider_that_closes_after_each_response_loses_no_request() {
+async fn provider_that_closes_after_each_response_loses_no_request() {
     'tries: for _ in 0..5 {
         let Kept { provider, server, mut client, mut connection } = Kept::new().await;
         for repeats in 1..=6 {
@@ -111,7 +111,7 @@ async fn a_provider_that_closes_after_each_response_loses_no_request() {
 }
 
 #[tokio::test]
-async fn a_request_on_a_fresh_connection_that_closes_is_not_sent_again() {
+async fn request_on_fresh_connection_that_closes_is_not_sent_again() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -153,7 +153,7 @@ async fn idle_upstream_connections_are_limited_in_number() {
 
 /// The provider read the request, and may have worked on it.
 #[tokio::test]
-async fn a_request_that_was_read_and_not_answered_is_not_sent_again() {
+async fn request_that_was_read_and_not_answered_is_not_sent_again() {
     for pause in [150, 900] {
         let Kept { provider, server, mut client, connection } = Kept::new().await;
         client.send(ASK).await;
@@ -169,7 +169,7 @@ async fn a_request_that_was_read_and_not_answered_is_not_sent_again() {
 }
 
 #[tokio::test]
-async fn a_request_that_was_answered_in_part_is_not_sent_again() {
+async fn request_that_was_answered_in_part_is_not_sent_again() {
     for part in
         ["H", "HTTP/1.1 200", "HTTP/1.1 200 OK\r\ncontent-le", "HTTP/1.1 103 Early Hints\r\n\r\n"]
     {
@@ -187,7 +187,7 @@ async fn a_request_that_was_answered_in_part_is_not_sent_again() {
 
 /// A body that streams through cannot be sent again.
 #[tokio::test]
-async fn a_body_that_streams_through_is_not_sent_again() {
+async fn streamed_body_is_not_repeated() {
     let Kept { provider, server: _server, mut client, connection } = Kept::new().await;
     client
         .send("POST /v1/files HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n3\r\nabc\r\n")

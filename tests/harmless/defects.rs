@@ -108,7 +108,7 @@ struct Counts {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refused_session_continues_if_a_repair_can_fix_it() {
+async fn refused_session_continues_if_repair_can_fix_it() {
     let seeds = match number("PLIMSOLL_POISON_SEED") {
         Some(seed) => seed..seed + 1,
         None => first_seed()..first_seed() + number("PLIMSOLL_POISON").unwrap_or(FEW),

@@ -56,7 +56,7 @@ fn ways(dialect: Dialect) -> &'static [Way] {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_reply_is_booked_once_however_it_ends() {
+async fn every_reply_is_booked_once() {
     let seeds = match number("PLIMSOLL_ENDING_SEED") {
         Some(seed) => seed..seed + 1,
         None => {

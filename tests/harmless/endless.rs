@@ -267,7 +267,7 @@ fn is_compact_call(entry: &LoggedRequest) -> bool {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sessions_continue_past_the_window_by_compaction() {
+async fn sessions_continue_past_window() {
     let (count, turns) = match number("PLIMSOLL_ENDLESS") {
         Some(count) => (count, 500),
         None => (4, 40),

@@ -99,7 +99,7 @@ async fn session(mode: Mode, (turns, words): (usize, usize), cache_markers: bool
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_long_session_keeps_its_cache_and_costs_less() {
+async fn long_session_costs_less() {
     // A megabyte in the end: of many turns where there is time, else of fewer, longer ones.
     let long = number("PLIMSOLL_HARMLESS").is_some();
     let (turns, words) = if long { (300, 550) } else { (50, 3300) };

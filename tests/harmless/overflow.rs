@@ -74,7 +74,7 @@ async fn session(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sessions_survive_overflows_of_an_unknown_window() {
+async fn sessions_survive_overflows_of_unknown_window() {
     for (dialect, model, bindings) in [
         (Dialect::Anthropic, "claude-sonnet-4-5", &[false][..]),
         (Dialect::Anthropic, "claude-opus-5-5", &[false, true]),
@@ -99,7 +99,7 @@ async fn sessions_survive_overflows_of_an_unknown_window() {
 
 /// The same, in whatever words and shape the provider says so. Output counts towards the window.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sessions_survive_overflows_in_any_words() {
+async fn sessions_survive_any_overflow() {
     let models = [
         (Dialect::Anthropic, "claude-sonnet-4-5"),
         (Dialect::Chat, "local-model"),

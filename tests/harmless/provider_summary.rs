@@ -6,7 +6,7 @@ use plimsoll::context::policy::SummaryEngine;
 use crate::endless::{WINDOW, session};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reasoning_after_a_provider_summary_stays_valid() {
+async fn reasoning_after_provider_summary_stays_valid() {
     let (one, two) = tokio::join!(
         session(0, 40, SummaryEngine::Provider), // Anthropic
         session(1, 40, SummaryEngine::Auto),     // Responses

@@ -145,7 +145,7 @@ fn without_chunks(mut framed: &[u8]) -> Vec<u8> {
 
 /// An event may be split between two chunks.
 #[test]
-fn a_body_that_breaks_off_is_read_without_its_chunks() {
+fn body_that_breaks_off_is_read_without_its_chunks() {
     let framed = b"8\r\ndata: {}\r\n2\r\n\n\n\r\n10\r\ndata: {\"a";
     assert_eq!(without_chunks(framed), b"data: {}\n\ndata: {\"a");
     assert_eq!(without_chunks(b"2\r\nab\r\n0\r\n\r\n"), b"ab");

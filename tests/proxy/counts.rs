@@ -116,7 +116,7 @@ async fn is_recorded(server: &mut TestServer, why: Option<CountEstimate>) -> Arc
 /// In each protocol that counts, the upstream's 404 is replaced by the estimate. Once the upstream has replied to a
 /// turn, it is no longer asked for counts.
 #[tokio::test]
-async fn a_missing_count_endpoint_is_learned_and_replaced_by_estimates() {
+async fn missing_count_endpoint_is_learned_and_replaced_by_estimates() {
     for endpoint in endpoints() {
         let provider = Provider::start().await;
         let mut server = TestServer::with(active(&provider)).await;
@@ -150,7 +150,7 @@ async fn a_missing_count_endpoint_is_learned_and_replaced_by_estimates() {
 
 /// Which responses say that the counting endpoint is missing.
 #[tokio::test]
-async fn a_missing_endpoint_is_distinguished_from_a_missing_model() {
+async fn missing_endpoint_is_distinguished_from_missing_model() {
     let provider = Provider::start().await;
     let mut server = TestServer::with(active(&provider)).await;
     let [endpoint, ..] = endpoints();
@@ -229,7 +229,7 @@ async fn mode_and_configuration_decide_whether_counts_are_estimated() {
 
 /// A client whose credential is unknown gets the estimate, but teaches nothing.
 #[tokio::test]
-async fn a_client_with_an_unknown_credential_gets_an_estimate_and_teaches_nothing() {
+async fn client_with_unknown_credential_gets_estimate_and_teaches_nothing() {
     let provider = Provider::start().await;
     let mut server = TestServer::with(active(&provider)).await;
     let [endpoint, ..] = endpoints();

@@ -11,7 +11,7 @@ use crate::support::{h2, within};
 const ASK: &str = "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 2\r\n\r\n{}";
 
 #[tokio::test]
-async fn a_truncated_body_with_a_length_is_truncated_for_the_client() {
+async fn truncated_body_with_length_is_truncated_for_client() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -25,7 +25,7 @@ async fn a_truncated_body_with_a_length_is_truncated_for_the_client() {
 }
 
 #[tokio::test]
-async fn a_truncated_chunked_body_never_ends_cleanly() {
+async fn truncated_chunks_never_end_well() {
     for reset in [false, true] {
         let provider = Provider::start().await;
         let server = TestServer::before(&provider.base()).await;
@@ -48,7 +48,7 @@ async fn a_truncated_chunked_body_never_ends_cleanly() {
 
 /// What arrived together with the break still reaches the client.
 #[tokio::test]
-async fn bytes_received_before_a_break_are_all_forwarded() {
+async fn bytes_received_before_break_are_all_forwarded() {
     let heads = ["content-length: 999999", "transfer-encoding: chunked"];
     for (head, framed, sent) in [
         (heads[0], "data: 1\n\n", "data: 1\n\n"),
@@ -82,7 +82,7 @@ async fn bytes_received_before_a_break_are_all_forwarded() {
 }
 
 #[tokio::test]
-async fn a_truncated_body_resets_the_stream_of_an_http2_client() {
+async fn truncated_body_resets_stream_of_http2_client() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = h2::Client::connect(server.address).await;
@@ -103,7 +103,7 @@ async fn a_truncated_body_resets_the_stream_of_an_http2_client() {
 }
 
 #[tokio::test]
-async fn a_reset_http2_upstream_breaks_an_http1_client() {
+async fn reset_http2_breaks_http1_client() {
     let mut provider = h2::Provider::start().await;
     let server = TestServer::with(provider.config()).await;
     let mut client = Wire::connect(server.address).await;
@@ -117,7 +117,7 @@ async fn a_reset_http2_upstream_breaks_an_http1_client() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_cancels_the_upstream_at_once() {
+async fn leaving_cancels_upstream_at_once() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
 
@@ -139,7 +139,7 @@ async fn a_client_that_leaves_cancels_the_upstream_at_once() {
 }
 
 #[tokio::test]
-async fn an_http2_client_that_resets_its_stream_cancels_the_upstream() {
+async fn http2_client_that_resets_its_stream_cancels_upstream() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = h2::Client::connect(server.address).await;
@@ -157,7 +157,7 @@ async fn an_http2_client_that_resets_its_stream_cancels_the_upstream() {
 
 /// How a stream ends is the provider's matter, also if it says in it that it failed.
 #[tokio::test]
-async fn an_error_in_a_stream_does_not_break_it() {
+async fn error_in_stream_does_not_break_it() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -171,7 +171,7 @@ async fn an_error_in_a_stream_does_not_break_it() {
 }
 
 #[tokio::test]
-async fn draining_finishes_streams_and_takes_no_more() {
+async fn draining_finishes_streams() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let mut idle = Wire::connect(server.address).await;
@@ -198,7 +198,7 @@ async fn draining_finishes_streams_and_takes_no_more() {
 }
 
 #[tokio::test]
-async fn a_drain_past_its_deadline_breaks_streams() {
+async fn late_drain_breaks_streams() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.limits.drain_s = 0;
@@ -218,7 +218,7 @@ async fn a_drain_past_its_deadline_breaks_streams() {
 
 /// The client is told to go away (GOAWAY without an error): it can open no more streams, and its open one continues.
 #[tokio::test]
-async fn an_http2_client_finishes_its_stream_during_a_drain() {
+async fn http2_client_finishes_its_stream_during_drain() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let stream = tokio::net::TcpStream::connect(server.address).await.unwrap();
@@ -258,7 +258,7 @@ async fn an_http2_client_finishes_its_stream_during_a_drain() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_cancels_an_http2_upstreams_stream() {
+async fn client_that_leaves_cancels_http2_upstreams_stream() {
     let mut provider = h2::Provider::start().await;
     let server = TestServer::with(provider.config()).await;
     let mut client = Wire::connect(server.address).await;

@@ -68,7 +68,7 @@ async fn ask(server: &TestServer, target: &str, body: &str) -> Wire {
 }
 
 #[tokio::test]
-async fn an_error_inside_a_200_response_is_no_reply_in_any_dialect() {
+async fn error_inside_200_response_is_no_reply_in_any_dialect() {
     for (target, body) in requests() {
         for (answer, kind, stop) in answers(target) {
             for as_stream in [false, true] {
@@ -127,7 +127,7 @@ async fn answered(call: &mut Call, events: &[&str], as_stream: bool) {
 /// A reply may report its failure without an error: OpenRouter's `finish_reason: error`, a call that Gemini could not
 /// read, `status: failed`.
 #[tokio::test]
-async fn a_reply_that_reports_its_own_failure_counts_as_failed() {
+async fn reply_that_reports_its_own_failure_counts_as_failed() {
     let begun = r#"{"id":"c","model":"m","choices":[{"index":0,"delta":{"content":"Three"},"finish_reason":null}]}"#;
     let ended =
         r#"{"id":"c","model":"m","choices":[{"index":0,"delta":{},"finish_reason":"error"}]}"#;
@@ -162,7 +162,7 @@ async fn a_reply_that_reports_its_own_failure_counts_as_failed() {
 
 /// An error after some text, in a thread with an earlier reply: the client retries and continues on the same thread.
 #[tokio::test]
-async fn a_retry_after_a_streamed_error_continues_its_thread() {
+async fn retry_after_streamed_error_continues_its_thread() {
     let message = |role: &str, text: &str| json!({"role": role, "content": text});
     let chunk = |text: &str| json!({"id": "c", "model": "m", "choices": [{"index": 0, "delta": {"content": text}, "finish_reason": null}]});
     let stop = json!({"id": "c", "model": "m", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]});
@@ -201,7 +201,7 @@ async fn a_retry_after_a_streamed_error_continues_its_thread() {
 
 /// Azure's body for a prompt that its filter blocks.
 #[tokio::test]
-async fn azures_filter_has_its_kind_whatever_the_status() {
+async fn azure_filter_has_its_kind() {
     let filtered = json!({"error": {
         "message": "The response was filtered due to the prompt triggering Azure OpenAI's content management policy.",
         "type": null, "param": "prompt", "code": "content_filter", "status": 400,
@@ -227,7 +227,7 @@ async fn azures_filter_has_its_kind_whatever_the_status() {
 
 /// A refusal has a kind from its status; a reply has none.
 #[tokio::test]
-async fn a_refusal_has_a_kind_and_an_answer_none() {
+async fn refusal_has_kind_and_answer_none() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let (target, body) = &requests()[0];

@@ -54,7 +54,7 @@ async fn end_to_end_headers_are_forwarded_unchanged_and_in_order() {
 
 /// Conversations are collected, other bodies stream through: the framing is the same in both cases.
 #[tokio::test]
-async fn body_framing_is_the_same_on_both_sides() {
+async fn body_framing_is_same_on_both_sides() {
     for path in ["/v1/messages", "/v1/files"] {
         let provider = Provider::start().await;
         let server = TestServer::before(&provider.base()).await;
@@ -141,7 +141,7 @@ async fn expect_100_continue_is_honoured() {
 }
 
 #[tokio::test]
-async fn answers_without_a_body_keep_their_headers() {
+async fn empty_answers_keep_headers() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -174,7 +174,7 @@ async fn answers_without_a_body_keep_their_headers() {
 }
 
 #[tokio::test]
-async fn errors_of_the_upstream_pass_unchanged() {
+async fn errors_of_upstream_pass_unchanged() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -265,7 +265,7 @@ async fn server_with_a_key(provider: &Provider) -> TestServer {
 }
 
 #[tokio::test]
-async fn an_upstream_credential_replaces_the_client_credential() {
+async fn upstream_credential_replaces_client_credential() {
     let provider = Provider::start().await;
     let server = server_with_a_key(&provider).await;
     let mut client = Wire::connect(server.address).await;
@@ -282,7 +282,7 @@ async fn an_upstream_credential_replaces_the_client_credential() {
 
 /// A gateway may take trailers for headers, which are dropped beside the operator's credential.
 #[tokio::test]
-async fn trailers_do_not_join_an_upstream_credential() {
+async fn trailers_do_not_join_upstream_credential() {
     let provider = Provider::start().await;
     let server = server_with_a_key(&provider).await;
     let mut client = Wire::connect(server.address).await;
@@ -303,7 +303,7 @@ async fn trailers_do_not_join_an_upstream_credential() {
 }
 
 #[tokio::test]
-async fn a_plain_upstream_is_reached_through_http_proxy() {
+async fn plain_upstream_is_reached_through_http_proxy() {
     let relay = Provider::start().await;
     let matcher = Matcher::builder().http(relay.base().replace("://", "://u:p@")).build();
     let server = TestServer::through(config("http://provider.example/base"), matcher).await;
@@ -318,7 +318,7 @@ async fn a_plain_upstream_is_reached_through_http_proxy() {
 }
 
 #[tokio::test]
-async fn a_tls_upstream_is_reached_through_https_proxy_and_no_proxy_is_honoured() {
+async fn tls_upstream_is_reached_through_https_proxy_and_no_proxy_is_honoured() {
     let mut provider = h2::Provider::start().await;
     let relay = Provider::start().await;
     let config = provider.config();
@@ -347,7 +347,7 @@ async fn a_tls_upstream_is_reached_through_https_proxy_and_no_proxy_is_honoured(
 
 /// A body that ends with its connection has an end, and a client of HTTP/1.0 gets no chunks.
 #[tokio::test]
-async fn bodies_that_end_with_the_connection_pass() {
+async fn close_delimited_bodies_pass() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -370,7 +370,7 @@ async fn bodies_that_end_with_the_connection_pass() {
 
 /// More streams than one HTTP/2 connection may carry do not wait for each other.
 #[tokio::test]
-async fn more_streams_than_an_http2_connection_allows_go_on_together() {
+async fn more_streams_than_http2_connection_allows_go_on_together() {
     const STREAMS: usize = 220;
     let mut provider = h2::Provider::start().await;
     let mut config = provider.config();
@@ -391,7 +391,7 @@ async fn more_streams_than_an_http2_connection_allows_go_on_together() {
 }
 
 #[tokio::test]
-async fn the_exchange_id_is_sent_as_a_header_if_configured() {
+async fn exchange_id_header_if_configured() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.request_id_header = true;

@@ -135,7 +135,7 @@ fn place(exchange: &Exchange) -> (String, String) {
 }
 
 #[tokio::test]
-async fn a_client_that_drops_text_beside_counted_calls_has_one_session() {
+async fn client_that_drops_text_beside_counted_calls_has_one_session() {
     let mut site = Site::new().await;
     let (mut wire, mut run) = (site.connect().await, ChatRun::new("Look at all."));
     let mut seen = Vec::new();
@@ -151,7 +151,7 @@ async fn a_client_that_drops_text_beside_counted_calls_has_one_session() {
 
 /// Two runs of an agent with the same prompt, whose requests are the same to the byte.
 #[tokio::test]
-async fn equal_runs_at_once_are_two_sessions() {
+async fn equal_runs_are_two_sessions() {
     let mut site = Site::new().await;
     let mut wires = [site.connect().await, site.connect().await];
     let mut runs = [ChatRun::new("Look at all."), ChatRun::new("Look at all.")];
@@ -187,7 +187,7 @@ async fn equal_runs_without_lasting_connections_are_two_sessions_of_equal_length
 
 /// Also if the first had ended, and if the process was started again in the middle of the second.
 #[tokio::test]
-async fn an_equal_run_after_another_is_a_session_of_its_own() {
+async fn equal_run_after_another_is_session_of_its_own() {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let mut site = Site::over(store.clone(), |_| {}).await;
     let mut wire = site.connect().await;
@@ -210,7 +210,7 @@ async fn an_equal_run_after_another_is_a_session_of_its_own() {
 
 /// Equal conversations whose reasoning a provider signed are told apart by the signatures, whoever comes first.
 #[tokio::test]
-async fn signatures_tell_equal_conversations_apart() {
+async fn signatures_tell_twins_apart() {
     let mut site = Site::new().await;
     let body = |messages: Value| json!({"model": "claude-sonnet-4-5", "max_tokens": 9, "messages": messages});
     let prompt = json!({"role": "user", "content": "Think."});
@@ -263,7 +263,7 @@ async fn titled(site: &mut Site, prompt: &str) -> (Arc<Exchange>, Arc<Exchange>)
 }
 
 #[tokio::test]
-async fn a_title_call_is_a_side_thread_of_its_session() {
+async fn title_call_is_side_thread() {
     let mut site =
         Site::over(Arc::new(MemoryStore::default()), |config| config.content.names = true).await;
     let (main, side) = titled(&mut site, "When is high tide?").await;
@@ -283,7 +283,7 @@ async fn a_title_call_is_a_side_thread_of_its_session() {
 
 /// Two agents at once, with the same prompt: each asks for a title before its first request.
 #[tokio::test]
-async fn a_title_call_before_its_conversation_begins_its_session() {
+async fn title_call_before_its_conversation_begins_its_session() {
     let mut site = Site::new().await;
     let mut wires = [site.connect().await, site.connect().await];
     let reply = ChatRun::new("").reply();
@@ -310,7 +310,7 @@ async fn a_title_call_before_its_conversation_begins_its_session() {
 
 /// Hermes and CrewAI send the history that they summarise as the text of one message.
 #[tokio::test]
-async fn an_agents_own_summary_is_in_its_session() {
+async fn agents_own_summary_is_in_its_session() {
     let mut site = Site::new().await;
     let (mut wire, mut run) = (site.connect().await, ChatRun::new("Look at all."));
     let main = site.step(&mut wire, &mut run).await;

@@ -77,7 +77,7 @@ async fn one_connection_too_many_is_refused() {
 
 /// However many connections there are, each gets 503 or is counted as closed.
 #[tokio::test]
-async fn every_connection_past_the_limit_hears_503_or_is_counted() {
+async fn every_connection_past_limit_hears_503_or_is_counted() {
     const MANY: usize = 100;
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
@@ -116,7 +116,7 @@ async fn every_connection_past_the_limit_hears_503_or_is_counted() {
 
 /// While a few connections are refused, each 503 is an exchange that can be found by its id; in a flood it is not.
 #[tokio::test]
-async fn each_503_past_the_limit_has_the_headers_of_our_other_errors() {
+async fn each_503_past_limit_has_headers_of_our_other_errors() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     (config.limits.connections, config.request_id_header) = (Some(1), true);
@@ -182,7 +182,7 @@ async fn responses_of_our_own_count_as_bytes_of_responses() {
 }
 
 #[tokio::test]
-async fn headers_at_the_limit_pass_and_past_it_are_refused() {
+async fn headers_at_limit_pass_and_past_it_are_refused() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.limits.header_bytes = 1000;
@@ -202,7 +202,7 @@ async fn headers_at_the_limit_pass_and_past_it_are_refused() {
 }
 
 #[tokio::test]
-async fn an_unreachable_upstream_is_a_502() {
+async fn unreachable_upstream_is_502() {
     let provider = Provider::start().await;
     let base = provider.base();
     drop(provider);
@@ -215,7 +215,7 @@ async fn an_unreachable_upstream_is_a_502() {
 }
 
 #[tokio::test]
-async fn an_upstream_that_hangs_up_before_its_headers_is_a_502() {
+async fn upstream_that_hangs_up_before_its_headers_is_502() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let (refused, ()) = tokio::join!(ask(&server, "/v1/chat/completions"), async {
@@ -227,7 +227,7 @@ async fn an_upstream_that_hangs_up_before_its_headers_is_a_502() {
 }
 
 #[tokio::test]
-async fn an_upstream_without_a_tls_handshake_is_a_504() {
+async fn missing_tls_handshake_is_504() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base().replace("http:", "https:"));
     config.limits.connect_s = 1;
@@ -241,7 +241,7 @@ async fn an_upstream_without_a_tls_handshake_is_a_504() {
 }
 
 #[tokio::test]
-async fn a_connect_request_is_refused_with_a_hint_about_the_base_url() {
+async fn connect_request_is_refused_with_hint_about_base_url() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -252,7 +252,7 @@ async fn a_connect_request_is_refused_with_a_hint_about_the_base_url() {
 }
 
 #[tokio::test]
-async fn missing_headers_time_out_and_a_slow_reply_does_not() {
+async fn missing_headers_time_out_and_slow_reply_does_not() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.limits.header_s = 1;
@@ -278,7 +278,7 @@ async fn missing_headers_time_out_and_a_slow_reply_does_not() {
 
 /// hyper has such a timeout for HTTP/1 only.
 #[tokio::test]
-async fn an_idle_http2_connection_is_closed_and_a_slow_reply_is_not() {
+async fn idle_http2_connection_is_closed_and_slow_reply_is_not() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.limits.header_s = 1;
@@ -312,7 +312,7 @@ async fn an_idle_http2_connection_is_closed_and_a_slow_reply_is_not() {
 
 /// For a body that is collected, and for one that streams through.
 #[tokio::test]
-async fn a_request_body_that_stalls_is_given_up_at_both_ends() {
+async fn request_body_that_stalls_is_given_up_at_both_ends() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.limits.body_s = 1;
@@ -353,7 +353,7 @@ async fn a_request_body_that_stalls_is_given_up_at_both_ends() {
 
 /// Over HTTP/2 the upstream's error does not say that the body was aborted.
 #[tokio::test]
-async fn a_request_body_that_stalls_is_not_an_http2_upstreams_failure() {
+async fn request_body_that_stalls_is_not_http2_upstreams_failure() {
     let mut provider = h2::Provider::start().await;
     let mut config = provider.config();
     config.limits.body_s = 1;

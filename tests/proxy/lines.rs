@@ -46,7 +46,7 @@ async fn send_all(client: &mut Wire, path: &str, length: usize) {
 const UPLOAD: usize = 48 << 20;
 
 #[tokio::test]
-async fn an_upstream_that_answers_before_it_reads_holds_nothing() {
+async fn upstream_that_answers_before_it_reads_holds_nothing() {
     // Read up to the limit of bodies, and not read at all.
     for path in ["/v1/messages", "/v1/files"] {
         let provider = Provider::start().await;
@@ -71,7 +71,7 @@ async fn an_upstream_that_answers_before_it_reads_holds_nothing() {
 }
 
 #[tokio::test]
-async fn an_http2_upstream_that_answers_before_it_reads_holds_nothing() {
+async fn http2_upstream_that_answers_before_it_reads_holds_nothing() {
     let certificates = h2::certificates();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let mut config = config(&format!("https://{}", listener.local_addr().unwrap()));
@@ -108,7 +108,7 @@ async fn an_http2_upstream_that_answers_before_it_reads_holds_nothing() {
 
 /// An upstream that closes with unread data resets the connection. Its answer may be larger than one read.
 #[tokio::test]
-async fn an_answer_before_a_reset_arrives_whole() {
+async fn answer_before_reset_arrives_whole() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let answer = noise(5, 40_000);
@@ -128,7 +128,7 @@ async fn an_answer_before_a_reset_arrives_whole() {
 
 /// Our own errors come before a body is read, too.
 #[tokio::test]
-async fn an_error_of_ours_reaches_a_client_that_sends_first() {
+async fn error_of_ours_reaches_client_that_sends_first() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.upstreams[0].dialects.clear();
@@ -147,7 +147,7 @@ async fn an_error_of_ours_reaches_a_client_that_sends_first() {
 
 /// An HTTP/2 client that resets its stream without an error has not sent a whole request.
 #[tokio::test]
-async fn a_request_that_was_reset_does_not_end_cleanly() {
+async fn reset_request_never_ends_well() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let stream = TcpStream::connect(server.address).await.unwrap();
@@ -165,7 +165,7 @@ async fn a_request_that_was_reset_does_not_end_cleanly() {
 
 /// The client would have seen that its gzip is cut; it gets the body decoded.
 #[tokio::test]
-async fn a_compressed_stream_that_is_cut_breaks() {
+async fn cut_compressed_stream_breaks() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -197,7 +197,7 @@ async fn a_compressed_stream_that_is_cut_breaks() {
 
 /// Both sides of a tunnel over TLS: what their sockets take at once is small.
 #[tokio::test]
-async fn a_message_over_tls_arrives_to_its_last_byte() {
+async fn tls_message_arrives_whole() {
     let certificates = h2::certificates();
     let tls = h2::acceptor(&certificates, &[b"http/1.1"]);
     let small = || {
@@ -273,7 +273,7 @@ async fn read_head(from: &mut (impl AsyncRead + Unpin)) {
 
 /// The first request of a connection may have 1,010 interim responses, of which the client gets none.
 #[tokio::test]
-async fn an_upstream_that_sends_1xx_for_ever_is_given_up() {
+async fn upstream_that_sends_1xx_for_ever_is_given_up() {
     const MOST: usize = 1010;
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;

@@ -22,7 +22,7 @@ fn post(path: &str, more: &str, body: &[u8]) -> Vec<u8> {
 /// The client has event n before the provider has sent event n + 1, in every dialect and encoding. Comments and pings
 /// count as events.
 #[tokio::test]
-async fn every_event_leaves_before_the_next_comes() {
+async fn events_leave_one_by_one() {
     for script in wire::all() {
         for coding in CODINGS {
             let provider = Provider::start().await;
@@ -62,7 +62,7 @@ async fn every_event_leaves_before_the_next_comes() {
 }
 
 #[tokio::test]
-async fn an_http2_client_has_each_event_at_once_too() {
+async fn http2_has_each_event_at_once() {
     for script in wire::all() {
         let provider = Provider::start().await;
         let mut server = TestServer::before(&provider.base()).await;
@@ -89,7 +89,7 @@ async fn an_http2_client_has_each_event_at_once_too() {
 
 /// Codex closes the connection on `response.completed`, OpenAI's SDKs on `[DONE]`: such exchanges are complete.
 #[tokio::test]
-async fn a_close_after_the_terminal_event_is_complete_and_before_it_is_not() {
+async fn close_after_terminal_event_is_complete_and_before_it_is_not() {
     for script in [wire::anthropic(), wire::chat(), wire::responses()] {
         for (events, outcome) in
             [(script.events.len(), Outcome::Complete), (2, Outcome::ClientLeft)]
@@ -154,7 +154,7 @@ async fn answers_that_are_no_streams_are_read_whatever_their_encoding() {
 
 /// Invariant 1: if nothing is rewritten, the body is forwarded unchanged, at the limit and past it.
 #[tokio::test]
-async fn invariant_1_bodies_at_and_past_the_limit_are_forwarded_as_they_are() {
+async fn invariant_1_bodies_at_and_past_limit_are_forwarded_as_they_are() {
     let limit = 100_000;
     for (length, aside) in [(limit, None), (limit + 1, Some(FailOpen::BodyTooLarge))] {
         for chunked in [false, true] {
@@ -213,7 +213,7 @@ async fn bodies_that_cannot_be_read_are_forwarded_and_recorded() {
 }
 
 #[tokio::test]
-async fn an_answer_that_is_not_encoded_as_it_says_passes_unread() {
+async fn answer_that_is_not_encoded_as_it_says_passes_unread() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -303,7 +303,7 @@ async fn invariant_9_no_prompt_reply_or_key_is_in_events_or_metrics() {
 
 /// Large bodies are read off the async threads, with the same result.
 #[tokio::test]
-async fn a_large_conversation_is_read_and_measured() {
+async fn large_conversation_is_measured() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;

@@ -8,7 +8,7 @@ use crate::support::server::{TestServer, config, upstream};
 
 /// If the path has a typing error, key and prompt reach no upstream, and the error names the nearest upstream.
 #[tokio::test]
-async fn a_path_that_names_no_upstream_is_refused_and_nobody_gets_its_key() {
+async fn path_that_names_no_upstream_is_refused_and_nobody_gets_its_key() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.upstreams[0].name = "openai".into();
@@ -53,7 +53,7 @@ async fn a_path_that_names_no_upstream_is_refused_and_nobody_gets_its_key() {
 
 /// With only one upstream, a path must name it, too, or be a path of an API.
 #[tokio::test]
-async fn the_only_upstream_is_not_sent_what_was_meant_for_another() {
+async fn only_upstream_is_not_sent_what_was_meant_for_another() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -75,7 +75,7 @@ async fn the_only_upstream_is_not_sent_what_was_meant_for_another() {
 }
 
 #[tokio::test]
-async fn a_request_for_the_root_path_gets_a_greeting() {
+async fn root_path_gets_greeting() {
     let mut server = TestServer::before("http://127.0.0.1:1").await;
     let mut client = Wire::connect(server.address).await;
     client.send("GET / HTTP/1.1\r\nhost: localhost\r\n\r\n").await;

@@ -35,7 +35,7 @@ async fn begun(
 
 /// In every dialect, the client gets an error event of its protocol, then a clean end.
 #[tokio::test]
-async fn a_silent_stream_is_ended_with_an_error_event_of_its_dialect() {
+async fn silent_stream_is_ended_with_error_event_of_its_dialect() {
     for script in wire::all() {
         let (mut server, mut client, mut call, _provider) = begun(&script, (1, 0)).await;
         let event = String::from_utf8(client.chunk().await).unwrap();
@@ -58,7 +58,7 @@ async fn a_silent_stream_is_ended_with_an_error_event_of_its_dialect() {
 
 /// An event that was cut in the middle cannot be completed: the connection breaks.
 #[tokio::test]
-async fn a_stream_that_is_silent_within_an_event_breaks() {
+async fn silence_within_event_breaks() {
     let script = wire::anthropic();
     let (mut server, mut client, mut call, _provider) = begun(&script, (1, 0)).await;
     call.chunk("event: content_block_start\ndata: {\"type\"").await;
@@ -70,7 +70,7 @@ async fn a_stream_that_is_silent_within_an_event_breaks() {
 
 /// In every dialect, comments are inserted between events, and the upstream's bytes are unchanged.
 #[tokio::test]
-async fn keep_alive_comments_are_inserted_into_a_silent_stream() {
+async fn keep_alive_comments_are_inserted_into_silent_stream() {
     for script in wire::all() {
         let (mut server, mut client, mut call, _provider) = begun(&script, (0, 1)).await;
         for _ in 0..2 {
@@ -107,7 +107,7 @@ async fn keep_alive_comments_are_inserted_into_a_silent_stream() {
 
 /// By default nothing is inserted, no stream is ended, and the longest gap is measured.
 #[tokio::test]
-async fn without_silence_limits_a_stream_is_forwarded_unchanged() {
+async fn without_silence_limits_stream_is_forwarded_unchanged() {
     for script in wire::all() {
         let (mut server, mut client, mut call, _provider) = begun(&script, (0, 0)).await;
         for event in &script.events[1..] {
@@ -152,7 +152,7 @@ async fn longest_gap(body_bytes: usize, upload: Duration, thinking: Duration) ->
 
 /// Whether the body is collected, or streams through because it is too large.
 #[tokio::test]
-async fn a_slow_upload_is_no_silence_of_the_upstream() {
+async fn slow_upload_is_no_silence() {
     let upload = Duration::from_secs(2);
     for body_bytes in [1 << 20, 16] {
         let gap = longest_gap(body_bytes, upload, Duration::ZERO).await;
@@ -161,7 +161,7 @@ async fn a_slow_upload_is_no_silence_of_the_upstream() {
 }
 
 #[tokio::test]
-async fn the_wait_for_the_headers_is_silence_of_the_upstream() {
+async fn wait_for_headers_is_silence() {
     let thinking = Duration::from_millis(300);
     for body_bytes in [1 << 20, 16] {
         let gap = longest_gap(body_bytes, Duration::ZERO, thinking).await;

@@ -130,7 +130,7 @@ async fn many_upstream_streams_start_at_once_over_few_connections() {
 
 /// The number in `docs/limits.md`: one more stream waits in the client until another has ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_connection_carries_at_most_1000_streams_at_once() {
+async fn client_connection_carries_at_most_1000_streams_at_once() {
     const STREAMS: usize = 1000;
     let mut provider = Provider::start(100).await;
     let client = Client::new(provider.config()).await;
@@ -161,7 +161,7 @@ async fn a_client_connection_carries_at_most_1000_streams_at_once() {
 
 /// With a constant number of streams, each new one once went to the same connection until that was full.
 #[tokio::test]
-async fn a_steady_number_of_streams_does_not_fill_one_connection() {
+async fn steady_number_of_streams_does_not_fill_one_connection() {
     const STEADY: usize = 200;
     let mut provider = Provider::start(100).await;
     let client = Client::new(provider.config()).await;
@@ -181,7 +181,7 @@ async fn a_steady_number_of_streams_does_not_fill_one_connection() {
 }
 
 #[tokio::test]
-async fn a_peer_that_allows_one_stream_gets_one_on_each_connection() {
+async fn peer_that_allows_one_stream_gets_one_on_each_connection() {
     let mut provider = Provider::start(1).await;
     let client = Client::new(provider.config()).await;
     let mut asking = JoinSet::new();
@@ -205,7 +205,7 @@ async fn a_peer_that_allows_one_stream_gets_one_on_each_connection() {
 }
 
 #[tokio::test]
-async fn a_stream_limit_that_changes_in_mid_flight_is_obeyed() {
+async fn stream_limit_that_changes_in_mid_flight_is_obeyed() {
     let mut provider = Provider::start(100).await;
     let client = Client::new(provider.config()).await;
     let mut open = Vec::new();
@@ -235,7 +235,7 @@ async fn a_stream_limit_that_changes_in_mid_flight_is_obeyed() {
 }
 
 #[tokio::test]
-async fn a_request_that_goaway_left_unprocessed_is_sent_again() {
+async fn request_that_goaway_left_unprocessed_is_sent_again() {
     let mut provider = Provider::start(100).await;
     let client = Client::new(provider.config()).await;
     let first = tokio::spawn(client.ask().await);
@@ -262,7 +262,7 @@ async fn a_request_that_goaway_left_unprocessed_is_sent_again() {
 }
 
 #[tokio::test]
-async fn a_refused_stream_is_retried_elsewhere_a_limited_number_of_times() {
+async fn refused_stream_is_retried_elsewhere_limited_number_of_times() {
     let mut provider = Provider::start(100).await;
     let client = Client::new(provider.config()).await;
     let asking = tokio::spawn(client.ask_at("/v1/messages").await);
@@ -283,7 +283,7 @@ async fn a_refused_stream_is_retried_elsewhere_a_limited_number_of_times() {
 /// Gateways reset a stream with `NO_ERROR` if what is behind them broke off. It is no end: the client would take half a
 /// response for a whole one.
 #[tokio::test]
-async fn a_reset_without_an_error_breaks_the_client() {
+async fn reset_without_error_breaks_client() {
     let mut provider = Provider::start(100).await;
     let client = Client::new(provider.config()).await;
     let asking = tokio::spawn(client.ask().await);
@@ -296,7 +296,7 @@ async fn a_reset_without_an_error_breaks_the_client() {
 
 /// The peer may have begun to work on the request, also if it names the request's stream as its last.
 #[tokio::test]
-async fn a_request_is_not_resent_if_its_connection_closes() {
+async fn request_is_not_resent_if_its_connection_closes() {
     for names_it in [false, true] {
         let mut provider = Provider::start(100).await;
         let client = Client::new(provider.config()).await;
@@ -316,7 +316,7 @@ async fn a_request_is_not_resent_if_its_connection_closes() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_gives_its_stream_back() {
+async fn leaving_gives_the_stream_back() {
     let mut provider = Provider::start(1).await;
     let client = Client::new(provider.config()).await;
     // Once before the response's head, once in its body.
@@ -336,7 +336,7 @@ async fn a_client_that_leaves_gives_its_stream_back() {
 }
 
 #[tokio::test]
-async fn a_connection_that_breaks_takes_only_its_own_streams_with_it() {
+async fn connection_that_breaks_takes_only_its_own_streams_with_it() {
     let mut provider = Provider::start(1).await;
     let client = Client::new(provider.config()).await;
     let mut open = Vec::new();
@@ -357,7 +357,7 @@ async fn a_connection_that_breaks_takes_only_its_own_streams_with_it() {
 
 /// This takes 45 s: a silent peer is trusted that long, because reasoning models are silent, too.
 #[tokio::test]
-async fn a_peer_that_dies_silently_is_given_up() {
+async fn silent_peer_is_given_up() {
     let mut provider = Provider::start(1).await;
     let client = Client::new(provider.config()).await;
     let mut open = Vec::new();
@@ -386,7 +386,7 @@ async fn a_peer_that_dies_silently_is_given_up() {
 
 /// A request waits for its stream for a limited time, and frees its place in the queue.
 #[tokio::test]
-async fn a_request_without_a_free_upstream_stream_times_out_with_504() {
+async fn request_without_free_upstream_stream_times_out_with_504() {
     let mut provider = Provider::start(100).await;
     let mut config = provider.config();
     config.limits.connect_s = 1;
@@ -411,7 +411,7 @@ async fn a_request_without_a_free_upstream_stream_times_out_with_504() {
 
 /// The first connection finds out the provider's protocol, and is then used.
 #[tokio::test]
-async fn a_provider_that_speaks_http1_over_tls_keeps_its_connections() {
+async fn provider_that_speaks_http1_over_tls_keeps_its_connections() {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     let certificates = h2::certificates();
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -442,7 +442,7 @@ async fn a_provider_that_speaks_http1_over_tls_keeps_its_connections() {
 /// Whatever reason a reset gives (NO_ERROR, INTERNAL_ERROR, CANCEL), the response did not end; nor did it if the
 /// connection ends without an error.
 #[tokio::test]
-async fn a_response_that_is_reset_does_not_end_cleanly() {
+async fn reset_response_never_ends_well() {
     for reason in [Some(0), Some(2), Some(8), None] {
         let mut provider = Provider::start(100).await;
         let client = Client::new(provider.config()).await;
@@ -476,7 +476,7 @@ const SILENCE: Duration = Duration::from_millis(5200);
 /// A connection that died unnoticed (NAT, sleep, another network): the next request finds out by a ping, and goes
 /// elsewhere. So do those that come at the same time.
 #[tokio::test]
-async fn no_request_is_sent_on_a_connection_that_died() {
+async fn dead_connection_is_not_used() {
     let mut provider = Provider::start(1).await;
     let client = Client::new(provider.config()).await;
     let mut open = Vec::new();
@@ -507,7 +507,7 @@ async fn no_request_is_sent_on_a_connection_that_died() {
 
 /// A connection that lives is used on: its ping is answered.
 #[tokio::test]
-async fn a_request_after_a_pause_uses_the_same_connection() {
+async fn pause_keeps_the_connection() {
     let mut provider = Provider::start(100).await;
     let client = Client::new(provider.config()).await;
     client.is_answered(&mut provider).await;
@@ -518,7 +518,7 @@ async fn a_request_after_a_pause_uses_the_same_connection() {
 
 /// The peer lowers its limit after the request was placed: it is sent on another connection.
 #[tokio::test]
-async fn a_request_whose_stream_is_never_allowed_goes_elsewhere() {
+async fn request_whose_stream_is_never_allowed_goes_elsewhere() {
     let mut provider = Provider::start(100).await;
     let client = Client::new(provider.config()).await;
     client.is_answered(&mut provider).await;
@@ -541,7 +541,7 @@ async fn a_request_whose_stream_is_never_allowed_goes_elsewhere() {
 
 /// Others use all streams, and the provider accepts no connection for a moment.
 #[tokio::test]
-async fn a_connection_that_cannot_be_opened_is_opened_later() {
+async fn connection_that_cannot_be_opened_is_opened_later() {
     let mut provider = Provider::start(1).await;
     let client = Client::new(provider.config()).await;
     let first = tokio::spawn(client.ask().await);
@@ -561,7 +561,7 @@ async fn a_connection_that_cannot_be_opened_is_opened_later() {
 /// Requests share a connection, so each adds 10, and its own response, to what it may bring. A request on another
 /// connection goes on.
 #[tokio::test]
-async fn an_http2_upstream_that_sends_1xx_for_ever_is_given_up() {
+async fn http2_upstream_that_sends_1xx_for_ever_is_given_up() {
     const MOST: usize = 1000;
     let mut provider = Provider::start(1).await;
     let client = Client::new(provider.config()).await;

@@ -62,7 +62,7 @@ async fn both_protocols_by_alpn() {
 }
 
 #[tokio::test]
-async fn a_new_certificate_is_taken_up_and_a_broken_one_is_not() {
+async fn new_certificate_is_taken_up_and_broken_one_is_not() {
     let certificates = h2::certificates();
     let mut config = config("http://127.0.0.1:1");
     let (certificate, key) = (certificates.certificate.clone(), certificates.key.clone());
@@ -79,7 +79,7 @@ async fn a_new_certificate_is_taken_up_and_a_broken_one_is_not() {
 }
 
 #[tokio::test]
-async fn a_listener_without_a_usable_certificate_does_not_start() {
+async fn listener_without_usable_certificate_does_not_start() {
     let mut config = config("http://127.0.0.1:1");
     config.tls =
         Some(Tls { certificate: "/nowhere/cert.pem".into(), key: "/nowhere/key.pem".into() });

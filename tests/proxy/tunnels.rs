@@ -23,7 +23,7 @@ const SWITCHED: &str = "HTTP/1.1 101 Switching Protocols\r\nconnection: Upgrade\
     upgrade: websocket\r\nsec-websocket-accept: a\r\n\r\n";
 
 #[tokio::test]
-async fn bytes_pass_both_ways_until_each_side_ends() {
+async fn bytes_pass_both_ways() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -81,7 +81,7 @@ async fn bytes_pass_both_ways_until_each_side_ends() {
 }
 
 #[tokio::test]
-async fn an_upgrade_refused_by_the_upstream_gets_the_upstreams_response() {
+async fn upgrade_refused_by_upstream_gets_upstreams_response() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -94,7 +94,7 @@ async fn an_upgrade_refused_by_the_upstream_gets_the_upstreams_response() {
 
 /// Codex falls back to HTTP at once on 426.
 #[tokio::test]
-async fn an_upgrade_that_policy_refuses_gets_426() {
+async fn refused_upgrade_gets_426() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.upstreams[0].upgrades = UpgradePolicy::Refuse;
@@ -108,7 +108,7 @@ async fn an_upgrade_that_policy_refuses_gets_426() {
 
 /// Java's client offers h2c with every first request, although it does not want to leave HTTP.
 #[tokio::test]
-async fn an_h2c_upgrade_offer_is_not_forwarded() {
+async fn h2c_upgrade_offer_is_not_forwarded() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -126,7 +126,7 @@ async fn an_h2c_upgrade_offer_is_not_forwarded() {
 
 /// If an upstream accepted the h2c part of an offer, later requests would bypass the proxy.
 #[tokio::test]
-async fn only_h2c_is_removed_from_an_offer_of_several_upgrades() {
+async fn only_h2c_is_removed_from_offer_of_several_upgrades() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let post = |offer: &str| {
@@ -183,7 +183,7 @@ const COMPLETED: &str = r#"{"type":"response.completed","sequence_number":2,"res
 
 /// The usage of OpenAI Responses over WebSocket is read from the frames, which are forwarded unchanged.
 #[tokio::test]
-async fn responses_on_a_websocket_are_recorded_as_exchanges() {
+async fn responses_on_websocket_are_recorded_as_exchanges() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -224,7 +224,7 @@ async fn responses_on_a_websocket_are_recorded_as_exchanges() {
 
 /// Over WebSocket, too, a failed reply is not a reply, with an error and without.
 #[tokio::test]
-async fn a_websocket_reply_that_reports_its_failure_counts_as_failed() {
+async fn websocket_reply_that_reports_its_failure_counts_as_failed() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -257,7 +257,7 @@ async fn a_websocket_reply_that_reports_its_failure_counts_as_failed() {
 
 /// A request without a reply: whoever ended the connection, by a close frame or by closing it, ended the exchange.
 #[tokio::test]
-async fn what_an_upstream_ends_is_not_the_clients_doing() {
+async fn upstream_end_is_not_the_clients() {
     const CLOSE: [u8; 4] = [0x88, 2, 3, 0xf3];
     for (by_upstream, by_frame) in [(true, false), (true, true), (false, false)] {
         let (mut server, mut client, mut call) = tunnel(NEVER, NEVER).await;
@@ -297,7 +297,7 @@ async fn what_an_upstream_ends_is_not_the_clients_doing() {
 
 /// The limit is that of a request's body: a large message is moved, not copied, until it is read.
 #[tokio::test]
-async fn a_large_websocket_request_is_metered() {
+async fn large_websocket_request_is_metered() {
     let provider = Provider::start().await;
     let mut config = config(&provider.base());
     config.limits.process_bytes = Some(48 << 20);
@@ -352,7 +352,7 @@ fn message(role: &str, way: &str, text: &str) -> String {
 /// Codex begins a connection with a warm-up, which its headers announce. A new process opens another connection and
 /// sends the whole history again. It is one thread, measured all the time.
 #[tokio::test]
-async fn a_conversation_goes_on_on_another_websocket() {
+async fn conversation_changes_websocket() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let answer = "The last build passed: its log ends without an error, and the tests ran.";
@@ -408,7 +408,7 @@ async fn a_conversation_goes_on_on_another_websocket() {
 
 /// Bytes that are no WebSocket frames are forwarded all the same.
 #[tokio::test]
-async fn nonsense_on_a_websocket_passes() {
+async fn nonsense_on_websocket_passes() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -425,7 +425,7 @@ async fn nonsense_on_a_websocket_passes() {
 
 /// A drain waits for a reply in flight, not for an idle connection.
 #[tokio::test]
-async fn a_drain_ends_a_websocket_once_its_replies_are_done() {
+async fn drain_ends_websocket_once_its_replies_are_done() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let mut client = Wire::connect(server.address).await;
@@ -448,7 +448,7 @@ async fn a_drain_ends_a_websocket_once_its_replies_are_done() {
 
 /// Requests arrive faster than the store answers: a few wait, and each of the others is recorded at once.
 #[tokio::test]
-async fn few_requests_on_a_websocket_wait_for_the_store_at_once() {
+async fn few_requests_on_websocket_wait_for_store_at_once() {
     const MANY: usize = 100;
     const AT_ONCE: usize = 32;
     let (provider, store) = (Provider::start().await, Held::new());
@@ -512,7 +512,7 @@ async fn continues_on(client: &mut Wire, call: &mut Call) {
 }
 
 #[tokio::test]
-async fn a_tunnel_in_which_nothing_passes_ends_on_both_sides() {
+async fn tunnel_in_which_nothing_passes_ends_on_both_sides() {
     let (mut server, mut client, mut call) = tunnel(SOON, NEVER).await;
     client.send("a").await;
     call.wire.expect("a").await;
@@ -525,7 +525,7 @@ async fn a_tunnel_in_which_nothing_passes_ends_on_both_sides() {
 }
 
 #[tokio::test]
-async fn a_tunnel_of_which_one_side_has_ended_ends_once_nothing_passes() {
+async fn tunnel_of_which_one_side_has_ended_ends_once_nothing_passes() {
     let (_server, mut client, mut call) = tunnel(NEVER, SOON).await;
     client.stream.shutdown().await.unwrap();
     assert_eq!(call.wire.rest().await.unwrap(), b"", "the end is passed on");
@@ -536,7 +536,7 @@ async fn a_tunnel_of_which_one_side_has_ended_ends_once_nothing_passes() {
 }
 
 #[tokio::test]
-async fn a_tunnel_in_which_something_passes_stays() {
+async fn busy_tunnel_stays() {
     let (_server, mut client, mut call) = tunnel(SOON, NEVER).await;
     continues_on(&mut client, &mut call).await;
     client.send("b").await;

@@ -44,7 +44,7 @@ async fn kept(server: &TestServer, store: Arc<dyn Store>) -> Vec<Turn> {
 }
 
 #[tokio::test]
-async fn a_conversation_is_one_thread_of_turns() {
+async fn conversation_is_one_thread() {
     let provider = Provider::start().await;
     let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let matcher = Matcher::builder().build();
@@ -109,7 +109,7 @@ async fn a_conversation_is_one_thread_of_turns() {
 }
 
 #[tokio::test]
-async fn a_partial_reply_is_a_turn_too() {
+async fn partial_reply_is_turn_too() {
     let provider = Provider::start().await;
     let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let matcher = Matcher::builder().build();
@@ -223,7 +223,7 @@ async fn answered(provider: &Provider, server: &TestServer) -> (Wire, Call) {
 
 /// Promise 2: whatever fails inside, the client gets what it would get without the proxy.
 #[tokio::test]
-async fn a_failing_store_never_changes_the_reply() {
+async fn failing_store_never_changes_reply() {
     for (trouble, aside) in [
         (How::Fails, FailOpen::Store),
         (How::PanicsLoading, FailOpen::Store),
@@ -247,7 +247,7 @@ async fn a_failing_store_never_changes_the_reply() {
 
 /// The turn of a client that left is not waited for, but its failure is recorded.
 #[tokio::test]
-async fn a_failed_turn_write_is_recorded_after_the_client_left() {
+async fn failed_turn_write_is_recorded_after_client_left() {
     for (trouble, aside) in
         [(How::PanicsWriting, FailOpen::Panicked), (How::Fails, FailOpen::Store)]
     {
@@ -272,7 +272,7 @@ async fn a_failed_turn_write_is_recorded_after_the_client_left() {
 
 /// Promise 8: the end of a reply is not seen before its turn is stored.
 #[tokio::test]
-async fn the_end_of_a_reply_waits_until_its_turn_is_stored() {
+async fn end_of_reply_waits_for_store() {
     let provider = Provider::start().await;
     let store = Troubled::new(How::HangsWriting);
     let mut config = config(&provider.base());

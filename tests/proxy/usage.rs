@@ -66,7 +66,7 @@ async fn invariant_2_usage_is_requested_by_splicing_and_its_traces_are_hidden() 
 }
 
 #[tokio::test]
-async fn requested_usage_is_hidden_in_a_compressed_stream_too() {
+async fn requested_usage_is_hidden_in_compressed_stream_too() {
     use crate::support::coding::Encoder;
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
@@ -88,7 +88,7 @@ async fn requested_usage_is_hidden_in_a_compressed_stream_too() {
 }
 
 #[tokio::test]
-async fn a_client_that_requested_usage_gets_everything() {
+async fn requested_usage_is_all_there() {
     let provider = Provider::start().await;
     let server = TestServer::before(&provider.base()).await;
     let script = wire::chat();
@@ -105,7 +105,7 @@ async fn a_client_that_requested_usage_gets_everything() {
 }
 
 #[tokio::test]
-async fn usage_is_not_requested_if_policy_or_the_request_excludes_it() {
+async fn usage_is_not_requested_if_policy_or_request_excludes_it() {
     let provider = Provider::start().await;
     let mut never = config(&provider.base());
     never.upstreams[0].include_usage = IncludeUsage::Never;
@@ -127,7 +127,7 @@ async fn refuse(call: &mut Call, status: &str) {
 
 /// A 400 that our edit caused: the original is sent once more, and the lesson is learned.
 #[tokio::test]
-async fn a_refusal_of_the_usage_field_is_learned_and_the_original_sent() {
+async fn refusal_of_usage_field_is_learned_and_original_sent() {
     for status in ["400 Bad Request", "422 Unprocessable Entity"] {
         let provider = Provider::start().await;
         let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
@@ -175,7 +175,7 @@ async fn a_refusal_of_the_usage_field_is_learned_and_the_original_sent() {
 /// Observe and shadow also request usage and hide it. If a refusal names the field, the request is sent once more
 /// without it.
 #[tokio::test]
-async fn shadow_and_observe_ask_for_usage_too() {
+async fn every_mode_asks_for_usage() {
     for mode in [Mode::Shadow, Mode::Observe] {
         let provider = Provider::start().await;
         let mut config = config(&provider.base());
@@ -220,7 +220,7 @@ async fn shadow_and_observe_ask_for_usage_too() {
 /// A refusal that does not name our field is the client's: it is forwarded at once, nothing is sent twice, and nothing
 /// is learned.
 #[tokio::test]
-async fn a_refusal_that_does_not_name_the_usage_field_is_forwarded() {
+async fn refusal_that_does_not_name_usage_field_is_forwarded() {
     const GONE: &str = r#"{"error":{"message":"The model `m` has been deprecated."}}"#;
     for (mode, status, refusal) in [
         (Mode::Observe, "404 Not Found", GONE),
@@ -249,7 +249,7 @@ async fn a_refusal_that_does_not_name_the_usage_field_is_forwarded() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_while_something_is_hidden_breaks_for_the_client() {
+async fn stream_that_breaks_while_something_is_hidden_breaks_for_client() {
     let provider = Provider::start().await;
     let mut server = TestServer::before(&provider.base()).await;
     let mut client = ask(&server, BODY).await;
@@ -265,7 +265,7 @@ async fn a_stream_that_breaks_while_something_is_hidden_breaks_for_the_client() 
 
 /// Input that is in no request is no counting error: it has its own metric, and the view gives the reason.
 #[tokio::test]
-async fn hidden_input_is_not_an_error_of_the_estimate() {
+async fn hidden_input_is_no_error() {
     let hosted = r#"{"id":"msg_1","type":"message","role":"assistant","content":[
         {"type":"server_tool_use","id":"srvtoolu_1","name":"web_search","input":{"query":"tram"}},
         {"type":"web_search_tool_result","tool_use_id":"srvtoolu_1","content":[]},

@@ -15,7 +15,7 @@ fn cases() -> PathBuf {
 }
 
 #[test]
-fn every_golden_case_is_read_as_expected() {
+fn golden_cases_read_as_expected() {
     let bless = std::env::var_os("PLIMSOLL_BLESS").is_some();
     let (mut count, mut wrong) = (0, Vec::new());
     for (dialect, name) in DIALECTS {

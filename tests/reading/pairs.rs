@@ -65,7 +65,7 @@ const SECOND: &[Column] = &[
 ];
 
 #[test]
-fn usage_agrees_with_the_table_of_recorded_pairs() {
+fn usage_agrees_with_recorded_pairs() {
     let Some(corpus) = corpus() else { return };
     let table = std::fs::read_to_string(corpus.join("PAIRS.tsv")).unwrap();
     let mut lines = table.lines();

@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::corpus::{Call, DIALECTS, calls, corpus, files};
 
 #[test]
-fn dropped_reasoning_is_put_back_as_the_real_client_sent_it() {
+fn dropped_reasoning_is_put_back_as_real_client_sent_it() {
     let root = corpus().unwrap_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data"));
     for (dialect, name) in DIALECTS {
         let (mut same, mut other) = (0, Vec::new());

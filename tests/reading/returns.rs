@@ -8,7 +8,7 @@ use plimsoll::dialect::{self, Chain, Conversation, Dialect, Note, Purpose, Role,
 use crate::corpus::{Call, DIALECTS, calls, corpus, files, read};
 
 #[test]
-fn a_reply_is_found_again_in_the_next_request() {
+fn reply_is_found_in_next_request() {
     let Some(corpus) = corpus() else { return };
     for (dialect, name) in DIALECTS {
         let (mut found, mut lost) = (0, Vec::new());

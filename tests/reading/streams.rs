@@ -82,7 +82,7 @@ fn expected_events(bytes: &[u8]) -> usize {
 }
 
 #[test]
-fn bodies_are_read_to_the_end() {
+fn bodies_are_read_to_end() {
     let Some(corpus) = corpus() else { return };
     let mut count = 0;
     for (dialect, name) in DIALECTS {

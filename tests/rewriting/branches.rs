@@ -60,7 +60,7 @@ async fn thought_after_cuts(policy: Policy) -> (Stage, Vec<Value>, RoundTrip) {
 /// A fork cuts a result that the other branch sent whole to a model that binds reasoning. There it stays whole, and the
 /// reasoning stays valid.
 #[tokio::test]
-async fn a_cut_made_in_a_fork_is_not_applied_before_bound_reasoning() {
+async fn cut_made_in_fork_is_not_applied_before_bound_reasoning() {
     let (mut stage, history, thought) = thought_after_cuts(eager()).await;
     let (before, answer) = (cleared(thought.sent()), &thought.answer);
 
@@ -111,7 +111,7 @@ async fn a_cut_made_in_a_fork_is_not_applied_before_bound_reasoning() {
 /// A result was cut before another model's reasoning. It stays cut once this model turns out to bind reasoning, because
 /// its own reasoning was made after the cut.
 #[tokio::test]
-async fn a_cut_made_before_another_models_reasoning_stays() {
+async fn cut_made_before_another_models_reasoning_stays() {
     let rules = Rules { cache_min: Some(1), binding: Some(true), ..Rules::default() };
     let mut stage = Stage::open(rules, eager()).await;
     let thinks = |path| {
@@ -138,7 +138,7 @@ async fn a_cut_made_before_another_models_reasoning_stays() {
 /// After a rewind, the newest results are whole if this branch sent them whole or has not sent them yet, even if
 /// another branch has cut them since.
 #[tokio::test]
-async fn the_newest_results_are_whole_after_a_rewind() {
+async fn rewind_keeps_newest_results_whole() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let call = history(6)[11]["content"].clone();
     let reply = anthropic_reply("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
@@ -160,7 +160,7 @@ async fn the_newest_results_are_whole_after_a_rewind() {
 /// The last reply did not come through this proxy, so it is not known what its branch sent: older results stay cut, the
 /// newest, which has no reply yet, is whole.
 #[tokio::test]
-async fn an_unanswered_result_stays_whole_if_the_branch_is_unknown() {
+async fn unanswered_result_stays_whole_if_branch_is_unknown() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = anthropic_reply("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
     let long = play.exchange(&anthropic_request(FREE, &history(10)), &reply).await;
@@ -178,7 +178,7 @@ async fn an_unanswered_result_stays_whole_if_the_branch_is_unknown() {
 
 /// A decision that a branch adopts from another is its own from then on, and is reported as new once.
 #[tokio::test]
-async fn a_decision_adopted_from_another_branch_is_new_only_once() {
+async fn decision_adopted_from_another_branch_is_new_only_once() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = anthropic_reply("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
     let on = |text: &str| {
@@ -203,7 +203,7 @@ async fn a_decision_adopted_from_another_branch_is_new_only_once() {
 
 /// With Responses, the same cut would lose reasoning without an error.
 #[tokio::test]
-async fn a_cut_made_in_a_fork_loses_no_encrypted_reasoning() {
+async fn cut_made_in_fork_loses_no_encrypted_reasoning() {
     const TARGET: &str = "/v1/responses";
     let rules = Rules { cache_min: Some(1), ..Rules::default() };
     let mut stage = Stage::open(rules, eager()).await;

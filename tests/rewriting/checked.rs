@@ -61,7 +61,7 @@ async fn counted(play: &Play) -> Vec<Option<ProviderCount>> {
 }
 
 #[tokio::test]
-async fn a_sampled_count_sends_the_original_request_and_credentials() {
+async fn sampled_count_sends_original_request_and_credentials() {
     let mut play = Play::of("/v1/messages", asking(CountSchedule::Sample(1.0))).await;
     play.headers = "anthropic-beta: some-beta\r\n".to_owned();
     let request = anthropic_request(MODEL, &history(6));
@@ -86,7 +86,7 @@ async fn a_sampled_count_sends_the_original_request_and_credentials() {
 }
 
 #[tokio::test]
-async fn no_answer_waits_for_a_count() {
+async fn no_answer_waits_for_count() {
     let mut play = Play::of("/v1/messages", asking(CountSchedule::Sample(1.0))).await;
     let mut client = play.send_request(&anthropic_request(MODEL, &history(6))).await;
     let (mut turn, mut count) = both(&mut play).await;
@@ -106,7 +106,7 @@ async fn no_answer_waits_for_a_count() {
 }
 
 #[tokio::test]
-async fn an_upstream_without_a_count_endpoint_is_not_queried_again() {
+async fn upstream_without_count_endpoint_is_not_queried_again() {
     // At a router the chosen backend counts, or does not.
     for backend in [json!({}), json!({"provider": {"only": ["x"]}})] {
         let request = |text: &str| {
@@ -131,7 +131,7 @@ async fn an_upstream_without_a_count_endpoint_is_not_queried_again() {
 }
 
 #[tokio::test]
-async fn a_cold_request_is_counted_as_it_is_sent_and_a_warm_one_is_not() {
+async fn cold_request_is_counted_as_it_is_sent_and_warm_one_is_not() {
     let mut play = Play::of("/v1/messages", asking(CountSchedule::Cold)).await;
     let request = anthropic_request(MODEL, &history(6));
     let mut client = play.send_request(&request).await;
@@ -156,7 +156,7 @@ async fn a_cold_request_is_counted_as_it_is_sent_and_a_warm_one_is_not() {
 }
 
 #[tokio::test]
-async fn a_prompt_is_counted_near_the_threshold_and_not_below_it() {
+async fn prompt_is_counted_near_threshold_and_not_below_it() {
     let mut play = Play::of("/v1/messages", asking(CountSchedule::NearThreshold)).await;
     play.config.catalogue = Catalogue::new(vec![ModelOverride {
         name: MODEL.into(),
@@ -184,7 +184,7 @@ async fn a_prompt_is_counted_near_the_threshold_and_not_below_it() {
 }
 
 #[tokio::test]
-async fn counting_pauses_after_a_429_and_repeated_prompts_are_not_recounted() {
+async fn counting_pauses_after_429_and_repeated_prompts_are_not_recounted() {
     let mut play = Play::of("/v1/messages", asking(CountSchedule::Cold)).await;
     let request = anthropic_request(MODEL, &[message("user", json!("Hm."))]);
     let mut client = play.send_request(&request).await;
@@ -221,7 +221,7 @@ async fn counting_pauses_after_a_429_and_repeated_prompts_are_not_recounted() {
 
 /// Gemini CLI's preset has requests with pictures or documents counted, and no others.
 #[tokio::test]
-async fn the_gemini_cli_preset_counts_only_requests_with_media() {
+async fn gemini_cli_preset_counts_only_requests_with_media() {
     let target = "/v1beta/models/gemini-2.5-pro:generateContent";
     let mut play = play_at(target, Preset::GeminiCli, &[]).await;
     let reply = json!({"responseId": "r1", "modelVersion": "gemini-2.5-pro",
@@ -249,7 +249,7 @@ async fn the_gemini_cli_preset_counts_only_requests_with_media() {
 /// The request is counted in the form that was planned, and another form is sent in the end: its count says nothing
 /// about the exchange.
 #[tokio::test]
-async fn the_count_of_a_form_that_was_refused_is_not_recorded() {
+async fn count_of_form_that_was_refused_is_not_recorded() {
     let mut play = Play::of("/v1/messages", asking(CountSchedule::Cold)).await;
     let request = anthropic_request(MODEL, &history(6));
     let mut client = play.send_request(&request).await;

@@ -120,7 +120,7 @@ async fn exchange(
 }
 
 #[tokio::test]
-async fn unpruned_usage_reports_the_input_as_if_nothing_was_cut() {
+async fn unpruned_usage_reports_input_as_if_nothing_was_cut() {
     for reply in replies() {
         for (streams, coding) in
             [(false, "identity"), (true, "identity"), (false, "gzip"), (true, "br")]

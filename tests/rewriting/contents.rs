@@ -41,7 +41,7 @@ fn check_sum(view: &ContextView) -> MessageTokens {
 
 /// Each kind of content is there, and results are listed by tool. The reply is counted at once.
 #[tokio::test]
-async fn messages_break_down_by_role_and_tool() {
+async fn messages_split_by_role_and_tool() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let thinking = json!({"type": "thinking", "thinking": "Let me see.", "signature": "c2ln"});
     let history = vec![
@@ -93,7 +93,7 @@ async fn messages_break_down_by_role_and_tool() {
 
 /// A tool whose loading is deferred is listed, and costs nothing.
 #[tokio::test]
-async fn deferred_tools_are_listed_with_zero_tokens() {
+async fn deferred_tools_list_no_tokens() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let mut request = anthropic_request(MODEL, &[message("user", json!("How deep is she?"))]);
     let tool = json!({"name": "Read", "description": "Reads.", "input_schema": {"type": "object"}});
@@ -138,7 +138,7 @@ async fn gemini_tool_use_prompt_tokens_are_shown_separately() {
 
 /// An injected message counts as the user's, and a summary as a summary, also if an agent's rules count.
 #[tokio::test]
-async fn context_contents_add_up_under_every_preset() {
+async fn contents_add_up_in_every_preset() {
     use plimsoll::config::presets::Preset;
     for preset in Preset::ALL {
         let mut play = crate::presets::play(preset, &[]).await;

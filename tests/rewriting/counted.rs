@@ -36,7 +36,7 @@ async fn threads(play: &Play) -> Vec<usize> {
 }
 
 #[tokio::test]
-async fn a_count_request_repeats_earlier_cuts_and_makes_no_new_ones() {
+async fn count_request_repeats_earlier_cuts_and_makes_no_new_ones() {
     let mut play = Play::of("/v1/messages", eager()).await;
     // Nothing was decided yet, and the count decides nothing.
     let request = counting(&history(6));
@@ -68,7 +68,7 @@ async fn a_count_request_repeats_earlier_cuts_and_makes_no_new_ones() {
 }
 
 #[tokio::test]
-async fn a_count_without_a_session_name_finds_its_session_by_messages() {
+async fn count_without_session_name_finds_its_session_by_messages() {
     let mut play = Play::of("/v1/messages", eager()).await;
     play.session = "";
     let content =
@@ -95,7 +95,7 @@ async fn a_count_without_a_session_name_finds_its_session_by_messages() {
 }
 
 #[tokio::test]
-async fn raw_counting_forwards_the_count_request_unchanged() {
+async fn raw_counting_forwards_count_request_unchanged() {
     let mut play = Play::of("/v1/messages", eager()).await;
     play.config.count = ProviderCounting::Raw;
     play.restart().await;
@@ -106,7 +106,7 @@ async fn raw_counting_forwards_the_count_request_unchanged() {
 }
 
 #[tokio::test]
-async fn shadow_mode_forwards_the_count_request_unchanged() {
+async fn shadow_mode_forwards_count_request_unchanged() {
     let mut play = Play::of("/v1/messages", eager()).await;
     play.headers = "x-plimsoll-mode: shadow\r\n".to_owned();
     play.exchange(&anthropic_request(MODEL, &history(6)), &anthropic_reply("m1", MODEL, json!([])))
@@ -119,7 +119,7 @@ async fn shadow_mode_forwards_the_count_request_unchanged() {
 }
 
 #[tokio::test]
-async fn a_refused_count_is_sent_as_it_came_and_teaches_nothing() {
+async fn refused_count_is_sent_as_it_came_and_teaches_nothing() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     let cut =
@@ -154,7 +154,7 @@ async fn a_refused_count_is_sent_as_it_came_and_teaches_nothing() {
 
 /// Only a count that could reach the trigger requests the provider's editing: Claude Code counts its tools one by one.
 #[tokio::test]
-async fn only_a_large_count_request_asks_the_provider_to_clear() {
+async fn only_large_count_request_asks_provider_to_clear() {
     let mut policy = eager();
     policy.prune.method = PruneMethod::Provider;
     let mut play = Play::of("/v1/messages", policy).await;

@@ -28,7 +28,7 @@ fn large(count: usize) -> (Vec<Value>, Policy) {
 }
 
 #[tokio::test]
-async fn a_trimmed_result_is_cleared_later_like_any_other() {
+async fn trimmed_result_is_cleared_later_like_any_other() {
     let (first, policy) = large(1);
     let mut play = Play::of("/v1/messages", policy).await;
     let trimmed = play.exchange(&anthropic_request(MODEL, &first), &reply()).await;
@@ -48,7 +48,7 @@ async fn a_trimmed_result_is_cleared_later_like_any_other() {
 }
 
 #[tokio::test]
-async fn a_trimmed_result_is_cleared_where_room_has_to_be_made() {
+async fn trimmed_result_is_cleared_where_room_has_to_be_made() {
     let (first, mut policy) = large(1);
     policy.prune.gate = Vec::new();
     policy.compact.engine = SummaryEngine::Off;
@@ -69,7 +69,7 @@ async fn a_trimmed_result_is_cleared_where_room_has_to_be_made() {
 /// A result that one branch cleared after it was read is not cleared in a branch that has not read it yet, even if it
 /// is too large for the present policy.
 #[tokio::test]
-async fn a_result_cleared_in_another_branch_is_not_cleared_before_it_is_read() {
+async fn result_cleared_in_another_branch_is_not_cleared_before_it_is_read() {
     let (long, policy) = large(6);
     let mut play = Play::of("/v1/messages", eager()).await;
     let cleared = play.exchange(&anthropic_request(MODEL, &long), &reply()).await;
@@ -87,7 +87,7 @@ async fn a_result_cleared_in_another_branch_is_not_cleared_before_it_is_read() {
 
 /// A result is not trimmed if policy keeps its tool or errors, or if it is small.
 #[tokio::test]
-async fn results_that_policy_keeps_are_not_trimmed() {
+async fn kept_results_are_not_trimmed() {
     for (errs, except, limit, is_trimmed) in [
         (false, "", 500, true),
         (true, "", 500, false),
@@ -118,7 +118,7 @@ async fn results_that_policy_keeps_are_not_trimmed() {
 
 /// If cuts in the same request make a result fit, it is not trimmed as well.
 #[tokio::test]
-async fn a_result_that_fits_after_other_cuts_is_not_trimmed() {
+async fn result_that_fits_after_other_cuts_is_not_trimmed() {
     let mut policy = eager();
     policy.compact.engine = SummaryEngine::Off;
     let mut play = Play::of("/v1/messages", policy).await;
@@ -158,7 +158,7 @@ async fn making_room_clears_pictures_too() {
 /// An overflow message that contradicts what was sent leads to no cut and no lesson: also if the request has a picture,
 /// and also if the message has no numbers but the request would fit any window.
 #[tokio::test]
-async fn an_overflow_that_contradicts_the_estimate_cuts_nothing() {
+async fn overflow_that_contradicts_estimate_cuts_nothing() {
     const WILD: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long: 210000 tokens > 200000 maximum"}}"#;
     const UNTOLD: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"prompt is too long"}}"#;
     let mut shown = history(6);

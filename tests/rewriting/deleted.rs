@@ -65,7 +65,7 @@ async fn queue(server: &TestServer, scope: &Scope) {
 
 /// A turn, its decisions and its messages are in flight when another process deletes the session.
 #[tokio::test]
-async fn a_session_deleted_by_another_process_does_not_come_back() {
+async fn session_deleted_by_another_process_does_not_come_back() {
     for is_refused in [false, true] {
         let mut play = Play::of("/v1/messages", eager()).await;
         let scope = begun(&mut play).await;
@@ -97,7 +97,7 @@ async fn a_session_deleted_by_another_process_does_not_come_back() {
 
 /// A process forgets a session that another process deleted, and keeps the new session that begins then.
 #[tokio::test]
-async fn a_process_keeps_a_new_session_with_a_deleted_sessions_name() {
+async fn process_keeps_new_session_with_deleted_sessions_name() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let scope = begun(&mut play).await;
     queue(&play.server, &scope).await;
@@ -115,7 +115,7 @@ async fn a_process_keeps_a_new_session_with_a_deleted_sessions_name() {
 
 /// A session can be found and deleted from its first request on, even if it has only queued messages.
 #[tokio::test]
-async fn a_session_without_turns_is_found_and_deleted() {
+async fn empty_session_is_deleted() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let here = admin(&play, &play.server).await;
     assert_eq!(delete(here, &play.session.into()).await, 404);

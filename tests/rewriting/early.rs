@@ -98,7 +98,7 @@ async fn mended(target: &'static str, request: Value, first: &str, second: &str)
 }
 
 #[tokio::test]
-async fn an_overflow_before_any_text_is_resent_with_room() {
+async fn overflow_before_any_text_is_resent_with_room() {
     let ends = "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n";
     let says = [BEGINS, SAYS, ends].concat();
     mended("/v1/messages", stream(), &[BEGINS, TOO_LONG].concat(), &says).await;
@@ -106,7 +106,7 @@ async fn an_overflow_before_any_text_is_resent_with_room() {
 }
 
 #[tokio::test]
-async fn an_overflow_before_any_text_is_resent_in_other_dialects_too() {
+async fn overflow_before_any_text_is_resent_in_other_dialects_too() {
     let chunk = |delta: Value| {
         let choice = json!({"index": 0, "delta": delta, "finish_reason": null});
         format!("data: {}\n\n", json!({"id": "c", "choices": [choice]}))
@@ -134,7 +134,7 @@ async fn an_overflow_before_any_text_is_resent_in_other_dialects_too() {
 
 /// MiniMax responds with 200 and reports an error in `base_resp`.
 #[tokio::test]
-async fn an_overflow_inside_a_200_response_is_resent_with_room() {
+async fn overflow_inside_200_response_is_resent_with_room() {
     let mut play = play("/v1/chat/completions", 3000).await;
     let mut request = chat();
     request["stream"] = json!(false);
@@ -157,7 +157,7 @@ async fn an_overflow_inside_a_200_response_is_resent_with_room() {
 
 /// Once the client has begun to read a response, the response is not replaced.
 #[tokio::test]
-async fn an_overflow_after_the_first_text_is_forwarded() {
+async fn late_overflow_is_forwarded() {
     let mut play = play("/v1/messages", 3000).await;
     let mut client = play.send_request(&stream()).await;
     let mut call = play.provider.call().await;
@@ -172,7 +172,7 @@ async fn an_overflow_after_the_first_text_is_forwarded() {
 
 /// The client gets the first response, byte for byte.
 #[tokio::test]
-async fn a_stream_that_overflows_twice_returns_the_first_response() {
+async fn stream_that_overflows_twice_returns_first_response() {
     let mut play = play("/v1/messages", 3000).await;
     let mut client = play.send_request(&stream()).await;
     let mut call = play.provider.call().await;
@@ -192,7 +192,7 @@ async fn a_stream_that_overflows_twice_returns_the_first_response() {
 /// If the text of a response is late, its beginning is not held back. Nor is that of a response to a request that
 /// surely fits.
 #[tokio::test]
-async fn a_slow_answer_is_not_held_back() {
+async fn slow_answer_is_not_held_back() {
     for window in [3000, 200_000] {
         let mut play = play("/v1/messages", window).await;
         let mut client = play.send_request(&stream()).await;
@@ -210,7 +210,7 @@ async fn a_slow_answer_is_not_held_back() {
 
 /// A window that an error named is forgotten if the provider later reads more than that.
 #[tokio::test]
-async fn a_learned_window_that_proves_too_small_is_forgotten() {
+async fn learned_window_that_proves_too_small_is_forgotten() {
     let mut play = play("/v1/messages", 200_000).await;
     let mut client = play.send_request(&anthropic_request(MODEL, &history(8))).await;
     let mut call = play.provider.call().await;

@@ -80,7 +80,7 @@ async fn requesting_provider_clearing_changes_nothing_else() {
 }
 
 #[tokio::test]
-async fn the_beta_header_is_added_if_the_client_sent_none() {
+async fn missing_beta_header_is_added() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     let request = anthropic_request(FREE, &history(6));
     let scene = play.exchange(&request, &anthropic_reply("m1", FREE, json!([]))).await;
@@ -88,7 +88,7 @@ async fn the_beta_header_is_added_if_the_client_sent_none() {
 }
 
 #[tokio::test]
-async fn context_management_sent_by_the_client_is_left_unchanged() {
+async fn context_management_sent_by_client_is_left_unchanged() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     let mut request = anthropic_request(FREE, &history(6));
     request["context_management"] =
@@ -100,7 +100,7 @@ async fn context_management_sent_by_the_client_is_left_unchanged() {
 
 /// With `auto`, the provider cuts if our own cut would invalidate reasoning; otherwise we cut.
 #[tokio::test]
-async fn auto_lets_the_provider_clear_if_reasoning_is_bound() {
+async fn auto_lets_provider_clear_if_reasoning_is_bound() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Auto)).await;
     let reply = anthropic_reply("m1", BOUND, json!([]));
     let scene = play.exchange(&anthropic_request(BOUND, &history(6)), &reply).await;
@@ -118,7 +118,7 @@ async fn auto_lets_the_provider_clear_if_reasoning_is_bound() {
 }
 
 #[tokio::test]
-async fn with_provider_clearing_an_oversized_result_is_cut_at_birth() {
+async fn with_provider_clearing_oversized_result_is_cut_at_birth() {
     let mut policy = by(PruneMethod::Provider);
     policy.prune.max_result_tokens = Some(500);
     let mut play = Play::of("/v1/messages", policy).await;
@@ -132,7 +132,7 @@ async fn with_provider_clearing_an_oversized_result_is_cut_at_birth() {
 }
 
 #[tokio::test]
-async fn a_refusal_of_provider_clearing_is_learned_per_model() {
+async fn refusal_of_provider_clearing_is_learned_per_model() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     let request = anthropic_request(FREE, &history(6));
     let reply = anthropic_reply("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
@@ -165,7 +165,7 @@ async fn a_refusal_of_provider_clearing_is_learned_per_model() {
 
 /// A refusal that names the requested editing does not suspend a thread with other rewrites.
 #[tokio::test]
-async fn a_refusal_of_provider_clearing_does_not_suspend_the_branch() {
+async fn refusal_of_provider_clearing_does_not_suspend_branch() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = anthropic_reply("m1", FREE, json!([{"type": "text", "text": "Go on."}]));
     let cut =
@@ -189,7 +189,7 @@ async fn a_refusal_of_provider_clearing_does_not_suspend_the_branch() {
 }
 
 #[tokio::test]
-async fn tokens_cleared_by_the_provider_are_recorded_and_counted() {
+async fn tokens_cleared_by_provider_are_recorded_and_counted() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     let scene =
         play.exchange(&anthropic_request(FREE, &history(6)), &cleared("m1", 700, 3, 900)).await;
@@ -202,7 +202,7 @@ async fn tokens_cleared_by_the_provider_are_recorded_and_counted() {
 }
 
 #[tokio::test]
-async fn cleared_tokens_are_read_from_the_end_of_a_stream() {
+async fn cleared_tokens_come_at_stream_end() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     let mut request = anthropic_request(FREE, &history(6));
     request["stream"] = json!(true);
@@ -227,7 +227,7 @@ async fn cleared_tokens_are_read_from_the_end_of_a_stream() {
 /// While the provider goes on clearing, the next estimate starts from the input after clearing. Once clearing is no
 /// longer requested, the cleared tokens count again.
 #[tokio::test]
-async fn the_next_estimate_accounts_for_cleared_tokens() {
+async fn estimate_knows_cleared_tokens() {
     let mut play = Play::of("/v1/messages", by(PruneMethod::Provider)).await;
     play.exchange(&anthropic_request(FREE, &history(6)), &cleared("m1", 700, 3, 5_000)).await;
     let next = anthropic_request(FREE, &grown("And now?"));

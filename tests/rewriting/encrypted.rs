@@ -26,7 +26,7 @@ async fn play() -> Play {
 }
 
 #[tokio::test]
-async fn encrypted_reasoning_is_requested_for_a_client_that_stores_nothing() {
+async fn encrypted_reasoning_is_requested_for_client_that_stores_nothing() {
     let mut play = play().await;
     let mut request = request_body();
     let scene = play.exchange(&request, &reply()).await;
@@ -47,7 +47,7 @@ async fn encrypted_reasoning_is_requested_for_a_client_that_stores_nothing() {
 }
 
 #[tokio::test]
-async fn encrypted_reasoning_is_added_to_an_existing_include_list() {
+async fn encrypted_reasoning_is_added_to_existing_include_list() {
     let mut play = play().await;
     let mut request = request_body();
     request["include"] = json!(["message.output_text.logprobs"]);
@@ -102,7 +102,7 @@ async fn encrypted_reasoning_is_not_requested_if_policy_or_mode_forbids() {
 }
 
 #[tokio::test]
-async fn a_refusal_of_encrypted_reasoning_is_learned_for_its_model() {
+async fn refusal_of_encrypted_reasoning_is_learned_for_its_model() {
     let mut play = play().await;
     let mut client = play.send_request(&request_body()).await;
     let mut call = play.provider.call().await;

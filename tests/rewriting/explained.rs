@@ -77,7 +77,7 @@ async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
 
 /// There is a new cut in the middle: the cache is expected to break there.
 #[tokio::test]
-async fn a_new_cut_says_how_much_of_the_cache_stays() {
+async fn cut_says_how_much_cache_stays() {
     let mut policy = eager();
     policy.prune.gate = Vec::new();
     let mut play = Play::of("/v1/messages", policy).await;
@@ -100,7 +100,7 @@ async fn a_new_cut_says_how_much_of_the_cache_stays() {
 }
 
 #[tokio::test]
-async fn a_refused_cut_is_explained_with_its_rule() {
+async fn refused_cut_names_its_rule() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let mut policy = eager();
     policy.prune.gate = vec![PruneGate::Pressure];
@@ -123,7 +123,7 @@ async fn a_refused_cut_is_explained_with_its_rule() {
 
 /// A guessed window leads to no decision, and the view says that it is guessed.
 #[tokio::test]
-async fn a_guessed_window_triggers_no_cut_and_is_shown_as_a_guess() {
+async fn guessed_window_triggers_no_cut_and_is_shown_as_guess() {
     const UNKNOWN: &str = "mistralai/Mixtral-8x7B-Instruct-v0.1";
     let mut policy = eager();
     (policy.prune.gate, policy.prune.pressure) = (vec![PruneGate::Pressure], 0.001);
@@ -174,7 +174,7 @@ async fn savings_have_their_denominators_and_shadow_saves_nothing() {
 }
 
 #[tokio::test]
-async fn savings_compare_held_out_sessions_with_the_others() {
+async fn savings_compare_held_out_sessions_with_others() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     play.exchange(&anthropic_request(MODEL, &history(6)), &reply).await;
@@ -202,7 +202,7 @@ async fn savings_compare_held_out_sessions_with_the_others() {
 
 /// The context of a request that has no response yet, and is the first of its session.
 #[tokio::test]
-async fn a_request_on_its_way_is_in_the_context_view() {
+async fn request_on_its_way_is_shown() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let looking = Looking::at(&play.server, &play.config).await;
     let mut client = play.send_request(&anthropic_request(MODEL, &history(6))).await;

@@ -53,7 +53,7 @@ fn sent(scene: &Scene) -> &[Value] {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_first_request_after_a_restart_waits_for_its_stored_cuts() {
+async fn first_request_after_restart_waits_for_its_stored_cuts() {
     const NAMED: &str = "11111111-2222-3333-4444-555555555555";
     // Cuts that were sent before are repeated even in modes that decide nothing new.
     for (session, mode) in
@@ -83,7 +83,7 @@ async fn the_first_request_after_a_restart_waits_for_its_stored_cuts() {
 /// A store that never answers delays each session once by `first_load_ms`. Its later requests wait as long as for
 /// anything else.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_silent_store_delays_each_session_once_by_the_first_load() {
+async fn silent_store_delays_each_session_once_by_first_load() {
     for session in ["11111111-2222-3333-4444-555555555555", ""] {
         let (mut play, _store, _) = restarted(session, Mode::Active).await;
         play.config.limits.first_load_ms = 1_000;
@@ -102,7 +102,7 @@ async fn a_silent_store_delays_each_session_once_by_the_first_load() {
 
 /// A request without an earlier reply waits only for lessons.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn only_a_request_with_an_earlier_reply_waits_for_a_first_load() {
+async fn only_request_with_earlier_reply_waits_for_first_load() {
     let begins = anthropic_request(MODEL, &[message("user", json!("Read them all."))]);
     for mode in [Mode::Observe, Mode::Shadow, Mode::Active] {
         let (mut play, _store, _) = restarted("", mode).await;
@@ -114,7 +114,7 @@ async fn only_a_request_with_an_earlier_reply_waits_for_a_first_load() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_shutdown_does_not_wait_for_a_first_load() {
+async fn shutdown_ignores_first_load() {
     let (mut play, _store, _) = restarted("", Mode::Active).await;
     let client = play.send_request(&next()).await;
     tokio::time::sleep(Duration::from_millis(LOAD_MS)).await;

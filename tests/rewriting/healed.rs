@@ -112,7 +112,7 @@ fn rules() -> Rules {
 }
 
 #[tokio::test]
-async fn a_picture_that_is_too_large_becomes_text() {
+async fn too_large_picture_becomes_text() {
     let question = json!({"type": "text", "text": "What is this?"});
     let large = claude(json!([{"role": "user", "content": [image(&picture(9_000)), question]}]));
     heals("in a message", rules(), CLAUDE, large.clone(), RepairCause::Media).await;
@@ -154,7 +154,7 @@ async fn a_picture_that_is_too_large_becomes_text() {
 }
 
 #[tokio::test]
-async fn surplus_and_invalid_pictures_become_text() {
+async fn surplus_pictures_become_text() {
     let rules = Rules { max_images: 4, ..Rules::default() };
     let many: Vec<Value> = (0..6).map(|at| image(&picture(100 + at))).collect();
     let body = claude(json!([{"role": "user", "content": many}]));
@@ -185,14 +185,14 @@ async fn empty_content_is_removed_or_filled() {
 }
 
 #[tokio::test]
-async fn a_refused_prefill_is_repaired() {
+async fn refused_prefill_is_repaired() {
     let body = claude(json!([
         {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "I was cut"}]));
     heals("Claude", Rules::default(), CLAUDE, body, RepairCause::Prefill).await;
 }
 
 #[tokio::test]
-async fn a_lone_surrogate_is_replaced_in_every_dialect() {
+async fn lone_surrogate_is_replaced() {
     for (target, body) in [
         (CLAUDE, claude(json!([{"role": "user", "content": "x HALF y"}]))),
         (CHAT, chat(json!([{"role": "user", "content": "x HALF y"}]))),
@@ -213,7 +213,7 @@ async fn a_lone_surrogate_is_replaced_in_every_dialect() {
 }
 
 #[tokio::test]
-async fn unpaired_calls_and_results_are_repaired() {
+async fn unpaired_calls_are_repaired() {
     let user = |text: &str| json!({"role": "user", "content": text});
     let call = json!({"role": "assistant", "content": [
         {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}]});
@@ -285,7 +285,7 @@ async fn refused_ids_cache_markers_and_members_are_repaired() {
 }
 
 #[tokio::test]
-async fn thinking_with_a_foreign_signature_is_removed() {
+async fn foreign_thinking_is_removed() {
     let thought = json!({"type": "thinking", "thinking": "Hm.", "signature": "bm90IG91cnM="});
     let body = claude(json!([{"role": "user", "content": "a"},
         {"role": "assistant", "content": [thought, {"type": "text", "text": "b"}]},
@@ -294,7 +294,7 @@ async fn thinking_with_a_foreign_signature_is_removed() {
 }
 
 #[tokio::test]
-async fn an_output_limit_above_the_models_maximum_is_lowered() {
+async fn output_limit_above_models_maximum_is_lowered() {
     for (target, mut body, path) in [
         (CLAUDE, claude(json!([{"role": "user", "content": "a"}])), "/max_tokens"),
         (CHAT, chat(json!([{"role": "user", "content": "a"}])), "/max_completion_tokens"),
@@ -320,7 +320,7 @@ async fn an_output_limit_above_the_models_maximum_is_lowered() {
 
 /// Prompt and output together are too large: the output limit is lowered, and no history is cut.
 #[tokio::test]
-async fn the_output_limit_is_lowered_before_history_is_cut() {
+async fn output_limit_is_lowered_before_history_is_cut() {
     let rules = Rules { window: Some(12_000), ..Rules::default() };
     let mut stage = Stage::open(rules, Policy::default()).await;
     let mut body = claude(json!([{"role": "user", "content": "word ".repeat(3_000)}]));
@@ -339,7 +339,7 @@ async fn the_output_limit_is_lowered_before_history_is_cut() {
 
 /// If even the lowest output does not fit, the history is cut by what is too much, and not more.
 #[tokio::test]
-async fn history_is_cut_only_by_what_a_lower_output_limit_does_not_save() {
+async fn history_is_cut_only_by_what_lower_output_limit_does_not_save() {
     let rules = Rules { window: Some(12_000), ..Rules::default() };
     let mut stage = Stage::open(rules, Policy::default()).await;
     let mut messages = vec![json!({"role": "user", "content": "Look at all."})];
@@ -388,7 +388,7 @@ async fn several_things_at_once_are_healed() {
 }
 
 #[tokio::test]
-async fn only_active_mode_heals_and_the_others_count() {
+async fn only_active_mode_heals() {
     let body = claude(json!([{"role": "user", "content": ""}]));
     for mode in [Mode::Observe, Mode::Shadow] {
         let mut stage = Stage::open(Rules::default(), Policy::default()).await;
@@ -411,7 +411,7 @@ const EMPTY: &str = r#"{"type":"error","error":{"type":"invalid_request_error","
 /// The provider refuses the repaired request, too: the client gets the first response, byte for byte, and the repair is
 /// not tried again.
 #[tokio::test]
-async fn a_repair_that_does_not_help_is_not_tried_again() {
+async fn repair_that_does_not_help_is_not_tried_again() {
     let mut play = Play::of(CLAUDE, Policy::default()).await;
     let request = anthropic_request("claude-sonnet-4-6", &[json!({"role": "user", "content": ""})]);
     let mut client = play.send_request(&request).await;
@@ -442,7 +442,7 @@ async fn a_repair_that_does_not_help_is_not_tried_again() {
 
 /// Unknown messages, and places that do not exist, are forwarded and counted.
 #[tokio::test]
-async fn a_refusal_that_is_not_understood_is_forwarded_and_counted() {
+async fn refusal_that_is_not_understood_is_forwarded_and_counted() {
     let mut play = Play::of(CLAUDE, Policy::default()).await;
     let request =
         anthropic_request("claude-sonnet-4-6", &[json!({"role": "user", "content": "a"})]);
@@ -471,7 +471,7 @@ async fn a_refusal_that_is_not_understood_is_forwarded_and_counted() {
 
 /// A response header names what was changed.
 #[tokio::test]
-async fn a_response_header_names_what_was_repaired() {
+async fn header_names_what_was_repaired() {
     let play = Play::of(CLAUDE, Policy::default()).await;
     let request = anthropic_request("claude-sonnet-4-6", &[json!({"role": "user", "content": ""})]);
     let mut client = play.send_request(&request).await;
@@ -487,7 +487,7 @@ async fn a_response_header_names_what_was_repaired() {
 
 /// The reply is so long that it is read after its end, and its client leaves before: the record still has the repair.
 #[tokio::test]
-async fn a_repair_is_recorded_if_the_client_leaves_during_a_long_reply() {
+async fn repair_is_recorded_if_client_leaves_during_long_reply() {
     let mut play = Play::of(CLAUDE, Policy::default()).await;
     let request = anthropic_request("claude-sonnet-4-6", &[json!({"role": "user", "content": ""})]);
     let mut client = play.send_request(&request).await;

@@ -13,7 +13,7 @@ use crate::stage::Stage;
 
 /// 413: the oldest pictures of a request are replaced until it is accepted.
 #[tokio::test]
-async fn a_request_of_too_many_bytes_sheds_its_oldest_pictures() {
+async fn request_of_too_many_bytes_sheds_its_oldest_pictures() {
     let rules = Rules { max_request_bytes: 40_000, ..Rules::default() };
     let data: Vec<String> = (0..5).map(|at| picture(9_000 + at)).collect();
     let url = |data: &String| format!("data:image/png;base64,{data}");
@@ -35,7 +35,7 @@ async fn a_request_of_too_many_bytes_sheds_its_oldest_pictures() {
 /// For example a web page that was saved as `paper.pdf`. The refusal names no place, and the picture beside the
 /// document stays.
 #[tokio::test]
-async fn an_invalid_document_becomes_text_and_a_valid_picture_stays() {
+async fn invalid_document_becomes_text_and_valid_picture_stays() {
     let page = "PGh0bWw+PC9odG1sPg==";
     let document = json!({"type": "document", "source": {
         "type": "base64", "media_type": "application/pdf", "data": page}});
@@ -62,7 +62,7 @@ async fn an_invalid_document_becomes_text_and_a_valid_picture_stays() {
 
 /// OpenAI names it by its first and last characters. The other block stays.
 #[tokio::test]
-async fn encrypted_reasoning_without_an_id_is_found_by_its_content() {
+async fn encrypted_reasoning_without_id_is_found_by_its_content() {
     let foreign =
         json!({"type": "reasoning", "summary": [], "encrypted_content": "gAAAAABmForeignDQ=="});
     let reply = json!({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So."}]});
@@ -85,7 +85,7 @@ async fn whitespace_only_text_is_repaired_like_empty_text() {
 /// The message is a known one, but the status is that of a failure or a limit: no byte changes, and nothing is sent
 /// again.
 #[tokio::test]
-async fn server_errors_and_rate_limits_are_forwarded_without_a_repair() {
+async fn server_errors_and_rate_limits_are_forwarded_without_repair() {
     let play = Play::of(CLAUDE, Policy::default()).await;
     let request = anthropic_request("claude-sonnet-4-6", &[json!({"role": "user", "content": ""})]);
     let refusal =

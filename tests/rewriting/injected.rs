@@ -44,7 +44,7 @@ fn is_injected(scene: &Scene) -> bool {
 }
 
 #[tokio::test]
-async fn queued_messages_are_sent_at_the_end_and_stay_there() {
+async fn queued_messages_are_sent_at_end_and_stay_there() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let scope = begun(&mut play).await;
     queue(&play, &scope, 2, "And the \"wind\".").await;
@@ -137,7 +137,7 @@ async fn queued_messages_are_not_sent_by_sub_agents_or_other_tenants() {
 }
 
 #[tokio::test]
-async fn a_removed_message_is_never_sent() {
+async fn removed_message_is_never_sent() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let scope = begun(&mut play).await;
     queue(&play, &scope, 1, "Mind the tide.").await;
@@ -175,7 +175,7 @@ async fn a_removed_message_is_never_sent() {
 
 /// A branch whose rewrite was refused continues as its client sends it; other branches keep their messages.
 #[tokio::test]
-async fn an_injected_message_stays_in_branches_that_were_not_refused() {
+async fn injected_message_stays_in_branches_that_were_not_refused() {
     const REFUSED: &str =
         r#"{"error":{"message":"messages.1: Invalid `signature` in `thinking` block."}}"#;
     let mut play = Play::of("/v1/messages", eager()).await;
@@ -210,7 +210,7 @@ async fn an_injected_message_stays_in_branches_that_were_not_refused() {
 
 /// A waiting message survives a restart, and shadow mode does not send it.
 #[tokio::test]
-async fn queued_messages_survive_a_restart_and_wait_in_shadow_mode() {
+async fn queued_messages_survive_restart_and_wait_in_shadow_mode() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let scope = begun(&mut play).await;
     queue(&play, &scope, 1, "Mind the tide.").await;
@@ -230,7 +230,7 @@ async fn queued_messages_survive_a_restart_and_wait_in_shadow_mode() {
 /// The messages of a request without a reply wait for the next request. A retry of the same request has them where they
 /// were.
 #[tokio::test]
-async fn messages_of_a_request_that_failed_wait_again() {
+async fn failed_request_requeues_messages() {
     let overloaded = r#"{"type":"error","error":{"type":"overloaded_error","message":"busy"}}"#;
     for (is_retried, is_refused) in [(false, true), (false, false), (true, true), (true, false)] {
         let mut play = Play::of("/v1/messages", Policy::default()).await;
@@ -267,7 +267,7 @@ async fn messages_of_a_request_that_failed_wait_again() {
 /// An error that cannot be read is an error: its messages wait again. A reply that passed whole delivered them, read or
 /// not, and its turn is stored.
 #[tokio::test]
-async fn messages_of_a_request_with_an_unread_response_are_not_lost() {
+async fn messages_of_request_with_unread_response_are_not_lost() {
     let cases = [
         ("429 Too Many Requests", "content-encoding: rot13\r\n", "ohfl", 1),
         ("529 Overloaded", "content-encoding: rot13\r\n", "ohfl", 1),
@@ -303,7 +303,7 @@ async fn messages_of_a_request_with_an_unread_response_are_not_lost() {
 
 /// A message is not blamed for a request that is refused without it, too, however often it was tried.
 #[tokio::test]
-async fn a_message_waits_again_if_its_request_is_refused_without_it_too() {
+async fn message_waits_again_if_its_request_is_refused_without_it_too() {
     let wrong = r#"{"type":"error","error":{"type":"invalid_request_error","message":"temperature must be below 2"}}"#;
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let scope = begun(&mut play).await;
@@ -328,7 +328,7 @@ async fn a_message_waits_again_if_its_request_is_refused_without_it_too() {
 
 /// If the client leaves before the reply ends, its messages wait again.
 #[tokio::test]
-async fn messages_of_a_client_that_left_wait_again() {
+async fn leaving_requeues_messages() {
     for is_begun in [false, true] {
         let mut play = Play::of("/v1/messages", Policy::default()).await;
         let scope = begun(&mut play).await;

@@ -34,7 +34,7 @@ fn loses_nothing(log: &[scripted_provider::strict::LoggedRequest]) -> bool {
 /// The client sends the reasoning of an open tool loop and drops it with the user's next message. Cache and later
 /// reasoning depend on it, so it is put back.
 #[tokio::test]
-async fn thinking_dropped_at_the_end_of_a_tool_loop_is_put_back() {
+async fn thinking_dropped_at_end_of_tool_loop_is_put_back() {
     for model in [KEEPS, BOUND] {
         let rules = Rules { cache_min: Some(1), ..Rules::default() };
         let mut stage = Stage::open(rules, Policy::default()).await;
@@ -83,7 +83,7 @@ async fn thinking_dropped_at_the_end_of_a_tool_loop_is_put_back() {
 /// A broken stream's reply is known: its reasoning, which the client sends back, is valid after the reasoning that is
 /// put back before it.
 #[tokio::test]
-async fn reasoning_of_a_partial_reply_stays_valid_when_sent_back() {
+async fn reasoning_of_partial_reply_stays_valid_when_sent_back() {
     // The stream breaks within the text, or within a call.
     for (reply, breaks) in [
         (
@@ -129,7 +129,7 @@ async fn reasoning_of_a_partial_reply_stays_valid_when_sent_back() {
 /// A reply begins to reason again after its text, and breaks off before the second signature. What came of it is sent
 /// back, and nothing is put in between.
 #[tokio::test]
-async fn a_reply_that_broke_off_in_its_second_reasoning_is_recognised() {
+async fn reply_that_broke_off_in_its_second_reasoning_is_recognised() {
     let reply = ScriptedReply::thinking("Hm.", 40)
         .with_text("It lies deep.")
         .with_part(ScriptedPart::Thinking { text: "And deeper than that.".to_owned(), tokens: 40 })
@@ -192,7 +192,7 @@ async fn two_replies(stage: &mut Stage, model: &str, keeps: bool) -> Vec<Value> 
 /// A stream breaks off after a signature and before the end of its block, or after the block. What the client drops of
 /// the reply is put back as a whole or not at all; what it keeps is known.
 #[tokio::test]
-async fn reasoning_of_a_partial_reply_is_put_back_whole_or_not_at_all() {
+async fn reasoning_of_partial_reply_is_put_back_whole_or_not_at_all() {
     let thinks_twice = ScriptedReply::thinking("Hm.", 40)
         .with_text("It lies deep.")
         .with_part(ScriptedPart::Thinking { text: "And deeper than that.".to_owned(), tokens: 40 })

@@ -10,7 +10,7 @@ use crate::pruned::{eager, history};
 const MODEL: &str = "claude-sonnet-4-5";
 
 #[tokio::test]
-async fn a_fork_and_another_replica_send_the_same_prefix() {
+async fn fork_sends_same_prefix() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     let first = play.exchange(&anthropic_request(MODEL, &history(6)), &reply).await;
@@ -29,7 +29,7 @@ async fn a_fork_and_another_replica_send_the_same_prefix() {
 }
 
 #[tokio::test]
-async fn a_rewind_keeps_what_was_cut_before_it() {
+async fn rewind_keeps_earlier_cuts() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = anthropic_reply("m1", MODEL, json!([]));
     let first = play.exchange(&anthropic_request(MODEL, &history(8)), &reply).await;

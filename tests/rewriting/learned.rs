@@ -11,7 +11,7 @@ use crate::play::{Play, anthropic_reply, anthropic_request, message};
 const MODEL: &str = "claude-sonnet-4-5";
 
 #[tokio::test]
-async fn a_second_session_starts_from_what_the_first_one_cost() {
+async fn second_session_starts_from_what_first_one_cost() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let request = anthropic_request(MODEL, &[message("user", json!("How deep is she?"))]);
     let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Deep."}]));

@@ -28,7 +28,7 @@ fn tokens(view: &ContextView) -> Value {
 
 /// The window is 200,000, of which 180,000 are effective and 167,000 the threshold: the JSON has all of them.
 #[tokio::test]
-async fn the_context_view_has_all_thresholds_of_micro_compact() {
+async fn context_view_has_all_thresholds_of_micro_compact() {
     let mut play = play(Preset::MicroCompact, &[]).await;
     let view = view(&mut play).await;
     assert_eq!((view.total, view.window), (1_850, 200_000));
@@ -69,7 +69,7 @@ async fn claude_codes_buffer_is_small_where_nothing_is_compacted() {
 }
 
 #[tokio::test]
-async fn the_context_view_shows_the_thresholds_of_every_preset() {
+async fn context_view_shows_thresholds_of_every_preset() {
     for (preset, points) in [
         (Preset::MicroCompact, json!([180_000, 0, 150_300, 167_000, 200_000])),
         (Preset::Opencode, json!([168_000, 0, 151_200, 168_000, 200_000])),

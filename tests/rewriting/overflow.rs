@@ -32,7 +32,7 @@ pub fn cleared(body: &str) -> usize {
 }
 
 #[tokio::test]
-async fn an_overflow_is_resent_once_with_room_and_teaches_the_window() {
+async fn overflow_is_resent_once_with_room_and_teaches_window() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let request = anthropic_request(MODEL, &history(8));
     let mut client = play.send_request(&request).await;
@@ -83,7 +83,7 @@ async fn room_stays(play: &mut Play, mut history: Vec<Value>, sent: &str) {
 }
 
 #[tokio::test]
-async fn a_request_refused_with_room_too_gets_the_first_refusal() {
+async fn request_refused_with_room_too_gets_first_refusal() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let mut client = play.send_request(&anthropic_request(MODEL, &history(8))).await;
     let mut call = play.provider.call().await;
@@ -104,7 +104,7 @@ async fn a_request_refused_with_room_too_gets_the_first_refusal() {
 
 /// Nothing that could be cut, a mode that changes nothing, a limit of rate: one request, one answer.
 #[tokio::test]
-async fn an_overflow_is_forwarded_if_no_cut_is_possible_or_allowed() {
+async fn overflow_is_forwarded_if_no_cut_is_possible_or_allowed() {
     let text = "Tell me of the sea. ".repeat(300);
     let talk = [message("user", json!(text))];
     for (body, messages, mode, is_overflow) in [
@@ -150,7 +150,7 @@ async fn cuts_for_room_that_are_refused_for_another_reason_are_not_repeated() {
 
 /// A failing provider says nothing about the cuts that made room: they stay.
 #[tokio::test]
-async fn cuts_for_room_stay_if_the_provider_fails() {
+async fn room_stays_if_provider_fails() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let request = anthropic_request(MODEL, &history(8));
     let mut client = play.send_request(&request).await;
@@ -171,7 +171,7 @@ async fn cuts_for_room_stay_if_the_provider_fails() {
 /// Prompt and output are refused together, and a lower output limit for another reason. Room is made in the
 /// request without it, and neither it nor its like is sent again.
 #[tokio::test]
-async fn room_is_made_without_a_repair_that_was_refused() {
+async fn room_is_made_without_repair_that_was_refused() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let long = |part: Value| match part["content"].as_str() {
         Some(text) => {
@@ -214,7 +214,7 @@ async fn room_is_made_without_a_repair_that_was_refused() {
 
 /// What was refused first is repaired; then the body of an accepted response says that the request does not fit.
 #[tokio::test]
-async fn room_is_made_in_a_repaired_request_too() {
+async fn repaired_request_gets_room_too() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let mut messages = history(8);
     messages.push(message("assistant", json!([{"type": "text", "text": ""}])));
@@ -282,7 +282,7 @@ async fn cuts_refused_for_bound_reasoning_take_it_out_next_time() {
 
 /// A refusal that is larger than what is read of it reaches the client whole.
 #[tokio::test]
-async fn a_long_refusal_arrives_whole() {
+async fn long_refusal_arrives_whole() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let long = format!(r#"{{"error":{{"message":"{}"}}}}"#, "Ünlesbar. ".repeat(40_000));
     let mut client = play.send_request(&anthropic_request(MODEL, &history(8))).await;
@@ -294,7 +294,7 @@ async fn a_long_refusal_arrives_whole() {
 
 /// A refusal that breaks off breaks off at the client too.
 #[tokio::test]
-async fn a_refusal_that_breaks_is_not_ended_cleanly() {
+async fn broken_refusal_never_ends_well() {
     let play = Play::of("/v1/messages", cuts_alone()).await;
     let mut client = play.send_request(&anthropic_request(MODEL, &history(8))).await;
     let mut call = play.provider.call().await;
@@ -307,7 +307,7 @@ async fn a_refusal_that_breaks_is_not_ended_cleanly() {
 
 /// One result that fills the window by itself is cut to head and tail.
 #[tokio::test]
-async fn a_new_result_is_trimmed_if_cutting_old_ones_is_not_enough() {
+async fn new_result_is_trimmed_if_cutting_old_ones_is_not_enough() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let mut messages = history(1);
     messages[2]["content"][0]["content"] = json!(format!("begin {} end", "middle ".repeat(9000)));
@@ -332,7 +332,7 @@ async fn a_new_result_is_trimmed_if_cutting_old_ones_is_not_enough() {
 
 /// What shows in a reply can only be told; what it says of the window is learned all the same.
 #[tokio::test]
-async fn an_overflow_seen_in_a_reply_is_recorded_and_learned_from() {
+async fn overflow_seen_in_reply_is_recorded_and_learned_from() {
     let mut play = Play::of("/v1/responses", cuts_alone()).await;
     let text = "Tell me of the sea. ".repeat(2000);
     let request = json!({"model": "local-model", "input": text, "stream": true});
@@ -412,7 +412,7 @@ async fn observe_and_shadow_cut_nothing_to_fit_reasoning_put_back_before() {
 /// With its reasoning put back it does not fit, and without it is refused: a client can make room, and cannot
 /// bring back what it does not have.
 #[tokio::test]
-async fn an_overflow_error_is_preferred_to_one_of_missing_reasoning() {
+async fn overflow_error_is_preferred_to_one_of_missing_reasoning() {
     const LACKS: &str = r#"{"type":"error","error":{"message":"thinking must be passed back"}}"#;
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let mut talk = vec![message("user", json!("Look."))];

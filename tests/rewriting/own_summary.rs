@@ -97,7 +97,7 @@ fn reply() -> ScriptedReply {
 }
 
 #[tokio::test]
-async fn an_agent_that_summarises_itself_finishes_behind_the_proxy_too() {
+async fn agent_that_summarises_itself_finishes_behind_proxy_too() {
     let mut direct = Agent::open(Mode::Observe).await;
     assert_eq!((direct.play().await, direct.summaries.len()), (STEPS, 1), "it lives without us");
     let mut behind = Agent::open(Mode::Active).await;

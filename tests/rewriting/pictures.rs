@@ -194,7 +194,7 @@ async fn by_default_no_user_picture_is_cut() {
 }
 
 #[tokio::test]
-async fn a_picture_in_a_result_that_policy_keeps_stays() {
+async fn picture_in_kept_result_stays() {
     let mut policy = policy(true);
     policy.prune.except_tools = vec!["screen".into()];
     let mut play = Play::of("/v1/messages", policy).await;

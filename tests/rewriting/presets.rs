@@ -62,7 +62,7 @@ fn counted(rules: &ClassicRules, body: &str) -> u64 {
 }
 
 #[tokio::test]
-async fn micro_compact_clears_11_of_15_results_with_the_original_counts() {
+async fn micro_compact_clears_11_of_15_results_with_original_counts() {
     let mut play = play(Preset::MicroCompact, &[]).await;
     let rules = play.config.policy.estimate.rules.clone();
     let request = anthropic_request(MODEL, &fifteen_reads());
@@ -137,7 +137,7 @@ async fn micro_compact_clears_failed_results_and_lists() {
 
 /// A picture and a document cost 2,000 each, before a third comes on top.
 #[test]
-fn micro_compact_counts_pictures_and_documents() {
+fn micro_compact_counts_pictures() {
     let rules = resolved(Preset::MicroCompact, &[]).policy.estimate.rules.clone();
     let of = |kind: &str, media: &str| {
         let source = json!({"type": "base64", "media_type": media, "data": "QUJD"});
@@ -152,7 +152,7 @@ fn micro_compact_counts_pictures_and_documents() {
 
 /// Without reasoning, no key about reasoning changes a number.
 #[tokio::test]
-async fn without_reasoning_the_keys_about_it_change_nothing() {
+async fn without_reasoning_keys_about_it_change_nothing() {
     let strip = "PLIMSOLL_REASONING_STRIP_FROM_CONTEXT";
     let variants: [&[(&str, &str)]; 4] = [
         &[],
@@ -200,7 +200,7 @@ async fn micro_compact_counts_new_messages_on_top_of_reported_usage() {
 
 /// If the provider refuses the rewrite, the count is that of the original, which was accepted.
 #[tokio::test]
-async fn the_classic_count_after_a_refused_rewrite_is_of_the_original() {
+async fn classic_count_after_refused_rewrite_is_of_original() {
     let mut play = play(Preset::MicroCompact, &[]).await;
     let request = anthropic_request(MODEL, &fifteen_reads());
     let mut client = play.send_request(&request).await;
@@ -217,7 +217,7 @@ async fn the_classic_count_after_a_refused_rewrite_is_of_the_original() {
 }
 
 #[test]
-fn micro_compacts_threshold_is_167_000() {
+fn micro_compact_begins_at_167_000() {
     let config = resolved(Preset::MicroCompact, &[]);
     let effective = 200_000 - config.output_reserve;
     assert_eq!(effective, 180_000);
@@ -291,7 +291,7 @@ async fn opencode_protects_two_turns_and_40000_tokens_and_cuts_over_20000() {
 }
 
 #[tokio::test]
-async fn opencode_stops_at_a_cleared_result_and_skips_failed_calls() {
+async fn opencode_stops_at_cleared_result_and_skips_failed_calls() {
     let mut history = turns(&[30, 30, 10, 20, 20, 9, 9]);
     // The client has cut the third itself, so nothing before it is considered.
     history[8]["content"][0]["content"] = json!(CLEARED);
@@ -308,7 +308,7 @@ async fn opencode_stops_at_a_cleared_result_and_skips_failed_calls() {
 
 /// Every rule in the table of presets has its test.
 #[test]
-fn every_rule_in_the_table_of_presets_has_its_test() {
+fn every_preset_rule_has_a_test() {
     let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR"));
     let read = |at: &std::path::Path| std::fs::read_to_string(at).unwrap();
     let table = read(&root.join("docs/presets.md"));
@@ -395,7 +395,7 @@ async fn dexto_keeps_40000_tokens_of_results_and_clears_over_20000() {
 
 /// `input + cache_read > window − min(max_output, 32,000)`: then it counts as more than fits.
 #[test]
-fn dexto_compacts_past_the_window_less_the_output() {
+fn dexto_compacts_past_the_window() {
     let due = |tokens| due(Preset::Dexto, 200_000, tokens, json!({}));
     assert_eq!((due(100_000), due(168_000)), (CompactionNeed::No, CompactionNeed::No));
     assert_eq!(due(168_001), CompactionNeed::Must);
@@ -404,7 +404,7 @@ fn dexto_compacts_past_the_window_less_the_output() {
 /// The same number is shown and used for decisions: last input, last output, and the new messages' characters divided
 /// by four.
 #[tokio::test]
-async fn dexto_shows_the_last_usage_plus_new_messages_by_length() {
+async fn dexto_shows_last_usage_plus_new_messages_by_length() {
     let mut play = play(Preset::Dexto, &[]).await;
     let call = json!([{"type": "tool_use", "id": "call_1", "name": "read", "input": {}}]);
     let mut history = vec![message("user", json!("How deep is she?"))];
@@ -433,7 +433,7 @@ async fn dexto_shows_the_last_usage_plus_new_messages_by_length() {
 
 /// If the rules decide, their number is shown, too. If not, ours is the budget, and both errors are recorded.
 #[tokio::test]
-async fn the_estimate_is_the_budget_unless_classic_rules_decide() {
+async fn estimate_is_budget_unless_classic_rules_decide() {
     let request = anthropic_request(MODEL, &fifteen_reads()[..8]);
     let nothing = anthropic_reply("m1", MODEL, json!([]));
     let mut bare = Play::of("/v1/messages", plimsoll::context::policy::Policy::default()).await;
@@ -555,7 +555,7 @@ fn due(preset: Preset, window: u64, tokens: u64, last: Value) -> CompactionNeed 
 
 /// `input + cache_read > window − min(max_output, 32,000)`, whatever the estimate is.
 #[test]
-fn opencode_compacts_by_what_the_last_call_read() {
+fn opencode_compacts_by_last_call() {
     let due = |input: u64, written: u64| {
         let last = json!({"input": input, "cache_read": input / 2, "cache_write": written});
         due(Preset::Opencode, 200_000, 100_000, last)
@@ -570,7 +570,7 @@ fn opencode_compacts_by_what_the_last_call_read() {
 }
 
 #[test]
-fn gemini_cli_compacts_at_half_and_keeps_the_last_part() {
+fn gemini_cli_compacts_at_half_and_keeps_last_part() {
     let due = |tokens| due(Preset::GeminiCli, 1_000_000, tokens, json!({}));
     assert_eq!((due(499_999), due(500_000)), (CompactionNeed::Prepare, CompactionNeed::Swap));
     assert_eq!((due(1_000_000), due(1_000_001)), (CompactionNeed::Swap, CompactionNeed::Must));
@@ -583,7 +583,7 @@ fn gemini_cli_compacts_at_half_and_keeps_the_last_part() {
 
 /// The context, pending content and the output budget must fit together: 100,000 + 34,464 + 65,536.
 #[test]
-fn llxprt_has_a_soft_threshold_and_a_hard_limit() {
+fn llxprt_has_two_thresholds() {
     let due = |tokens| due(Preset::Llxprt, 200_000, tokens, json!({}));
     // 85 % of 134,464.
     assert!(due(114_293) < CompactionNeed::Swap);
@@ -593,7 +593,7 @@ fn llxprt_has_a_soft_threshold_and_a_hard_limit() {
 
 /// Compaction is decided by the count without removed reasoning: a little over 100,000, and 120,000 with it.
 #[tokio::test]
-async fn llxprt_compacts_by_the_count_without_reasoning() {
+async fn llxprt_counts_no_reasoning() {
     const THINKS: &str = "claude-opus-4-5";
     for (include, compacts) in [("false", false), ("true", true)] {
         let mut play = play(
@@ -626,7 +626,7 @@ async fn llxprt_compacts_by_the_count_without_reasoning() {
 
 /// Of two reasoning blocks, only the newest counts.
 #[tokio::test]
-async fn llxprt_counts_only_the_newest_reasoning_with_all_but_last() {
+async fn llxprt_counts_only_newest_reasoning_with_all_but_last() {
     const THINKS: &str = "claude-opus-4-5";
     let mut shown = Vec::new();
     for strip in ["none", "all_but_last"] {
@@ -679,7 +679,7 @@ async fn dexto_writes_no_summary_where_its_pruning_makes_room() {
 
 /// Compaction is decided by the number that is shown.
 #[tokio::test]
-async fn dexto_compacts_by_the_number_that_it_shows() {
+async fn dexto_compacts_by_its_number() {
     for (threshold, compacts) in [("1950", true), ("1951", false)] {
         let mut play =
             play(Preset::Dexto, &[("PLIMSOLL_COMPACT_THRESHOLD_TOKENS", threshold)]).await;

@@ -86,7 +86,7 @@ async fn invariant_4_old_results_are_cut_and_stay_cut() {
 }
 
 #[tokio::test]
-async fn shadow_decides_and_measures_but_sends_the_original() {
+async fn shadow_decides_and_measures_but_sends_original() {
     let mut play = Play::of("/v1/messages", eager()).await;
     play.headers = "x-plimsoll-mode: shadow\r\n".to_owned();
     let request = anthropic_request(MODEL, &history(6));
@@ -115,7 +115,7 @@ async fn observe_touches_nothing() {
 }
 
 #[tokio::test]
-async fn the_default_policy_leaves_a_warm_small_conversation_alone() {
+async fn default_policy_leaves_warm_small_conversation_alone() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let request = anthropic_request(MODEL, &history(20));
     let scene = play.exchange(&request, &anthropic_reply("m1", MODEL, json!([]))).await;
@@ -123,7 +123,7 @@ async fn the_default_policy_leaves_a_warm_small_conversation_alone() {
 }
 
 #[tokio::test]
-async fn a_new_result_that_does_not_fit_is_cut_to_head_and_tail() {
+async fn new_result_that_does_not_fit_is_cut_to_head_and_tail() {
     let mut policy = Policy::default();
     policy.prune.max_result_tokens = Some(500);
     let mut play = Play::of("/v1/messages", policy).await;
@@ -144,7 +144,7 @@ async fn a_new_result_that_does_not_fit_is_cut_to_head_and_tail() {
 /// A trim is stored as ranges: the text comes from the request, and gives the same bytes each time. If the result has
 /// another text, it is sent whole.
 #[tokio::test]
-async fn a_trim_is_repeated_for_the_same_text_only() {
+async fn trim_repeats_for_same_text_only() {
     let mut policy = Policy::default();
     policy.prune.max_result_tokens = Some(500);
     let mut play = Play::of("/v1/messages", policy).await;
@@ -176,7 +176,7 @@ async fn a_trim_is_repeated_for_the_same_text_only() {
 
 /// The estimate is that of what is sent: the history with cuts, not the original.
 #[tokio::test]
-async fn the_estimate_follows_the_cut() {
+async fn estimate_follows_cut() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let request = anthropic_request(MODEL, &history(12));
     let reply = anthropic_reply("m1", MODEL, json!([]));
@@ -189,7 +189,7 @@ async fn the_estimate_follows_the_cut() {
 
 /// A held-out session is sent unchanged, and is marked as held out for comparison.
 #[tokio::test]
-async fn a_held_out_session_is_untouched_and_says_so() {
+async fn held_out_session_is_untouched() {
     let mut policy = eager();
     policy.prune.hold_out = 1.0;
     let mut play = Play::of("/v1/messages", policy).await;
@@ -208,7 +208,7 @@ async fn a_held_out_session_is_untouched_and_says_so() {
 /// An open tool loop must keep its reasoning, which a cut would invalidate. So nothing is cut, whether the newest
 /// result is text or ends with a picture.
 #[tokio::test]
-async fn nothing_is_cut_in_an_open_loop_whose_thinking_is_bound() {
+async fn nothing_is_cut_in_open_loop_whose_thinking_is_bound() {
     const BOUND: &str = "claude-opus-5-5";
     let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "QUJD"}});
     for last in [json!("Done."), json!([{"type": "text", "text": "Done."}, picture])] {
@@ -237,7 +237,7 @@ fn thinking(text: &str) -> Value {
 /// The client left reasoning out while results were cut, and sends it after all. If the model binds it, the cut is
 /// dropped, because the reasoning was made without it. Reasoning that was made after the cut depends on it.
 #[tokio::test]
-async fn a_cut_gives_way_to_bound_reasoning_that_comes_back() {
+async fn cut_gives_way_to_bound_reasoning_that_comes_back() {
     const BOUND: &str = "claude-opus-5-5";
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = anthropic_reply("m1", BOUND, json!([{"type": "text", "text": "Go on."}]));
@@ -271,7 +271,7 @@ async fn a_cut_gives_way_to_bound_reasoning_that_comes_back() {
 /// Policy accepted the loss of reasoning, and a cut was sent. It stays when policy no longer accepts such a loss,
 /// because the cache has those bytes. It is still dropped for reasoning that comes back later.
 #[tokio::test]
-async fn a_cut_stays_after_policy_stops_accepting_reasoning_loss() {
+async fn cut_stays_after_policy_stops_accepting_reasoning_loss() {
     const BOUND: &str = "claude-opus-5-5";
     let thinks = |messages: &mut [Value], at: usize| {
         messages[at]["content"].as_array_mut().unwrap().insert(0, thinking(&format!("Hm {at}.")));
@@ -377,7 +377,7 @@ async fn shadow_and_observe_repeat_what_was_rewritten() {
 
 /// The claimed savings are what the provider no longer counts, however wrong our own count is.
 #[tokio::test]
-async fn claimed_savings_equal_what_the_provider_no_longer_counts() {
+async fn claimed_savings_equal_what_provider_no_longer_counts() {
     const TURNS: usize = 24;
     // The vocabulary must be loaded: counting by length is not what this test is about.
     bpe::load(Family::Claude);

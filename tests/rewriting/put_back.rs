@@ -24,7 +24,7 @@ fn result(id: &str, text: &str) -> Value {
 }
 
 #[tokio::test]
-async fn anthropic_thinking_is_put_back_and_stays() {
+async fn thinking_is_put_back_and_stays() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let ids = ["toolu_01AbCdEfGh12", "toolu_01ZyXwVuTs34"];
     let mut history = vec![message("user", json!("Look."))];
@@ -61,7 +61,7 @@ async fn anthropic_thinking_is_put_back_and_stays() {
 
 /// Bound reasoning must follow the reasoning that it was made after, even if that is all of a reply.
 #[tokio::test]
-async fn a_reply_with_only_thinking_is_put_back_before_bound_reasoning() {
+async fn reply_with_only_thinking_is_put_back_before_bound_reasoning() {
     const BOUND: &str = "claude-opus-5-5";
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let id = "toolu_01AbCdEfGh12";
@@ -97,7 +97,7 @@ async fn a_reply_with_only_thinking_is_put_back_before_bound_reasoning() {
 /// A request that is sent twice may get two replies with the same text. The client continues with the second reply: the
 /// first one's reasoning is not added to it.
 #[tokio::test]
-async fn a_second_reply_to_a_request_gets_no_reasoning_of_the_first() {
+async fn second_reply_to_request_gets_no_reasoning_of_first() {
     let id = "toolu_01AbCdEfGh12";
     for model in [MODEL, "claude-opus-5-5"] {
         let mut play = Play::of("/v1/messages", Policy::default()).await;
@@ -123,7 +123,7 @@ async fn a_second_reply_to_a_request_gets_no_reasoning_of_the_first() {
 
 /// After a rewind the model writes the same text after other reasoning. Each branch gets its own reasoning back.
 #[tokio::test]
-async fn each_branch_gets_the_reasoning_of_its_own_reply() {
+async fn branch_gets_its_own_reasoning() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let text = json!({"type": "text", "text": "Aye."});
     let mut branches = Vec::new();
@@ -152,7 +152,7 @@ async fn each_branch_gets_the_reasoning_of_its_own_reply() {
 
 /// The same with Gemini's signatures, which stand on the calls themselves and not in blocks of their own.
 #[tokio::test]
-async fn each_branch_gets_the_signatures_of_its_own_reply() {
+async fn each_branch_gets_signatures_of_its_own_reply() {
     let mut play = Play::of("/v1beta/models/gemini-3-pro:generateContent", Policy::default()).await;
     let question = json!({"role": "user", "parts": [{"text": "Look."}]});
     let call = json!({"functionCall": {"name": "Read", "args": {"path": "log"}}});
@@ -189,7 +189,7 @@ async fn each_branch_gets_the_signatures_of_its_own_reply() {
 
 /// In `shadow` no reasoning is put back for the first time, even if the model wrote the same text in another branch.
 #[tokio::test]
-async fn shadow_puts_back_no_reasoning_for_the_first_time() {
+async fn shadow_puts_back_no_reasoning_for_first_time() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let text = json!({"type": "text", "text": "Aye."});
     let question = message("user", json!("Look."));
@@ -213,7 +213,7 @@ async fn shadow_puts_back_no_reasoning_for_the_first_time() {
 
 /// After a rewind the model writes the same text without reasoning: the reasoning of its first reply is not added.
 #[tokio::test]
-async fn a_reply_without_reasoning_gets_none_of_another() {
+async fn reply_without_reasoning_gets_none_of_another() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let ids = ["toolu_01AbCdEfGh12", "toolu_01ZyXwVuTs34"];
     let question = message("user", json!("Look."));
@@ -243,7 +243,7 @@ async fn a_reply_without_reasoning_gets_none_of_another() {
 /// A reply breaks off after its text. The request is repeated, and the second reply has the same text and a call. Its
 /// own reasoning is put back, once.
 #[tokio::test]
-async fn a_longer_second_reply_gets_its_own_reasoning_put_back() {
+async fn longer_second_reply_gets_its_own_reasoning_put_back() {
     let id = "toolu_01AbCdEfGh12";
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let mut history = vec![message("user", json!("Look."))];
@@ -268,7 +268,7 @@ async fn a_longer_second_reply_gets_its_own_reasoning_put_back() {
 /// A reply breaks off after its text, and its client goes on from it. Then it goes back, and the second reply has the same text,
 /// a call and no reasoning: the reasoning of the first one is not added.
 #[tokio::test]
-async fn a_longer_second_reply_without_reasoning_gets_none() {
+async fn longer_second_reply_without_reasoning_gets_none() {
     let id = "toolu_01AbCdEfGh12";
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let question = message("user", json!("Look."));
@@ -294,7 +294,7 @@ async fn a_longer_second_reply_without_reasoning_gets_none() {
 /// Bound reasoning came back without the rest of its reply, or in a second reply to the same request. It still follows
 /// what was put back before it, after a restart too.
 #[tokio::test]
-async fn reasoning_put_back_stays_before_bound_reasoning_of_a_partial_reply() {
+async fn reasoning_put_back_stays_before_bound_reasoning_of_partial_reply() {
     const BOUND: &str = "claude-opus-5-5";
     let (id, next) = ("toolu_01AbCdEfGh12", "toolu_01AbCdEfGh34");
     let thought = |text: &str| vec![json!([thinking(text)])];
@@ -358,7 +358,7 @@ async fn reasoning_stripped_for_one_model_is_sent_to_one_that_demands_it() {
 /// One model's reasoning is known; another model got stand-ins instead. With the first model again, its own reasoning
 /// is sent as before.
 #[tokio::test]
-async fn a_models_reasoning_is_put_back_after_another_got_a_stand_in() {
+async fn models_reasoning_is_put_back_after_another_got_stand_in() {
     let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
     let call = json!({"id": "call_00_ZyXwVuTs9876", "type": "function", "function": {"name": "read", "arguments": "{}"}});
     let reply = |message: Value| {
@@ -382,7 +382,7 @@ async fn a_models_reasoning_is_put_back_after_another_got_a_stand_in() {
 }
 
 #[tokio::test]
-async fn reasoning_that_the_client_sends_is_left_unchanged() {
+async fn reasoning_that_client_sends_is_left_unchanged() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let mut history = vec![message("user", json!("Look."))];
     let reply = json!([thinking("Let me look."), call("toolu_01AbCdEfGh12")]);
@@ -452,7 +452,7 @@ async fn reasoning_put_back_stays_after_policy_forbids_putting_back() {
 }
 
 #[tokio::test]
-async fn no_reasoning_is_put_back_for_a_model_that_cannot_read_it() {
+async fn no_reasoning_is_put_back_for_model_that_cannot_read_it() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;
     let mut history = vec![message("user", json!("Look."))];
     let reply = json!([thinking("Let me look."), call("toolu_01AbCdEfGh12")]);
@@ -468,7 +468,7 @@ async fn no_reasoning_is_put_back_for_a_model_that_cannot_read_it() {
 
 /// DeepSeek refuses every request of a session that has lost its reasoning (`docs/protocols.md` 4.2).
 #[tokio::test]
-async fn a_provider_that_demands_reasoning_gets_it_or_a_stand_in() {
+async fn provider_that_demands_reasoning_gets_it_or_stand_in() {
     let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
     let id = "call_00_AbCdEfGh1234";
     let call = |id: &str| {
@@ -497,7 +497,7 @@ async fn a_provider_that_demands_reasoning_gets_it_or_a_stand_in() {
 }
 
 #[tokio::test]
-async fn geminis_signature_is_back_on_its_call() {
+async fn gemini_signature_returns_to_call() {
     let mut play = Play::of("/v1beta/models/gemini-3-pro:generateContent", Policy::default()).await;
     let question = json!({"role": "user", "parts": [{"text": "Look."}]});
     let call = json!({"functionCall": {"name": "read", "args": {"path": "a"}}});
@@ -559,7 +559,7 @@ async fn geminis_signatures_around_file_search_are_all_back() {
 /// A text that comes in several pieces is signed on one of them. A client that keeps the pieces gets each signature
 /// back at its piece. On text that the client joined, none of them fits.
 #[tokio::test]
-async fn geminis_signatures_are_back_on_the_pieces_of_text_that_they_came_with() {
+async fn geminis_signatures_are_back_on_pieces_of_text_that_they_came_with() {
     let call = json!({"toolCall": {"toolType": "FILE_SEARCH", "id": "93z4z1x3", "args": {"queries": ["depth"]}}});
     let answer = json!({"toolResponse": {"toolType": "FILE_SEARCH", "id": "93z4z1x3", "response": {"text": "Deep."}}});
     let pieces = ["It is deep, as the file ", "says that was — 🌊 — ", "searched for it."];
@@ -632,7 +632,7 @@ async fn encrypted_reasoning_stands_before_its_call_again() {
 
 /// A stand-in is for the model that demands it. Another model in the same conversation may refuse the field.
 #[tokio::test]
-async fn a_stand_in_for_one_model_is_not_sent_to_another() {
+async fn stand_in_for_one_model_is_not_sent_to_another() {
     let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
     let demands = play.exchange(&lost("deepseek-v4"), &completion("c1")).await;
     assert!(demands.bytes.contains("reasoning_content"), "{}", demands.bytes);
@@ -644,7 +644,7 @@ async fn a_stand_in_for_one_model_is_not_sent_to_another() {
 
 /// The provider's cache has the stand-in: it is still sent when it is no longer known that the model demands it.
 #[tokio::test]
-async fn a_stand_in_is_repeated_after_the_models_demand_is_forgotten() {
+async fn stand_in_is_repeated_after_models_demand_is_forgotten() {
     let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
     play.config.upstreams[0].reasoning_echo = Some(ReasoningRule::Demanded);
     play.restart().await;

@@ -35,7 +35,7 @@ fn cleared(sent: &Value) -> usize {
 }
 
 #[tokio::test]
-async fn a_refused_rewrite_sends_the_original_and_suspends_the_branch() {
+async fn refused_rewrite_sends_original_and_suspends_branch() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let request = anthropic_request(MODEL, &history(6));
     let reply =
@@ -74,7 +74,7 @@ async fn a_refused_rewrite_sends_the_original_and_suspends_the_branch() {
 }
 
 #[tokio::test]
-async fn if_the_original_is_refused_too_no_rewrite_is_blamed() {
+async fn if_original_is_refused_too_no_rewrite_is_blamed() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let request = anthropic_request(MODEL, &history(6));
     let mut client = play.send_request(&request).await;
@@ -90,7 +90,7 @@ async fn if_the_original_is_refused_too_no_rewrite_is_blamed() {
 /// Reasoning may depend on what we changed. The client's reasoning is removed only if the original is refused as well;
 /// after that no later turn is refused for it.
 #[tokio::test]
-async fn reasoning_of_the_client_is_removed_only_if_nothing_else_helps() {
+async fn reasoning_of_client_is_removed_only_if_nothing_else_helps() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let thought = json!({"type": "thinking", "thinking": "So far.", "signature": "bm90IG91cnM="});
     let mut stale = history(6);
@@ -134,7 +134,7 @@ async fn reasoning_of_the_client_is_removed_only_if_nothing_else_helps() {
 /// What a refusal says about a model is learned even if the original is refused as well, because the client's own
 /// reasoning may depend on earlier cuts.
 #[tokio::test]
-async fn prefix_binding_is_learned_even_if_the_original_is_refused() {
+async fn prefix_binding_is_learned_even_if_original_is_refused() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let mut client = play.send_request(&anthropic_request(MODEL, &history(6))).await;
     let mut call = play.provider.call().await;
@@ -160,7 +160,7 @@ async fn prefix_binding_is_learned_even_if_the_original_is_refused() {
 
 /// A refusal of a call beside the conversation does not affect the conversation.
 #[tokio::test]
-async fn a_refusal_of_a_side_call_does_not_affect_the_conversation() {
+async fn refusal_of_side_call_does_not_affect_conversation() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     let first = play.exchange(&anthropic_request(MODEL, &history(6)), &reply).await;
@@ -201,7 +201,7 @@ async fn a_refusal_of_a_side_call_does_not_affect_the_conversation() {
 /// The original may be refused because reasoning depends on earlier decisions: those are sent again, without the new
 /// ones.
 #[tokio::test]
-async fn earlier_decisions_are_sent_if_the_original_is_refused_too() {
+async fn earlier_decisions_are_sent_if_original_is_refused_too() {
     for (refusal, cause, rests) in
         [(REFUSED, RefusalCause::Signature, true), (BOUND, RefusalCause::Bound, false)]
     {
@@ -246,7 +246,7 @@ async fn earlier_decisions_are_sent_if_the_original_is_refused_too() {
 
 /// If a refusal taught something, the next request decides again. After a second refusal, there is no third attempt.
 #[tokio::test]
-async fn a_revoked_decision_is_made_again_once() {
+async fn revoked_decision_returns_once() {
     let (mut play, reply, before) = cut_before().await;
     let longer = anthropic_request(MODEL, &history(12));
     for _ in 0..2 {
@@ -270,7 +270,7 @@ async fn a_revoked_decision_is_made_again_once() {
 /// The original is refused for an earlier change, and without the new cuts the request does not fit: the client gets
 /// the overflow error, because it can make room. An error of its own it gets first.
 #[tokio::test]
-async fn a_client_gets_the_refusal_that_it_can_act_on() {
+async fn client_gets_the_useful_refusal() {
     const UNFIT: &str = r#"{"error":{"message":"prompt is too long: 4100 tokens > 4000 maximum"}}"#;
     const EMPTY: &str = r#"{"error":{"message":"text content blocks must be non-empty"}}"#;
     for (theirs, heard) in [(BOUND, UNFIT), (EMPTY, EMPTY)] {
@@ -289,7 +289,7 @@ async fn a_client_gets_the_refusal_that_it_can_act_on() {
 
 /// An error of the client's own revokes no decision: once the client has fixed it, everything continues.
 #[tokio::test]
-async fn an_error_of_the_clients_own_revokes_no_decision() {
+async fn clients_own_error_revokes_nothing() {
     const WRONG: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"temperature must be below 2"}}"#;
     let (mut play, reply, before) = cut_before().await;
     let longer = anthropic_request(MODEL, &history(12));
@@ -309,7 +309,7 @@ async fn an_error_of_the_clients_own_revokes_no_decision() {
 
 /// If the original meets a rate limit, it is not known what caused the first refusal.
 #[tokio::test]
-async fn a_rate_limit_on_the_original_suspends_no_branch() {
+async fn rate_limit_suspends_no_branch() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     let request = anthropic_request(MODEL, &history(6));
@@ -333,7 +333,7 @@ async fn a_rate_limit_on_the_original_suspends_no_branch() {
 /// If the original is refused as well, reasoning may depend on earlier cuts: these stay, and only the decisions of the
 /// refused request are revoked. A session must not answer 400 for ever.
 #[tokio::test]
-async fn if_both_forms_are_refused_only_the_new_decisions_are_revoked() {
+async fn if_both_forms_are_refused_only_new_decisions_are_revoked() {
     let (mut play, reply, before) = cut_before().await;
     let longer = anthropic_request(MODEL, &history(12));
     let mut client = play.send_request(&longer).await;

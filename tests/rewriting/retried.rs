@@ -67,7 +67,7 @@ async fn next(call: Call, status: &str, body: &str) -> Call {
 }
 
 #[tokio::test]
-async fn a_repaired_request_that_does_not_fit_is_resent_with_room() {
+async fn repaired_request_that_does_not_fit_is_resent_with_room() {
     for status in ["400 Bad Request", "413 Payload Too Large", "500 Internal Server Error"] {
         let mut play = play().await;
         let (mut client, call) = refused(&play, &empty(), "400 Bad Request", EMPTY).await;
@@ -88,7 +88,7 @@ async fn a_repaired_request_that_does_not_fit_is_resent_with_room() {
 
 /// A rate limit is no refusal: it is forwarded, so that the client can try again.
 #[tokio::test]
-async fn a_rate_limit_after_a_repair_is_forwarded() {
+async fn rate_limit_after_repair_is_forwarded() {
     let play = play().await;
     let (mut client, call) = refused(&play, &empty(), "400 Bad Request", EMPTY).await;
     let slow = r#"{"type":"error","error":{"type":"rate_limit_error","message":"slow down"}}"#;
@@ -98,7 +98,7 @@ async fn a_rate_limit_after_a_repair_is_forwarded() {
 }
 
 #[tokio::test]
-async fn a_second_overflow_of_any_status_returns_the_first_response() {
+async fn second_overflow_of_any_status_returns_first_response() {
     for status in ["400 Bad Request", "413 Payload Too Large"] {
         let mut play = play().await;
         let request = anthropic_request(MODEL, &history(8));
@@ -114,7 +114,7 @@ async fn a_second_overflow_of_any_status_returns_the_first_response() {
 
 /// An impossible number in an accepted response leads to no cut: the response is forwarded.
 #[tokio::test]
-async fn an_implausible_overflow_inside_a_reply_cuts_nothing() {
+async fn implausible_overflow_inside_reply_cuts_nothing() {
     let mut play = play().await;
     let mut client = play.send_request(&streamed()).await;
     let mut call = play.provider.call().await;
@@ -129,7 +129,7 @@ async fn an_implausible_overflow_inside_a_reply_cuts_nothing() {
 
 /// If the request with room does not fit either, whatever number the error has, the client gets the first response.
 #[tokio::test]
-async fn a_second_overflow_inside_a_reply_returns_the_first_response() {
+async fn second_overflow_inside_reply_returns_first_response() {
     let play = play().await;
     let mut client = play.send_request(&streamed()).await;
     let mut call = play.provider.call().await;
@@ -150,7 +150,7 @@ async fn a_second_overflow_inside_a_reply_returns_the_first_response() {
 
 /// A server error does not blame a rewrite: it is forwarded, and nothing is sent again.
 #[tokio::test]
-async fn a_server_error_after_a_rewrite_is_forwarded_at_once() {
+async fn server_error_after_rewrite_is_forwarded_at_once() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let broken =
         r#"{"type":"error","error":{"type":"api_error","message":"Internal server error"}}"#;
@@ -165,7 +165,7 @@ async fn a_server_error_after_a_rewrite_is_forwarded_at_once() {
 /// An impossible overflow does not blame a rewrite: the client gets it as without the proxy, and the next request is
 /// rewritten as before.
 #[tokio::test]
-async fn an_implausible_overflow_does_not_blame_the_rewrite() {
+async fn wild_overflow_blames_no_rewrite() {
     let wild = format!(
         r#"{{"type":"error","error":{{"type":"invalid_request_error","message":"{WILD}"}}}}"#
     );
@@ -186,7 +186,7 @@ async fn an_implausible_overflow_does_not_blame_the_rewrite() {
 
 /// A refusal that arrives in pieces is judged when it is complete.
 #[tokio::test]
-async fn a_refusal_that_comes_in_pieces_is_read_whole() {
+async fn refusal_in_pieces_is_read_whole() {
     let mut play = play().await;
     let mut client = play.send_request(&empty()).await;
     let mut call = play.provider.call().await;
@@ -210,7 +210,7 @@ async fn a_refusal_that_comes_in_pieces_is_read_whole() {
 
 /// The output limit in the first refusal is learned, although something else is refused after it.
 #[tokio::test]
-async fn a_models_output_limit_is_learned_despite_a_later_refusal() {
+async fn models_output_limit_is_learned_despite_later_refusal() {
     let mut play = play().await;
     let mut request = empty();
     request["max_tokens"] = json!(64_000);
@@ -233,7 +233,7 @@ async fn a_models_output_limit_is_learned_despite_a_later_refusal() {
 /// The provider is called three times at most: its third refusal goes to the client, and the next request begins with
 /// both repairs.
 #[tokio::test]
-async fn the_third_refusal_goes_to_the_client() {
+async fn third_refusal_goes_to_client() {
     let mut play = play().await;
     let mut request = empty();
     request["max_tokens"] = json!(64_000);

@@ -59,7 +59,7 @@ async fn llxprt_does_not_show_reasoning_that_is_kept_out() {
 
 /// A client drops its reasoning, in a tool loop of eight steps: what policy keeps out is not put back, and not counted.
 #[tokio::test]
-async fn kept_out_reasoning_is_not_put_back_in_a_loop_either() {
+async fn kept_out_reasoning_is_not_put_back_in_loop_either() {
     const MODEL: &str = "claude-opus-4-5";
     let excluded = ("PLIMSOLL_REASONING_INCLUDE_IN_CONTEXT", "false");
     let stripped = ("PLIMSOLL_REASONING_STRIP_FROM_CONTEXT", "all");
@@ -185,7 +185,7 @@ fn chat(content: &str, usage: (u64, u64, u64)) -> Value {
 /// Hidden reasoning of Chat Completions does not count in the last output: 5,000 and 50, and compaction does not begin
 /// too early.
 #[tokio::test]
-async fn dexto_does_not_count_hidden_reasoning_of_the_last_output() {
+async fn dexto_does_not_count_hidden_reasoning_of_last_output() {
     let mut play = play_at("/v1/chat/completions", Preset::Dexto, &[]).await;
     let mut history = vec![json!({"role": "user", "content": "How deep is she?"})];
     let request_for = |history: &[Value]| json!({"model": "gpt-5", "messages": history});
@@ -202,7 +202,7 @@ async fn dexto_does_not_count_hidden_reasoning_of_the_last_output() {
 
 /// The document's example: 5,000 and 100 were reported, 80 characters are new, and 5,115 come back: +5, which is +0.1 %.
 #[tokio::test]
-async fn the_example_of_dextos_document_has_its_numbers() {
+async fn dexto_example_has_its_numbers() {
     let mut play = play_at("/v1/chat/completions", Preset::Dexto, &[]).await;
     let mut history = vec![json!({"role": "user", "content": "How deep is she?"})];
     let request_for = |history: &[Value]| json!({"model": "gpt-5", "messages": history});
@@ -220,7 +220,7 @@ async fn the_example_of_dextos_document_has_its_numbers() {
 
 /// A system message in the middle of the history is new like any other: length divided by four.
 #[tokio::test]
-async fn a_system_message_after_the_reply_counts_by_length() {
+async fn late_system_counts_by_length() {
     let mut play = play_at("/v1/chat/completions", Preset::Dexto, &[]).await;
     let mut history = vec![json!({"role": "user", "content": "How deep is she?"})];
     let request_for = |history: &[Value]| json!({"model": "gpt-5", "messages": history});
@@ -235,7 +235,7 @@ async fn a_system_message_after_the_reply_counts_by_length() {
 /// A stream of Chat Completions that broke off told no usage: the part that arrived counts by each preset's rules, on
 /// the basis of the call before.
 #[tokio::test]
-async fn a_cancelled_chat_stream_counts_by_the_rules() {
+async fn cancelled_stream_counts_by_rules() {
     for preset in [Preset::Dexto, Preset::Opencode, Preset::GeminiCli, Preset::MicroCompact] {
         let mut play = play_at("/v1/chat/completions", preset, &[]).await;
         let mut history = vec![json!({"role": "user", "content": "How deep is she?"})];
@@ -280,7 +280,7 @@ async fn a_cancelled_chat_stream_counts_by_the_rules() {
 /// System prompt and tools are counted by length, divided by four, the same in every call. The messages are the rest of
 /// what is reported.
 #[tokio::test]
-async fn the_dexto_breakdown_counts_system_and_tools_by_length() {
+async fn dexto_breakdown_counts_system_and_tools_by_length() {
     const MODEL: &str = "claude-sonnet-4-5";
     let mut play = play(Preset::Dexto, &[]).await;
     let tool =
@@ -317,7 +317,7 @@ async fn the_dexto_breakdown_counts_system_and_tools_by_length() {
 /// A client leaves in the middle: the input that the stream reported at its start is the anchor, the received part of
 /// the reply counts, and the error is shown.
 #[tokio::test]
-async fn a_cancelled_stream_that_reported_its_input_is_an_anchor() {
+async fn cancelled_stream_that_reported_its_input_is_anchor() {
     const MODEL: &str = "claude-sonnet-4-5";
     let mut play = play(Preset::Dexto, &[]).await;
     let mut history = vec![message("user", json!("How deep is she?"))];

@@ -67,7 +67,7 @@ fn sent_picture(trip: &RoundTrip, at: &str) -> (String, DynamicImage) {
 }
 
 #[tokio::test]
-async fn a_picture_that_is_too_large_is_made_smaller_and_stays_so() {
+async fn picture_that_is_too_large_is_made_smaller_and_stays_so() {
     let large = noise(200, 100, 7);
     let rules = Rules { max_image_bytes: 20_000, ..Rules::default() };
     for (target, at, body) in bodies(&large) {
@@ -99,7 +99,7 @@ async fn a_picture_that_is_too_large_is_made_smaller_and_stays_so() {
 }
 
 #[tokio::test]
-async fn too_many_pixels_are_scaled_to_what_the_refusal_names() {
+async fn too_many_pixels_are_scaled_to_what_refusal_names() {
     let large = noise(300, 20, 1);
     let rules = Rules { max_image_side: 120, ..Rules::default() };
     let mut stage = Stage::open(rules, shrinks()).await;
@@ -112,7 +112,7 @@ async fn too_many_pixels_are_scaled_to_what_the_refusal_names() {
 
 /// The smaller picture may exceed another limit. The provider then names it by its place in what was sent.
 #[tokio::test]
-async fn a_smaller_picture_that_is_refused_again_is_made_smaller_still() {
+async fn smaller_picture_that_is_refused_again_is_made_smaller_still() {
     let rules = Rules { max_image_side: 100, ..Rules::default() };
     let store_twice = rules.clone();
     let mut stage = Stage::open(rules, shrinks()).await;
@@ -132,7 +132,7 @@ async fn a_smaller_picture_that_is_refused_again_is_made_smaller_still() {
 
 /// A picture that cannot be read, or that has too many pixels to decode, is replaced by text, as without the option.
 #[tokio::test]
-async fn a_picture_that_cannot_be_made_smaller_becomes_text() {
+async fn picture_that_cannot_be_made_smaller_becomes_text() {
     let mut bomb = Cursor::new(Vec::new());
     let plain = DynamicImage::ImageLuma8(image::GrayImage::new(9_000, 9_000));
     plain.write_to(&mut bomb, ImageFormat::Png).unwrap();
@@ -149,7 +149,7 @@ async fn a_picture_that_cannot_be_made_smaller_becomes_text() {
 
 /// A session stores a limited size of smaller pictures. After that, text is used, and the session continues.
 #[tokio::test]
-async fn past_the_limit_of_stored_pictures_a_session_gets_text() {
+async fn past_limit_of_stored_pictures_session_gets_text() {
     let rules = Rules { max_image_bytes: 500_000, ..Rules::default() };
     let mut stage = Stage::open(rules, shrinks()).await;
     stage.config.limits.body_bytes = 32 << 20;
@@ -171,7 +171,7 @@ async fn past_the_limit_of_stored_pictures_a_session_gets_text() {
 
 /// The smaller picture meets the limit, but is refused for it again: it is replaced by text for good.
 #[tokio::test]
-async fn a_smaller_picture_that_is_refused_for_the_same_limit_becomes_text() {
+async fn smaller_picture_that_is_refused_for_same_limit_becomes_text() {
     let mut play = Play::of(CLAUDE, shrinks()).await;
     let (_, _, body) = bodies(&noise(200, 100, 9))[0].clone();
     let refused = |call: &Call| {

@@ -38,7 +38,7 @@ fn spared() -> Option<RefusalReport> {
 }
 
 #[tokio::test]
-async fn an_output_limit_refused_once_is_lowered_for_other_sessions() {
+async fn output_limit_refused_once_is_lowered_for_other_sessions() {
     for (target, at, body) in bodies() {
         let mut stage = Stage::open(rules(), Policy::default()).await;
         let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
@@ -63,7 +63,7 @@ async fn an_output_limit_refused_once_is_lowered_for_other_sessions() {
 
 /// A request for no more than the limit, for another model, or under a policy without this cause is not changed.
 #[tokio::test]
-async fn a_learned_output_limit_changes_no_request_it_does_not_concern() {
+async fn learned_output_limit_changes_no_request_it_does_not_concern() {
     let (target, at, body) = bodies()[0].clone();
     let mut stage = Stage::open(rules(), Policy::default()).await;
     assert_eq!(stage.exchange(target, &body, ScriptedReply::text("Good.")).await.log.len(), 2);
@@ -88,7 +88,7 @@ async fn a_learned_output_limit_changes_no_request_it_does_not_concern() {
 
 /// A text that a client wrote teaches nothing.
 #[tokio::test]
-async fn a_limit_that_a_client_dictates_is_not_learned() {
+async fn dictated_limit_is_not_learned() {
     let mut stage = Stage::open(rules(), Policy::default()).await;
     let (target, at, mut body) = bodies()[0].clone();
     body["messages"][0]["content"] = json!(

@@ -59,7 +59,7 @@ async fn stripped_reasoning_stays_out_of_later_requests() {
 }
 
 #[tokio::test]
-async fn reasoning_that_the_provider_demands_is_not_stripped() {
+async fn reasoning_that_provider_demands_is_not_stripped() {
     let mut play = Play::of("/v1/chat/completions", strips(StripPolicy::All)).await;
     let request_body = request("deepseek-v4", 2, "Hm.");
     let scene = play.exchange(&request_body, &reply()).await;
@@ -187,7 +187,7 @@ fn result(id: &str, text: &str) -> Value {
 
 /// 100k of content and 50k of removed reasoning: 100k is shown, and a threshold in between is not passed.
 #[tokio::test]
-async fn the_count_without_stripped_reasoning_is_shown_and_decides() {
+async fn count_without_stripped_reasoning_is_shown_and_decides() {
     // About 4 bytes a token for these models.
     let thought = "so the keel goes down and ".repeat(400);
     let request_body = request("some-model", 5, &thought);

@@ -134,7 +134,7 @@ fn is_read_from_cache(before: &Value, question: &LoggedRequest) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_immediate_summary_request_begins_with_the_cached_prefix() {
+async fn immediate_summary_request_begins_with_cached_prefix() {
     let mut whole = 0;
     for prune in [never(), when_full(), always()] {
         let mut stage = open(compacting(prune.clone())).await;

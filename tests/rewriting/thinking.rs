@@ -48,7 +48,7 @@ fn thinks() -> ScriptedReply {
 /// The summary is shown, sent back unchanged, read by the model, and costs no cache: neither signatures nor prefixes
 /// depend on it.
 #[tokio::test]
-async fn requested_thinking_is_shown_and_sent_back_without_a_loss() {
+async fn requested_thinking_is_shown_and_sent_back_without_loss() {
     for (target, body, at, expected) in clients() {
         let mut stage = Stage::open(Rules::default(), shows()).await;
         let mut next = body;
@@ -69,7 +69,7 @@ async fn requested_thinking_is_shown_and_sent_back_without_a_loss() {
 
 /// A thread keeps what its first request decided, whatever is configured later.
 #[tokio::test]
-async fn a_threads_first_request_decides_if_thinking_is_shown() {
+async fn threads_first_request_decides_if_thinking_is_shown() {
     for (target, body, at, expected) in clients() {
         let mut stage = Stage::open(Rules::default(), Policy::default()).await;
         let trip = stage.exchange(target, &body, thinks()).await;
@@ -91,7 +91,7 @@ async fn a_threads_first_request_decides_if_thinking_is_shown() {
 }
 
 #[tokio::test]
-async fn a_request_without_thinking_or_with_a_display_is_left_alone() {
+async fn request_without_thinking_or_with_display_is_left_alone() {
     let with = |mut body: Value, at: &str, value: Value| {
         *body.pointer_mut(at).unwrap() = value;
         body
@@ -138,7 +138,7 @@ async fn a_request_without_thinking_or_with_a_display_is_left_alone() {
 
 /// If the provider refuses it, the original is sent, and it is not requested again, in other sessions neither.
 #[tokio::test]
-async fn a_refusal_to_show_thinking_is_learned() {
+async fn refused_display_is_learned() {
     for (target, body, refusal) in [
         (CLAUDE, claude(), "thinking.adaptive.display: Extra inputs are not permitted"),
         (

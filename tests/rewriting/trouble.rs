@@ -116,7 +116,7 @@ async fn invariant_3_what_cannot_be_saved_is_not_sent() {
 
 /// The writer is blocked while a decision is saved: the original is sent, and the decision is never written.
 #[tokio::test]
-async fn a_decision_whose_save_timed_out_is_void_in_the_store_too() {
+async fn decision_whose_save_timed_out_is_void_in_store_too() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("p.db");
     let store = Arc::new(SqliteStore::open(&path).unwrap());
@@ -148,7 +148,7 @@ async fn a_decision_whose_save_timed_out_is_void_in_the_store_too() {
 
 /// The decision was saved, but too late for its request: it applies from the next request on, here and in the store.
 #[tokio::test]
-async fn a_decision_that_is_saved_too_late_holds_from_the_next_request_on() {
+async fn decision_that_is_saved_too_late_holds_from_next_request_on() {
     let store = Arc::new(StoreWithFault {
         inner: MemoryStore::default(),
         fault: StoreFault::Late,
@@ -180,7 +180,7 @@ async fn a_decision_that_is_saved_too_late_holds_from_the_next_request_on() {
 
 /// The missing data may contain earlier decisions, or a suspension of the thread: nothing new is decided without it.
 #[tokio::test]
-async fn nothing_is_decided_if_the_store_cannot_be_read() {
+async fn unread_store_decides_nothing() {
     let mut play = before(StoreFault::Silent).await;
     let request = anthropic_request(MODEL, &history(6));
     let scene = play.exchange(&request, &anthropic_reply("m1", MODEL, json!([]))).await;
@@ -191,7 +191,7 @@ async fn nothing_is_decided_if_the_store_cannot_be_read() {
 
 /// A session with the maximum of decisions repeats them. That nothing new is decided is reported with its own reason.
 #[tokio::test]
-async fn a_session_full_of_decisions_repeats_them_and_says_so() {
+async fn session_full_of_decisions_repeats_them_and_says_so() {
     const MANY: u128 = (8 << 20) / (64 << 10) + 1;
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = anthropic_reply("m1", MODEL, json!([]));
@@ -218,7 +218,7 @@ async fn a_session_full_of_decisions_repeats_them_and_says_so() {
 }
 
 #[tokio::test]
-async fn the_loser_of_a_store_race_sends_what_the_winner_decided() {
+async fn loser_of_store_race_sends_what_winner_decided() {
     let mut play = before(StoreFault::Loses).await;
     let request = anthropic_request(MODEL, &history(6));
     let reply = anthropic_reply("m1", MODEL, json!([]));
@@ -230,7 +230,7 @@ async fn the_loser_of_a_store_race_sends_what_the_winner_decided() {
 }
 
 #[tokio::test]
-async fn a_fact_that_is_not_understood_is_ignored_and_recorded() {
+async fn fact_that_is_not_understood_is_ignored_and_recorded() {
     let mut play = Play::of("/v1/messages", eager()).await;
     let reply = anthropic_reply("m1", MODEL, json!([]));
     play.exchange(&anthropic_request(MODEL, &history(3)), &reply).await;
@@ -302,7 +302,7 @@ async fn invariant_11_nothing_of_one_credential_reaches_another() {
 
 /// A client that renews its token in the middle of a session continues the session.
 #[tokio::test]
-async fn a_renewed_token_continues_the_session_if_all_are_one_tenant() {
+async fn renewed_token_continues_session_if_all_are_one_tenant() {
     let mut play = Play::of("/v1/messages", eager()).await;
     play.config.tenants = Tenants::One;
     play.restart().await;
@@ -314,7 +314,7 @@ async fn a_renewed_token_continues_the_session_if_all_are_one_tenant() {
 /// A body that its client signed would be refused after any change, by a status that says nothing about the change. So
 /// it is forwarded unchanged.
 #[tokio::test]
-async fn a_request_that_its_client_signed_is_forwarded_unchanged() {
+async fn request_that_its_client_signed_is_forwarded_unchanged() {
     let mut play = Play::of("/v1/messages", eager()).await;
     play.headers = "authorization: AWS4-HMAC-SHA256 Credential=AKIA/2026\r\n".to_owned();
     let request = anthropic_request(MODEL, &history(6));

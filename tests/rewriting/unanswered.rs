@@ -25,7 +25,7 @@ fn reply() -> Value {
 
 /// The second repair gets no response: the client gets the first refusal, and its next request has both repairs.
 #[tokio::test]
-async fn a_repair_without_a_response_stays() {
+async fn repair_without_response_stays() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let messages = [
         message("user", json!("Hm.")),
@@ -63,7 +63,7 @@ async fn cut_with_empty_text() -> (Play, Value) {
 /// The repair gets no response, and the original is refused for something else: the cuts are revoked, and the repair,
 /// which nobody judged, is not.
 #[tokio::test]
-async fn a_repair_without_a_response_is_not_revoked_with_the_cuts() {
+async fn repair_without_response_is_not_revoked_with_cuts() {
     let (mut play, request) = cut_with_empty_text().await;
     let mut client = play.send_request(&request).await;
     let mut call = play.provider.call().await;
@@ -103,7 +103,7 @@ async fn if_every_form_is_refused_all_repairs_are_revoked() {
 
 /// Room is made, and gets no response: the cuts stay.
 #[tokio::test]
-async fn room_without_a_response_stays() {
+async fn room_without_response_stays() {
     let mut play = Play::of("/v1/messages", cuts_alone()).await;
     let request = anthropic_request(MODEL, &thoughtful());
     let mut client = play.send_request(&request).await;
@@ -119,7 +119,7 @@ async fn room_without_a_response_stays() {
 /// The planned form and the original are refused, and the last accepted form gets no response: whether the new cuts
 /// are at fault is unknown, so they stay.
 #[tokio::test]
-async fn new_decisions_stay_if_the_last_accepted_form_gets_no_response() {
+async fn new_decisions_stay_if_last_accepted_form_gets_no_response() {
     let (mut play, reply, _) = cut_before().await;
     let longer = anthropic_request(MODEL, &history(12));
     let mut client = play.send_request(&longer).await;

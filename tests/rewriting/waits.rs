@@ -51,7 +51,7 @@ async fn quickest(play: &mut Play, request: &Value, first: &str) -> Duration {
 }
 
 #[tokio::test]
-async fn a_refusal_is_forwarded_at_once_if_no_retry_is_possible() {
+async fn refusal_is_forwarded_at_once_if_no_retry_is_possible() {
     for (mode, hold_out) in [(Mode::Observe, 0.0), (Mode::Shadow, 0.0), (Mode::Active, 1.0)] {
         let mut play = play(mode, hold_out).await;
         let took = quickest(&mut play, &anthropic_request(MODEL, &history(8)), BEGINS).await;
@@ -60,7 +60,7 @@ async fn a_refusal_is_forwarded_at_once_if_no_retry_is_possible() {
 }
 
 #[tokio::test]
-async fn in_active_mode_a_slow_refusal_is_held_back_only_shortly() {
+async fn in_active_mode_slow_refusal_is_held_back_only_shortly() {
     let mut play = play(Mode::Active, 0.0).await;
     let took = quickest(&mut play, &anthropic_request(MODEL, &history(8)), BEGINS).await;
     assert!(took < SHORTLY, "{took:?}");
@@ -68,7 +68,7 @@ async fn in_active_mode_a_slow_refusal_is_held_back_only_shortly() {
 
 /// The body is complete as JSON, and only the end of the response is missing: there is nothing left to wait for.
 #[tokio::test]
-async fn a_refusal_is_forwarded_as_soon_as_its_json_is_complete() {
+async fn refusal_is_forwarded_as_soon_as_its_json_is_complete() {
     let mut play = play(Mode::Active, 0.0).await;
     let whole = r#"{"type":"error","error":{"type":"invalid_request_error","message":"No."}}"#;
     let took = quickest(&mut play, &anthropic_request(MODEL, &history(8)), whole).await;
@@ -77,7 +77,7 @@ async fn a_refusal_is_forwarded_as_soon_as_its_json_is_complete() {
 
 /// Nor is the start of an accepted response to a large request held back.
 #[tokio::test]
-async fn an_accepted_answer_flows_at_once_in_observe() {
+async fn observe_delays_no_answer() {
     let mut play = play(Mode::Observe, 0.0).await;
     play.config.upstreams[0].window = Some(3000);
     play.restart().await;
@@ -102,7 +102,7 @@ async fn an_accepted_answer_flows_at_once_in_observe() {
 
 /// The window that a refusal names is learned while the refusal is forwarded.
 #[tokio::test]
-async fn the_window_is_learned_from_a_refusal_forwarded_in_observe_mode() {
+async fn window_is_learned_from_refusal_forwarded_in_observe_mode() {
     let mut play = play(Mode::Observe, 0.0).await;
     let request = anthropic_request(MODEL, &history(8));
     let mut client = play.send_request(&request).await;

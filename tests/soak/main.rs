@@ -56,7 +56,7 @@ impl Plan {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_long_run_keeps_resources_bounded_and_loses_no_turn() {
+async fn long_run_keeps_resources_bounded_and_loses_no_turn() {
     let plan = Plan::from_env();
     let provider =
         ScriptedProvider::start(([127, 0, 0, 1], 0).into(), plimsoll::demo::count_tokens)

@@ -76,7 +76,7 @@ impl Times {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_store_with_many_turns_is_queried_with_bounded_memory() {
+async fn store_with_many_turns_is_queried_with_bounded_memory() {
     let turns = std::env::var("PLIMSOLL_SCALE_TURNS").ok().map(|n| n.parse::<u64>().unwrap());
     let provider =
         ScriptedProvider::start(([127, 0, 0, 1], 0).into(), plimsoll::demo::count_tokens)

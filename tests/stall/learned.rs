@@ -50,7 +50,7 @@ async fn newest(store: &Arc<dyn Store>) -> u64 {
 }
 
 #[tokio::test]
-async fn a_slow_store_read_does_not_erase_or_shrink_learned_state() {
+async fn slow_store_read_does_not_erase_or_shrink_learned_state() {
     let provider = Provider::start().await;
     let memory: Arc<dyn Store> = Arc::new(MemoryStore::default());
     let mut before = server(&provider, memory.clone()).await;

@@ -54,7 +54,7 @@ fn reply(body: &str) -> Reply {
 
 /// The whole test has one thread, so reading there would block everything.
 #[tokio::test(flavor = "current_thread")]
-async fn a_large_reply_is_read_off_the_async_thread_and_recorded() {
+async fn large_reply_is_read_off_async_thread_and_recorded() {
     let body = format!(
         "{{\"id\":\"c\",\"object\":\"chat.completion\",\"model\":\"m\",\"choices\":[{{\"index\":0,\
          \"finish_reason\":\"stop\",\"message\":{{\"role\":\"assistant\",\"content\":\"Hm.\"}}}}],\

@@ -172,7 +172,7 @@ async fn a_stranger_is_answered(server: &TestServer, provider: &Provider) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn blocked_store_reads_delay_each_request_within_the_limit() {
+async fn blocked_store_reads_delay_each_request_within_limit() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
     let mut server = server(&provider, store.clone(), &table).await;
     store.hold_reads(true);
@@ -195,7 +195,7 @@ async fn blocked_store_reads_delay_each_request_within_the_limit() {
 
 /// The first load of a session is waited for longer, only once, and by all requests at the same time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn blocked_store_reads_delay_the_first_load_within_its_own_limit() {
+async fn blocked_store_reads_delay_first_load_within_its_own_limit() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
     let mut server = server_in(Mode::Active, &provider, store.clone(), &table).await;
     store.hold_reads(true);
@@ -220,7 +220,7 @@ async fn blocked_store_reads_delay_the_first_load_within_its_own_limit() {
 
 /// A late session is not an unknown one: once the store answers again, each conversation is found in its session.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_session_that_loaded_late_is_found_by_a_later_request() {
+async fn session_that_loaded_late_is_found_by_later_request() {
     let (provider, table) = (Provider::start().await, Table::read());
     let inner: Arc<dyn plimsoll::store::Store> =
         Arc::new(plimsoll::store::memory::MemoryStore::default());
@@ -258,7 +258,7 @@ async fn a_session_that_loaded_late_is_found_by_a_later_request() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn blocked_store_writes_delay_the_end_of_replies_within_the_limit() {
+async fn blocked_store_writes_delay_end_of_replies_within_limit() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
     let mut server = server(&provider, store.clone(), &table).await;
     store.hold_writes(true);
@@ -275,7 +275,7 @@ async fn blocked_store_writes_delay_the_end_of_replies_within_the_limit() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_provider_that_does_not_answer_holds_up_its_own_clients_alone() {
+async fn provider_that_does_not_answer_holds_up_its_own_clients_alone() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
     let mut server = server(&provider, store, &table).await;
     let (clients, calls, _) = all_ask(&server, &provider).await;
@@ -289,7 +289,7 @@ async fn a_provider_that_does_not_answer_holds_up_its_own_clients_alone() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_reply_that_stands_still_holds_up_its_own_client_alone() {
+async fn reply_that_stands_still_holds_up_its_own_client_alone() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
     let mut server = server(&provider, store, &table).await;
     let (mut clients, mut calls, _) = all_ask(&server, &provider).await;
@@ -311,7 +311,7 @@ async fn a_reply_that_stands_still_holds_up_its_own_client_alone() {
 
 /// A shutdown does not wait longer for it than the table says, either.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_does_not_read_holds_up_nobody_else() {
+async fn client_that_does_not_read_holds_up_nobody_else() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
     let mut server = server(&provider, store, &table).await;
     let (clients, mut calls, _) = all_ask(&server, &provider).await;
@@ -339,7 +339,7 @@ async fn a_client_that_does_not_read_holds_up_nobody_else() {
 
 /// The disk hangs: nothing is read and nothing is written. Requests are forwarded, and a shutdown is not delayed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hanging_store_delays_requests_and_shutdown_within_limits() {
+async fn hanging_store_delays_requests_and_shutdown_within_limits() {
     let (provider, store, table) = (Provider::start().await, Held::new(), Table::read());
     let mut server = server(&provider, store.clone(), &table).await;
     store.hold_reads(true);

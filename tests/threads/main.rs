@@ -31,7 +31,7 @@ use plimsoll::store::recall::ReadBudget;
 use serde_json::Value;
 
 #[tokio::test]
-async fn recorded_clients_keep_their_threads() {
+async fn clients_keep_their_threads() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/agents");
     let expected = std::fs::read_to_string(folder.join("expected.tsv")).unwrap();
     let mut wrong = Vec::new();

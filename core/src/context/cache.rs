@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_is_cold_once_its_time_is_over() {
+    fn cache_is_cold_after_its_time() {
         assert_eq!(cold_after(600, 600, |_| {}), [false, true]);
         assert_eq!(cold_after(0, 300, |_| {}), [false, true], "nothing is promised");
         let long = |tokens| move |turn: &mut Turn| turn.usage.cache_write_long = tokens;
@@ -89,14 +89,14 @@ mod tests {
     }
 
     #[test]
-    fn a_cache_is_cold_for_another_model() {
+    fn cache_is_cold_for_another_model() {
         assert_eq!(cold_after(300, 0, |turn| turn.model = "other".into()), [true, true]);
     }
 
     /// The prompt was large enough to be cached, and a provider that bills and reports cache writes reported that
     /// nothing was read or written. If it does not report writes, that proves nothing.
     #[test]
-    fn a_cache_is_cold_where_the_provider_reported_that_it_holds_nothing() {
+    fn cache_is_cold_where_provider_reported_that_it_holds_nothing() {
         let of = |input, read, write| {
             cold_after(300, 0, move |turn| {
                 (turn.usage.input, turn.usage.cache_read) = (input, read);
@@ -144,7 +144,7 @@ mod tests {
     /// If an automatic cache did not have a prompt, it has it afterwards, though usage does not report the write
     /// (OpenAI's Chat) or reports 0 because writes are free (its Responses).
     #[test]
-    fn a_miss_that_filled_an_automatic_cache_leaves_it_warm() {
+    fn miss_that_filled_automatic_cache_leaves_it_warm() {
         for model in ["gpt-5.4", "gemini-2.5-pro", "somebodys-own"] {
             for write in [None, Some(0)] {
                 assert!(!cold_after_a_miss(model, write, None), "{model} {write:?}");
@@ -159,7 +159,7 @@ mod tests {
 
     /// If a provider misses what it read a moment ago, it has no cache, whatever it reports.
     #[test]
-    fn two_misses_in_a_row_show_that_there_is_no_cache() {
+    fn two_misses_in_row_show_that_there_is_no_cache() {
         let after = |with: Change<'_>| {
             ["gpt-5.4", "somebodys-own"].map(|model| cold_after_a_miss(model, None, Some(with)))
         };

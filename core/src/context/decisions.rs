@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_decision_made_after_a_refusal_applies_in_the_refused_thread_only() {
+    fn decision_made_after_refusal_applies_in_refused_thread_only() {
         let mut all = Decisions::default();
         let held = |all: &Decisions<RecordedDecision>, epoch| {
             all.get(1, DecisionMode::Active, epoch).map(|one| one.0.to_string())
@@ -298,7 +298,7 @@ mod tests {
 
     /// Decisions of shadow mode do not apply to requests that are sent, and the other way round.
     #[test]
-    fn decisions_of_shadow_mode_are_kept_apart() {
+    fn shadow_decisions_are_kept_apart() {
         let mut cuts = Decisions::default();
         cuts.add(Arc::new(Cut { exchange: "sent".into(), ..cut(1, "words") }));
         use DecisionMode::{Active, Shadow};
@@ -313,7 +313,7 @@ mod tests {
 
     /// A session's decisions are limited by their size: their texts, and what each one takes itself.
     #[test]
-    fn the_counted_size_of_a_decision_grows_with_its_content() {
+    fn counted_size_of_decision_grows_with_its_content() {
         let long = "w".repeat(1 << 16);
         let grows_by = |short: usize, with: usize, own: usize| {
             assert!(short > own, "{short} for {own} bytes and its entry");
@@ -341,7 +341,7 @@ mod tests {
 
     /// A client chooses the names of upstream and model, so long names count like texts.
     #[test]
-    fn the_size_of_a_summary_includes_its_upstream_and_model_names() {
+    fn size_of_summary_includes_its_upstream_and_model_names() {
         let (base, long) = (summary(SummaryAuthor::Summary, ""), "w".repeat(1 << 16));
         for with in [
             CompactionRecord { model: long.as_str().into(), ..base.clone() },
@@ -355,7 +355,7 @@ mod tests {
     /// Another model cannot read a provider's summary, so each model has its own. A summary as text is one for all
     /// models.
     #[test]
-    fn a_providers_summary_is_kept_for_its_model() {
+    fn provider_summary_has_its_model() {
         let of = |by, model| summary(by, model).decision_key().about;
         assert_eq!(of(SummaryAuthor::Summary, "a"), of(SummaryAuthor::Summary, "b"));
         assert_ne!(of(SummaryAuthor::Provider, "a"), of(SummaryAuthor::Provider, "b"));
@@ -369,7 +369,7 @@ mod tests {
 
     /// The epoch after a refusal differs from that after any other refusal, and from any time.
     #[test]
-    fn the_epoch_of_a_revocation_is_unique_and_not_a_time() {
+    fn revocation_epoch_is_unique() {
         let revoked = |exchange: String, about: Vec<u128>, renewal| Revocation {
             exchange: exchange.into(),
             thread: "t".into(),
@@ -395,7 +395,7 @@ mod tests {
 
     /// A decision that is made again is stored beside the refused one, under the time of the refusal.
     #[test]
-    fn a_repeated_decision_is_stored_under_the_time_of_its_refusal() {
+    fn repeated_decision_is_stored_under_time_of_its_refusal() {
         let key_of = |fact: &Fact| match fact {
             Fact::Cut(cut) => cut.decision_key(),
             Fact::ReasoningDecision(decision) => decision.decision_key(),
@@ -420,7 +420,7 @@ mod tests {
     /// The size of a repair includes all that it holds. It is stored with its exchange, and under the refusal that it
     /// came after.
     #[test]
-    fn the_size_of_a_repair_includes_all_its_content() {
+    fn size_of_repair_includes_content() {
         use crate::context::repair::RepairDecision;
         use crate::dialect::repair::Repair;
         let long = || -> Box<str> { "x".repeat(4_096).into() };

@@ -181,7 +181,7 @@ mod tests {
     /// The main line grows from the first turn. If it breaks off, a request with the same system prompt and tools
     /// continues it. A thread that the client names is another line.
     #[test]
-    fn the_main_line_is_that_of_the_first_turn() {
+    fn main_line_is_that_of_first_turn() {
         let user = |text: &str| json!({"role": "user", "content": text});
         let first = json!([user("Words.")]);
         let path = "/v1/messages";

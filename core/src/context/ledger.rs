@@ -607,7 +607,7 @@ mod tests {
 
     /// This count limits a session's memory: it is at least what is held, and seldom a third more.
     #[test]
-    fn the_size_of_a_reasoning_record_includes_all_its_content() {
+    fn size_of_reasoning_record_includes_all_its_content() {
         let plain = ReasoningRecord {
             after: Chain(1),
             at: 1,
@@ -656,7 +656,7 @@ mod tests {
     }
 
     #[test]
-    fn the_size_of_revocations_and_suspensions_includes_their_content() {
+    fn size_of_revocations_and_suspensions_includes_their_content() {
         let long_text: Box<str> = "w".repeat(1 << 16).into();
         let revoked = Revocation {
             exchange: "".into(),

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn the_main_thread_names_the_session() {
+    fn main_thread_names_session() {
         let mut ledger = Ledger::default();
         let mut add =
             |exchange: &str, thread: &str, purpose, agent: Option<&str>, title: Option<&str>| {

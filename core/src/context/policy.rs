@@ -505,7 +505,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tools_are_selected_by_name_or_prefix() {
+    fn tools_selected_by_name_or_prefix() {
         let mut prune = PrunePolicy::default();
         assert!(prune.covers(Some("Read")));
         assert!(prune.covers(None));
@@ -519,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn placeholders_name_the_tool_and_its_size() {
+    fn placeholders_name_tool_and_size() {
         let prune = PrunePolicy {
             placeholder: "[{tool}: {tokens} tokens]".into(),
             ..PrunePolicy::default()
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pressure_threshold_is_a_share_or_leaves_a_token_buffer() {
+    fn pressure_threshold_is_share_or_leaves_token_buffer() {
         let share = PrunePolicy { pressure: 0.5, ..PrunePolicy::default() };
         assert!((share.threshold(180_000) - 90_000.0).abs() < 1e-9);
         let left = PrunePolicy { pressure_buffer_tokens: Some(13_000), ..share };
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn reasoning_left_out_of_the_context_is_removed() {
+    fn uncounted_reasoning_is_removed() {
         let left_out = ReasoningPolicy { include_in_context: false, ..ReasoningPolicy::default() };
         assert_eq!(left_out.strip(), StripPolicy::All);
         assert_eq!(ReasoningPolicy::default().strip(), StripPolicy::None);
@@ -546,7 +546,7 @@ mod tests {
 
     /// Each schedule is parsed and written alike, its schema allows it, and an unknown word is an error.
     #[test]
-    fn a_count_schedule_is_parsed_as_it_is_written() {
+    fn count_schedule_round_trips() {
         let schema = CountSchedule::json_schema(&mut SchemaGenerator::default());
         let pattern = schema.get("pattern").and_then(|it| it.as_str()).unwrap().to_owned();
         assert_eq!(schema.get("type").and_then(|it| it.as_str()), Some("string"));

@@ -97,7 +97,7 @@ mod tests {
     use crate::context::{Cut, Replacement};
 
     #[test]
-    fn the_same_text_is_trimmed_the_same_and_another_not_at_all() {
+    fn same_text_is_trimmed_same_and_another_not_at_all() {
         let text = "héad ".repeat(100) + &"tail".repeat(100);
         let trim = TrimRange::new(&text, 1000, 400).unwrap();
         let trimmed = trim.apply(&text, PartKind::ToolResult).unwrap();
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_that_fit_no_text_trim_nothing() {
+    fn misfit_ranges_trim_nothing() {
         let text = "é".repeat(40);
         let whole =
             TrimRange { head: 4, tail: 60, bytes: 80, hash: PartKey::of_bytes(text.as_bytes()) };
@@ -127,7 +127,7 @@ mod tests {
 
     /// A cut as earlier versions stored it is read and written unchanged.
     #[test]
-    fn a_cut_stored_with_its_text_is_read_and_written_unchanged() {
+    fn cut_stored_with_its_text_is_read_and_written_unchanged() {
         let old = r#"{"about":"000000000000000000000000000000ff","at":1,"exchange":"r","text":"begin … end","keep_media":true,"was":9,"tokens":2,"why":"too_large"}"#;
         let cut: Cut = serde_json::from_str(old).unwrap();
         assert_eq!(cut.content, Replacement::Text("begin … end".into()));
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stored_trim_range_contains_no_text() {
+    fn stored_trim_range_contains_no_text() {
         let text = "canary ".repeat(500);
         let kept = serde_json::to_string(&TrimRange::new(&text, 1000, 400).unwrap()).unwrap();
         assert!(!kept.contains("canary"), "{kept}");

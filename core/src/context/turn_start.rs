@@ -58,7 +58,7 @@ mod tests {
 
     /// The same text beside a result, in three protocols.
     #[test]
-    fn text_beside_results_begins_a_turn_for_gemini_alone() {
+    fn text_beside_results_begins_turn_for_gemini_alone() {
         let gemini = r#"{"contents":[{"role":"user","parts":[{"text":"Look."}]},
             {"role":"model","parts":[{"functionCall":{"name":"ls","args":{}}}]},
             {"role":"user","parts":[{"functionResponse":{"name":"ls","response":{"output":"a"}}},

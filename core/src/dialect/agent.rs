@@ -291,7 +291,7 @@ mod tests {
 
     /// The prompts of opencode 1.18, Hermes 0.19 and of others that only mention titles.
     #[test]
-    fn a_title_is_asked_for_with_a_verb() {
+    fn title_is_asked_for_with_verb() {
         let asks = |system, user| {
             let (conversation, body) = read(system, user);
             asks_for_title(&conversation, &body)
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn the_table_can_be_read() {
+    fn table_can_be_read() {
         assert!(FILE.agent.len() > 20);
         assert!(FILE.project.len() > 5);
         let only =
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn agents_are_known_by_prompt_and_user_agent() {
+    fn agents_known_by_prompt_and_header() {
         for (user_agent, system, name) in [
             (
                 "claude-cli/2.1.332 (external, sdk-cli)",
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_user_agents_are_cut_or_ignored() {
+    fn hostile_user_agents_are_cut() {
         let long = format!("claude-cli/{}", "9".repeat(10_000));
         let name = agent(long.as_bytes(), "").unwrap();
         assert_eq!(name, format!("Claude Code {}", "9".repeat(VERSION_BYTES)));
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn the_folder_is_read_from_the_prompt() {
+    fn folder_is_read_from_prompt() {
         for (system, user, path) in [
             ("<env>\nWorking directory: /home/jane/shop\nIs git", "", Some("/home/jane/shop")),
             (" - Primary working directory: /srv/a b\n", "", Some("/srv/a b")),
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_title_is_text_or_a_member() {
+    fn title_is_text_or_member() {
         assert_eq!(title("Fix the tide table\n").as_deref(), Some("Fix the tide table"));
         assert_eq!(title(r#"{"title": "Fix it"}"#).as_deref(), Some("Fix it"));
         assert_eq!(title("\"Quoted\"\nmore").as_deref(), Some("Quoted"));

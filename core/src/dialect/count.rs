@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_is_a_whole_number_that_everybody_can_read() {
+    fn count_is_whole_number_that_everybody_can_read() {
         for (number, count) in [
             ("0", Some(0)),
             ("12", Some(12)),
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_never_falls() {
+    fn count_never_falls() {
         let mut count = read("500");
         for later in ["0", "null", "-3", "9223372036854775808", "499"] {
             assert!(!count.grow(read(later)), "{later}");

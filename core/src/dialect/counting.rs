@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_request_has_the_prompt_unchanged_and_no_reply_options() {
+    fn count_request_has_prompt_unchanged_and_no_reply_options() {
         let body = r#"{ "max_tokens": 9, "model":"m", "stream":true, "system" : "s",
             "messages": [ {"role":"user","content":"\u00e9 1.0" } ], "temperature":1e0}"#;
         let counted =
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_for_gemini_wraps_the_request_and_one_for_vertex_does_not() {
+    fn count_for_gemini_wraps_request_and_one_for_vertex_does_not() {
         let body = r#"{"contents":[{"parts":[]}],"tools":[],"safetySettings":[]}"#;
         assert_eq!(
             question_of(
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn an_estimate_has_the_form_of_the_endpoints_answer() {
+    fn estimate_has_form_of_endpoint() {
         for (dialect, target) in [
             (Dialect::Anthropic, "/v1/messages/count_tokens?beta=true"),
             (Dialect::Anthropic, "/v1/projects/p/models/count-tokens:rawPredict"),
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_response_is_read_as_a_number_or_nothing() {
+    fn count_response_is_number_or_none() {
         let number = |dialect, body: &str| answer(dialect, body.as_bytes());
         assert_eq!(number(Dialect::Anthropic, r#"{"input_tokens": 12}"#), Some(12));
         assert_eq!(number(Dialect::Gemini, r#"{"totalTokens": 7}"#), Some(7));

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_region_is_in_the_path_or_the_models_name() {
+    fn region_is_in_path_or_models_name() {
         let vertex =
             "/v1/projects/p/locations/europe-west1/publishers/anthropic/models/m:rawPredict";
         assert!(Door::is_regional(vertex, "m"));
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn a_login_with_chatgpt_is_told_by_its_path_or_its_account() {
+    fn login_with_chatgpt_is_told_by_its_path_or_its_account() {
         let with = |name: &'static str| {
             HeaderMap::from_iter([(
                 http::HeaderName::from_static(name),

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn context_editing_is_inserted_first_and_the_rest_is_unchanged() {
+    fn context_editing_is_inserted_first_and_rest_is_unchanged() {
         let body = " {\n \"model\": \"m\" }";
         let out = edited(body).unwrap();
         assert!(out.starts_with(" {\"context_management\":{"), "{out}");
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_manages_its_own_context_is_not_edited() {
+    fn request_that_manages_its_own_context_is_not_edited() {
         for member in
             ["context_management\":null", "thread\":{}", "compaction\":{}", "anthropic_beta\":[]"]
         {
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn the_clearing_threshold_of_a_request_is_read() {
+    fn clearing_threshold_is_read() {
         let with =
             |edits: &str| trigger(&format!(r#"{{"context_management":{{"edits":{edits}}}}}"#));
         assert_eq!(trigger("{}"), None);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn the_tokens_that_the_provider_cleared_are_summed() {
+    fn cleared_tokens_are_summed() {
         let read = |body: &str| {
             let document = Document::read(body.as_bytes()).unwrap();
             ClearingReport::from_reply(document.root(body.as_bytes()).unwrap())

@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reply_that_reports_a_failure_has_an_error_kind() {
+    fn failed_reply_has_error_kind() {
         let reply = |stop, error: Option<&str>| Reply {
             stop,
             error: error.map(|kind| ProviderError { kind: Some(kind.into()), message: None }),

@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_message_is_read_from_every_known_wrapper() {
+    fn error_message_is_read_from_every_known_wrapper() {
         for (body, text) in [
             (r#"{"type":"error","error":{"type":"t","message":"No."}}"#, "No."),
             (r#"{"error":{"message":"No.","type":"t","param":null,"code":null}}"#, "No."),
@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_a_gateway_put_into_its_message_is_read() {
+    fn error_that_gateway_put_into_its_message_is_read() {
         let body = r#"{"error":{"message":"litellm.BadRequestError: Exception - {\"error\":{\"message\":\"No.\",\"code\":\"c\"}} (400)","code":"400"}}"#;
         let all = ErrorMessage::all(body.as_bytes());
         assert_eq!(&*all[1].text, "No.");
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn nested_error_messages_of_routers_are_read_to_a_limited_depth() {
+    fn nested_error_messages_of_routers_are_read_to_limited_depth() {
         let mut body = r#"{"error":{"message":"deep"}}"#.to_owned();
         for _ in 0..6 {
             let raw = serde_json::Value::String(body);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn no_error_body_makes_the_reader_panic() {
+    fn no_error_body_makes_reader_panic() {
         for body in ["[", "[]", "[[]]", "{\"error\":[]}", "\"x\"", "null", "{\"detail\":[]}"] {
             let _ = texts(body);
         }

@@ -12,7 +12,7 @@ use crate::wire::{encoding, json, splice, sse, websocket};
 const MOST: usize = 6000;
 
 #[test]
-fn fuzz_functions_hold_over_golden_cases() {
+fn golden_cases_pass_fuzz_functions() {
     let golden = data("golden");
     let mut count = 0;
     for (dialect, name) in DIALECTS {

@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hint_headers_are_read() {
+    fn hint_headers_are_read() {
         let read = hints(&[
             ("x-claude-code-request-class", "subagent"),
             ("x-claude-code-agent-type", "general-purpose"),

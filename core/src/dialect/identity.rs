@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn the_session_is_read_from_the_most_certain_source() {
+    fn most_certain_session_is_read() {
         let uuid = "01a1fbfb-85a1-7150-869d-ae886c933a94";
         for (pairs, body, session) in [
             (
@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn session_names_that_are_too_long_are_ignored() {
+    fn long_session_names_are_ignored() {
         let fits = "a".repeat(MAX_NAME);
         assert_eq!(who(&[("x-session-id", &fits)], None).0, Some(fits.clone()));
         let long = fits + "a";
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn sub_agents_share_the_session_and_have_threads_of_their_own() {
+    fn sub_agents_share_session_and_have_threads_of_their_own() {
         for (pairs, session, thread) in [
             (&[("x-claude-code-session-id", "s"), ("x-claude-code-agent-id", "a1")][..], "s", "a1"),
             (
@@ -357,7 +357,7 @@ mod tests {
 
     /// Claude Code says what a request is for: its compactions and side calls look like turns. A count stays one.
     #[test]
-    fn claude_code_says_what_a_request_is_for() {
+    fn claude_code_names_the_purpose() {
         let mut conversation = Conversation::empty(Dialect::Anthropic);
         for (class, purpose, thread) in [
             ("main", Some(Purpose::Turn), None),

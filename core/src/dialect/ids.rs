@@ -100,7 +100,7 @@ mod tests {
 
     /// In stores and responses, ids are written as they were before they had types.
     #[test]
-    fn an_id_is_written_and_read_as_plain_text() {
+    fn id_is_plain_text() {
         let id = SessionId::from("s-1");
         assert_eq!(serde_json::to_string(&id).unwrap(), r#""s-1""#);
         assert_eq!(serde_json::from_str::<SessionId>(r#""s-1""#).unwrap(), id);
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_of_ids_is_looked_up_by_text() {
+    fn map_of_ids_is_looked_up_by_text() {
         let hashed = HashMap::from([(TenantId::from("t"), 1)]);
         let sorted = BTreeMap::from([(ExchangeId::from(String::from("e")), 2)]);
         assert_eq!(hashed.get("t"), Some(&1));

@@ -388,7 +388,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_in_how_clients_write_arguments_do_not_change_the_key() {
+    fn differences_in_how_clients_write_arguments_do_not_change_key() {
         let key = of_json(r#"{"a":1}"#);
         assert_eq!(of_json(r#"{"a":1,"b":null}"#), key);
         assert_eq!(of_json(r#""{\"a\": 1}""#), key);
@@ -423,7 +423,7 @@ mod tests {
 
     /// Keys are stored. If one of these changes, no stored key can be found any more.
     #[test]
-    fn part_keys_are_the_same_in_every_version() {
+    fn part_keys_never_change() {
         let mut keyer = Keyer::default();
         let text = keyer.text(Role::User, "hello").unwrap();
         assert_eq!(text.to_string(), "202c6730729b6a85dbf29f3f86ae5db5");
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn white_space_around_text_does_not_count() {
+    fn outer_white_space_does_not_count() {
         let mut keyer = Keyer::default();
         let key = keyer.text(Role::User, "hello");
         assert_eq!(keyer.text(Role::User, " hello\n"), key);
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_in_blocks_is_the_result_in_one_string() {
+    fn blocks_or_string_are_one_result() {
         let mut keyer = Keyer::default();
         let one = keyer.tool_result("t", ["ab\n"]);
         assert_eq!(keyer.tool_result("t", ["a", "b"]), one);
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn base64_in_either_alphabet_is_the_same_picture() {
+    fn base64_alphabets_are_one_picture() {
         let mut keyer = Keyer::default();
         let key = keyer.media(PartKind::Image, Role::User, "ab+/cd==");
         assert_eq!(keyer.media(PartKind::Image, Role::User, "ab-_cd"), key);

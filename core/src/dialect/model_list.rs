@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_with_a_date_also_stands_for_the_name_without() {
+    fn dated_name_stands_for_plain_name() {
         let body = r#"{"data":[{"id":"a-20250929","max_input_tokens":1000},{"id":"b-20250929","max_input_tokens":2000},
             {"id":"b","max_input_tokens":3000},{"id":"c-2025","max_input_tokens":4000}]}"#;
         let found = listed("/v1/models", body);

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn every_listed_message_is_an_overflow() {
+    fn every_listed_message_is_overflow() {
         let file = built_in();
         assert!(file.patterns.len() > 5, "the data does not parse");
         assert!(file.except.len() > 10, "the data does not parse");
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_number_fields_say_that_a_request_does_not_fit() {
+    fn names_and_number_fields_say_that_request_does_not_fit() {
         for body in [
             r#"{"error":{"code":"context_length_exceeded","message":""}}"#,
             r#"{"error":{"message":"x","details":{"error_code":"context_window_exceeded"}}}"#,
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_number_after_at_least_or_about_is_not_a_count() {
+    fn token_number_after_at_least_or_about_is_not_count() {
         let body = "This model's maximum context length is 2048 tokens. However, you requested 512 \
                     output tokens and your prompt contains at least 1537 input tokens, for a total \
                     of at least 2049 tokens. Please reduce the length of the input prompt or the \
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn no_error_body_makes_the_reader_panic() {
+    fn no_error_body_makes_reader_panic() {
         for body in [
             "\\",
             "\\u",

@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::too_many_lines, reason = "one table of all paths")]
-    fn every_path_of_a_conversation_is_known() {
+    fn conversation_paths_are_known() {
         let azure = "/openai/deployments/my%20gpt/chat/completions?api-version=2025-04-01-preview";
         let vertex = "/v1/projects/p/locations/global/publishers";
         let claude = format!("{vertex}/anthropic/models/claude-opus-5%4020261001:streamRawPredict");
@@ -248,7 +248,7 @@ mod tests {
 
     /// Azure's paths are like OpenAI's.
     #[test]
-    fn a_stored_reply_is_read_by_its_id() {
+    fn stored_reply_is_read_by_its_id() {
         let stored = |method: Method, path: &'static str| {
             let found = endpoint(&method, path)?;
             Some((found.dialect, found.stored?.into_owned()))
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_without_a_conversation_have_no_endpoint() {
+    fn other_paths_have_no_endpoint() {
         for path in [
             "/",
             "",
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn every_path_has_a_provider() {
+    fn every_path_has_provider() {
         for (path, header, provider_) in [
             ("/v1/models", "anthropic-version", Provider::Anthropic),
             ("/v1/models?limit=1000", "x-api-key", Provider::Anthropic),

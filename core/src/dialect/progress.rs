@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn the_progress_of_a_stream_agrees_with_its_cut_reply() {
+    fn progress_of_stream_agrees_with_its_cut_reply() {
         let chat = r#"{"id":"c1","choices":[{"index":0,"delta":{"reasoning_content":"Hm, hm.","content":"One, two, three."}}]}"#;
         let gemini = r#"{"responseId":"g1","candidates":[{"content":{"parts":[{"text":"One, two, three, four."}]}}],"usageMetadata":{"promptTokenCount":50,"candidatesTokenCount":2}}"#;
         let cases = [
@@ -93,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn usage_reported_at_the_end_stays_in_the_progress() {
+    fn final_usage_stays_in_progress() {
         let stream = concat!(
             r#"data: {"id":"c1","choices":[{"index":0,"delta":{"content":"One, two, three."},"finish_reason":"stop"}]}"#,
             "\n\n",

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_cause_of_a_refusal_is_read_from_its_message() {
+    fn message_names_cause_of_refusal() {
         for (message, named) in [
             ("`tool_use` ids were found without `tool_result` blocks", RefusalCause::Structure),
             ("text content blocks must be non-empty", RefusalCause::Structure),

@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn the_estimated_number_of_parts_is_never_too_low() {
+    fn part_estimate_is_never_too_low() {
         let text = r#"{"type":"text","text":"a"}"#;
         let many = [text; 9].join(",");
         for (dialect, body) in [
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn a_model_name_that_is_too_long_is_replaced_by_its_hash() {
+    fn model_name_that_is_too_long_is_replaced_by_its_hash() {
         let read = |length: usize| {
             let body = format!(r#"{{"model":"{}","messages":[]}}"#, "m".repeat(length));
             dialect::read(Dialect::OpenaiChat, "", body.as_bytes()).model.unwrap()

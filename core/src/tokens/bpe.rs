@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn the_encoder_counts_like_the_public_encoder() {
+    fn encoder_counts_like_public_encoder() {
         for text in [
             "",
             "Hello, world!",
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_piece_is_neither_slow_nor_wrong() {
+    fn long_piece_is_right_and_fast() {
         same(&"aGVsbG8gd29ybGQh".repeat(20));
         same(&"a".repeat(500));
         let base64: String =
@@ -429,7 +429,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_encoder_agrees_with_the_public_encoder_on_any_text(text in "(\\PC|[ \\t\\r\\na-zA-Z0-9'.,/{}\"]){0,80}") {
+        fn encoder_agrees_with_public_encoder_on_any_text(text in "(\\PC|[ \\t\\r\\na-zA-Z0-9'.,/{}\"]){0,80}") {
             same(&text);
         }
 
@@ -455,7 +455,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sentencepiece_vocabulary_merges_characters_except_fixed_pieces() {
+    fn sentencepiece_vocabulary_merges_characters_except_fixed_pieces() {
         let few = few();
         for (text, tokens) in [
             ("", 0),
@@ -476,7 +476,7 @@ mod tests {
 
     /// A loaded vocabulary need not be loaded again. Bytes that are no vocabulary are refused.
     #[test]
-    fn a_vocabulary_is_loaded_once() {
+    fn vocabulary_is_loaded_once() {
         for family in [Family::O200k, Family::Cl100k, Family::Claude] {
             let encoding = load(family).unwrap();
             assert!(!is_wanted(family), "{family:?}");

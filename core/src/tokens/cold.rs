@@ -41,7 +41,7 @@ mod tests {
     ];
 
     #[test]
-    fn a_first_calls_band_holds_its_estimate_and_some_structure() {
+    fn first_calls_band_holds_its_estimate_and_some_structure() {
         for family in FAMILIES {
             for tokens in [0, 1, 5, 10, 199, 200, 999, 1_000, 50_000, u64::MAX] {
                 let Band { low, high } = cold_band(family, tokens);
@@ -58,7 +58,7 @@ mod tests {
     /// As measured (`docs/estimates.md`, "First calls"): the structure around a small prompt may cost up to twice the
     /// prompt.
     #[test]
-    fn a_first_calls_band_goes_by_size() {
+    fn first_calls_band_goes_by_size() {
         let of = |tokens| cold_band(Family::Claude, tokens);
         assert_eq!(of(100), Band { low: 90, high: 300 });
         assert_eq!(of(400), Band { low: 260, high: 520 });

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_width_is_the_second_largest_of_the_last_errors_of_a_kind() {
+    fn width_is_second_largest_of_last_errors_of_kind() {
         let small = CallKind::new(99, true);
         let mut errors = RecentErrors::default();
         assert_eq!(errors.width(small, 3.0), 3.0);

@@ -217,7 +217,7 @@ mod tests {
 
     /// Box-drawing characters were once in one class with text in other scripts, whatever their length.
     #[test]
-    fn box_drawing_lines_are_not_in_the_token_class_of_other_scripts() {
+    fn box_drawing_lines_are_not_in_token_class_of_other_scripts() {
         let lines = ["─", "──", "────", "────────", "────────────────", "日本語テ"];
         let classes: Vec<u8> = lines.iter().map(|line| class(line.as_bytes(), 90_000)).collect();
         let mut sorted = classes.clone();
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_classified_by_their_characters() {
+    fn tokens_classified_by_characters() {
         let kinds = [
             ("  ", 400, TokenKind::Blank, 1, 0),
             ("\n\n", 400, TokenKind::Line, 1, 0),

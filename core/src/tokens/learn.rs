@@ -553,7 +553,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_model_is_known_after_five_calls() {
+    fn five_calls_make_a_model_known() {
         let mut learned = EstimatorState::new(Family::Other);
         let errors = played(&mut learned, 40, |size| size * 17 / 10 + 30);
         assert!(errors[0] > 40.0, "{errors:?}");
@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unusual_tokenizer_is_learned_by_the_classes_of_tokens() {
+    fn unusual_tokenizer_is_learned_by_classes_of_tokens() {
         let encoding = bpe::load(Family::Other).unwrap();
         let mut learned = EstimatorState::new(Family::Other);
         let errors: Vec<f64> = (0..60)
@@ -618,7 +618,7 @@ mod tests {
 
     /// Each tool has a structure of its own: that others are counted right says nothing about it.
     #[test]
-    fn the_first_results_of_a_tool_have_a_wide_range() {
+    fn first_results_of_tool_have_wide_range() {
         let mut learned = EstimatorState::new(Family::O200k);
         let mut width = |tool| {
             let mut seen = grown(50_000, 80);
@@ -636,7 +636,7 @@ mod tests {
     }
 
     #[test]
-    fn a_count_wrong_by_a_factor_of_two_is_learned_and_unlearned() {
+    fn count_wrong_by_factor_of_two_is_learned_and_unlearned() {
         let mut learned = EstimatorState::new(Family::ClaudeNew);
         played(&mut learned, 30, |size| size);
         let wrong = played(&mut learned, 40, |size| size * 2);
@@ -647,7 +647,7 @@ mod tests {
 
     /// The catalogue names a wrong tokenizer, and later the right one again, for any family.
     #[test]
-    fn an_error_by_two_is_soon_in_the_band_and_passes_in_ten_calls() {
+    fn error_by_two_is_soon_in_band_and_passes_in_ten_calls() {
         let families =
             [Family::O200k, Family::Gemini, Family::Claude, Family::ClaudeNew, Family::Other];
         for (family, halves) in families.into_iter().flat_map(|it| [(it, false), (it, true)]) {
@@ -719,7 +719,7 @@ mod tests {
     /// A single result that was wrong by 206 tokens once shifted the estimates of all results of its tool, for every
     /// client of the model.
     #[test]
-    fn one_outlier_of_a_tool_does_not_shift_its_next_results() {
+    fn one_outlier_of_tool_does_not_shift_its_next_results() {
         let families = [Family::O200k, Family::Claude, Family::ClaudeNew, Family::Gemini];
         // The outlier is the first result of its tool, the second, or comes after nine exact ones.
         for (family, before) in families.into_iter().flat_map(|it| [(it, 0), (it, 1), (it, 9)]) {
@@ -744,7 +744,7 @@ mod tests {
 
     /// Results of one tool have a known offset. The first result of another tool does not yet change its estimates.
     #[test]
-    fn one_observation_of_a_tool_does_not_speak_for_its_next_result() {
+    fn one_observation_of_tool_does_not_speak_for_its_next_result() {
         let mut learned = EstimatorState::new(Family::Claude);
         played(&mut learned, 30, |size| size + 25);
         let other = |size| Observation {
@@ -760,7 +760,7 @@ mod tests {
     /// An offset on which three results of a tool agree is the structure around them. Offsets of large results are not
     /// applied in full to small ones.
     #[test]
-    fn an_offset_is_bounded_by_what_it_was_learned_on() {
+    fn offset_is_bounded() {
         let taught = |of: &[(u64, u64)]| {
             let mut learned = EstimatorState::new(Family::O200k);
             for &(size, off) in of {
@@ -787,7 +787,7 @@ mod tests {
     /// A provider counts a token for four bytes. The error of results of 4 kB was once applied to each token of a text
     /// of 90 kB, which was then estimated 9 % too low.
     #[test]
-    fn the_error_of_small_results_is_not_applied_to_a_large_text() {
+    fn error_of_small_results_is_not_applied_to_large_text() {
         let seen = |family, text: &str| {
             let mut counter = Tokenizer::whole(family).reply();
             let part = ReplyPart { text: text.to_owned(), ..ReplyPart::new(PartKind::Text) };
@@ -821,7 +821,7 @@ mod tests {
 
     /// With an unknown tokenizer, small texts show what a large text costs.
     #[test]
-    fn an_unknown_tokenizer_keeps_its_rate_in_large_texts() {
+    fn unknown_tokenizer_keeps_its_rate_in_large_texts() {
         let mut learned = EstimatorState::new(Family::Other);
         played(&mut learned, 30, |size| size * 13 / 10);
         let new_text = |size| NewContent { tool: None, ..grown(50_000, size).new_content };
@@ -840,7 +840,7 @@ mod tests {
     }
 
     #[test]
-    fn the_band_holds_nine_times_in_ten_for_each_size() {
+    fn band_holds_for_each_size() {
         let mut learned = EstimatorState::new(Family::Gemini);
         let (mut held, mut all) = ([0; 3], [0; 3]);
         for at in 0..1_800 {
@@ -862,7 +862,7 @@ mod tests {
     }
 
     #[test]
-    fn a_usage_that_counting_cannot_explain_teaches_nothing() {
+    fn usage_that_counting_cannot_explain_teaches_nothing() {
         let mut learned = EstimatorState::new(Family::O200k);
         played(&mut learned, 10, |size| size);
         let seen = grown(90_000, 500);
@@ -875,7 +875,7 @@ mod tests {
     /// While the vocabulary loads, texts are counted by length. The error of that count was once added to counts by
     /// vocabulary, and the second session of a client was wrong by 26 %.
     #[test]
-    fn the_error_of_counting_by_length_does_not_affect_other_counts() {
+    fn error_of_counting_by_length_does_not_affect_other_counts() {
         let mut learned = EstimatorState::new(Family::Claude);
         let by_length = Observation { counting: CountingMethod::Length, ..grown(200, 333) };
         let guess = learned.guess(&by_length, ByRetention::default());
@@ -887,7 +887,7 @@ mod tests {
 
     /// The first call of a process comes before the vocabulary is loaded. It teaches the head however it was counted.
     #[test]
-    fn a_head_learned_in_one_session_is_estimated_exactly_in_the_next() {
+    fn head_learned_in_one_session_is_estimated_exactly_in_next() {
         let first = |head, headed, counting| Observation {
             new_content: NewContent { head: Some(head), headed, ..NewContent::default() },
             counting,
@@ -908,7 +908,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_shows_its_reasoning_retention() {
+    fn thread_shows_its_retention() {
         let learned = EstimatorState::new(Family::Gemini);
         let new_content = NewContent { tokens: 100, results: 1, ..NewContent::default() };
         let belief = [-4.0, 1.0, 0.5, 0.8];
@@ -924,7 +924,7 @@ mod tests {
 
     /// With errors of a known spread, the band holds nine times in ten, whatever the spread.
     #[test]
-    fn the_band_holds_nine_times_in_ten() {
+    fn band_holds_nine_times_in_ten() {
         for spread in [3, 40, 400] {
             let mut learned = EstimatorState::new(Family::ClaudeNew);
             let (mut held, mut all) = (0, 0);
@@ -946,7 +946,7 @@ mod tests {
     }
 
     #[test]
-    fn counted_unsent_reasoning_is_not_taken_for_a_counting_error() {
+    fn counted_unsent_reasoning_is_not_taken_for_counting_error() {
         let mut learned = EstimatorState::new(Family::Other);
         played(&mut learned, 20, |size| size);
         let unsent = UnsentReasoning { tokens: 3_000, counted: false };
@@ -1003,7 +1003,7 @@ mod tests {
     }
 
     #[test]
-    fn an_observed_reasoning_retention_outweighs_the_expected_one() {
+    fn observed_reasoning_retention_outweighs_expected_one() {
         let fresh = EstimatorState::new(Family::Other);
         let none = ByRetention::default();
         let read = [1_500, 1_500, 1_500, 1_000];
@@ -1045,7 +1045,7 @@ mod tests {
     /// A message among tool results may end the reasoning before it or not, and the sessions of a model differ. That a
     /// thread reads reasoning at all says nothing about it.
     #[test]
-    fn the_band_covers_both_ends_of_a_steer_until_the_thread_shows_one() {
+    fn band_covers_both_ends_of_steer_until_thread_shows_one() {
         let mut learned = EstimatorState::new(Family::O200k);
         let seen = sent_back([0.0, 3.8, 4.0, 0.0], [1_800, 1_800, 1_000, 900], 40);
         for _ in 0..7 {
@@ -1062,7 +1062,7 @@ mod tests {
 
     /// Gemini 3.5 Flash as recorded: it reads reasoning in its loop, and still has it after the user's next message.
     #[test]
-    fn a_gemini_that_keeps_its_reasoning_is_estimated_right() {
+    fn gemini_that_keeps_its_reasoning_is_estimated_right() {
         let model = crate::dialect::models::Catalogue::default().model("gemini-3.5-flash", "");
         let mut learned = EstimatorState::new(Family::Gemini);
         let mut thread = ByRetention::default();
@@ -1081,7 +1081,7 @@ mod tests {
     }
 
     #[test]
-    fn a_saved_estimator_state_is_restored_and_a_broken_one_detected() {
+    fn saved_estimator_state_is_restored_and_broken_one_detected() {
         let mut learned = EstimatorState::new(Family::Other);
         played(&mut learned, 20, |size| size * 3 / 2);
         let saved = serde_json::to_string(&learned).unwrap();
@@ -1101,7 +1101,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_observations_make_the_estimator_panic(
+        fn no_observation_makes_it_panic(
             calls in prop::collection::vec((any::<u64>(), any::<u64>(), any::<u32>()), 0..40),
         ) {
             let mut learned = EstimatorState::new(Family::Other);

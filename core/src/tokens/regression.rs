@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn the_regression_learns_the_costs_of_text_and_structure() {
+    fn regression_learns_costs_of_text_and_structure() {
         let nothing = Regression::new(Family::Claude, false);
         check(nothing.predict(&seen(5.0, 2.0), 9.0), 0.0, 0.0);
         let says = learned(60);
@@ -180,7 +180,7 @@ mod tests {
 
     /// A prediction for text is limited to a multiple of the largest text seen recently.
     #[test]
-    fn a_predicted_text_cost_is_limited_by_the_largest_text_seen() {
+    fn predicted_text_cost_is_limited_by_largest_text_seen() {
         let says = learned(60);
         check(says.largest, 7.0, 0.1);
         let (at, past) = (says.predict(&seen(14.0, 0.0), 2.0), says.predict(&seen(99.0, 0.0), 2.0));
@@ -196,7 +196,7 @@ mod tests {
 
     /// A single large error teaches little. An error that is believed is learned at once.
     #[test]
-    fn an_outlier_teaches_little_unless_it_is_believed() {
+    fn outlier_teaches_little_unless_it_is_believed() {
         let of = |prepare: fn(&mut Regression)| {
             let mut says = learned(60);
             prepare(&mut says);
@@ -212,7 +212,7 @@ mod tests {
 
     /// What was learned long ago can be replaced. Uncertainty is never higher than at the start.
     #[test]
-    fn learned_costs_fade_and_can_be_replaced() {
+    fn learned_costs_fade() {
         let mut says = learned(400);
         for n in 0..200 {
             let text = f64::from(n % 7 + 1);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_numbers_teach_the_regression_nothing() {
+    fn invalid_numbers_teach_nothing() {
         let says = learned(60);
         for (text, truth, noise) in
             [(f64::NAN, 1.0, 3.0), (1.0, f64::INFINITY, 3.0), (0.0, 1.0, 0.0), (1.0, f64::NAN, 3.0)]

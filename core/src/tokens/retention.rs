@@ -155,7 +155,7 @@ mod tests {
 
     /// As recorded (`docs/estimates.md` 2).
     #[test]
-    fn the_expected_reasoning_retention_follows_the_catalogue() {
+    fn expected_reasoning_retention_follows_catalogue() {
         use ReasoningRetention::{Drops, Keeps, Loops, Turns};
         let model =
             |family| Model { family, ..Catalogue::default().model("claude-sonnet-4-5", "") };
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_is_evidence_only_if_one_retention_alone_explains_it() {
+    fn call_is_evidence_only_if_one_retention_alone_explains_it() {
         let new = ReadingEvidence::default();
         assert!(after(new, 1_400, 50.0).0 > 0.0);
         assert!(after(new, 1_000, 50.0).0 < 0.0);
@@ -215,7 +215,7 @@ mod tests {
 
     /// A clear call outweighs the table. After many calls, two contrary ones are needed, and only a few calls count.
     #[test]
-    fn the_newest_calls_outweigh_what_was_known() {
+    fn newest_calls_outweigh() {
         let table = [4.0, 0.0, 0.0, 0.0];
         let believed = |evidence: ReadingEvidence| {
             let more = evidence.belief(&table);
@@ -238,7 +238,7 @@ mod tests {
 
     /// If the table is unsure about a model, the session decides, so the evidence is not added.
     #[test]
-    fn evidence_counts_where_the_table_is_firm() {
+    fn evidence_counts_in_firm_table() {
         let of = |table| ReadingEvidence(2.0).belief(&table);
         assert_eq!(of([0.0, 3.0, 1.0, 0.0]), [2.0, 2.0, 2.0, 0.0]);
         assert_eq!(of([0.0, 2.9, 1.0, 0.0]), [0.0; RETENTIONS]);

@@ -318,13 +318,13 @@ mod tests {
     }
 
     #[test]
-    fn both_vocabulary_file_formats_are_read_alike() {
+    fn both_formats_are_read_alike() {
         assert_eq!(read(&model(&trainer(), &plain())), Ok(expected()));
         assert_eq!(read(json("BPE", true).as_bytes()), Ok(expected()));
     }
 
     #[test]
-    fn an_unusable_vocabulary_is_an_error() {
+    fn unusable_vocabulary_is_error() {
         let unigram = [field(3, 0, &[1]), [&[0x98, 0x02][..], &[1]].concat()].concat();
         for (file, why) in [
             (b"hello".to_vec(), VocabularyError::Unread),
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn no_bytes_cause_a_panic() {
+    fn no_bytes_cause_panic() {
         let file = model(&trainer(), &plain());
         for cut in 0..file.len() {
             let _ = read(&file[..cut]);
@@ -355,7 +355,7 @@ mod tests {
     /// A normalizer must not change text before it is split: no added space, no removed white space, no replaced
     /// characters.
     #[test]
-    fn a_normalizer_that_changes_text_is_an_error() {
+    fn changing_normalizer_is_error() {
         let of = |adds: u8, takes: u8, map: &[u8]| {
             let all = [field(3, 0, &[adds]), field(4, 0, &[takes]), bytes(2, map)].concat();
             changes(&all)
@@ -374,7 +374,7 @@ mod tests {
 
     /// A vocabulary needs more pieces than there are bytes.
     #[test]
-    fn a_vocabulary_with_too_few_pieces_is_an_error() {
+    fn too_few_pieces_are_an_error() {
         let of = |count: usize| {
             let mut file = Vec::new();
             for (at, letter) in letters().take(count).enumerate() {

@@ -115,7 +115,7 @@ mod tests {
     /// The median of the last seven results; of two in the middle, the smaller one. Fewer than three results give no
     /// offset.
     #[test]
-    fn the_offset_of_a_tool_is_the_median_of_its_last_results() {
+    fn offset_of_tool_is_median_of_its_last_results() {
         let offset = |offs: &[i64]| kept(offs).offset((7, false), 1_000);
         assert_eq!(offset(&[]), None);
         assert_eq!(offset(&[9, 9]), None);
@@ -132,7 +132,7 @@ mod tests {
 
     /// A limited number of tools is remembered, those used last. A longer list is invalid.
     #[test]
-    fn only_a_limited_number_of_tools_is_remembered() {
+    fn few_tools_are_remembered() {
         let mut results = ToolResults::default();
         let mut three = |name: u64| (0..3).for_each(|_| results.keep((name, false), 1_000, 5));
         (0..TOOLS as u64).for_each(&mut three);

@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_clear_pair_says_whether_unsent_reasoning_is_counted() {
+    fn only_clear_pair_says_whether_unsent_reasoning_is_counted() {
         let judged = |tokens, counted, estimate, actual, new| {
             UnsentReasoning { tokens, counted }.judged(estimate, actual, new)
         };

@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn every_coding_gives_the_body_back_whatever_the_cuts() {
+    fn every_coding_round_trips() {
         let body = b"data: {\"a\":1}\n\n".repeat(100);
         for (named, made) in [
             ("gzip", "gzip"),
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn a_body_that_is_cut_is_known_from_a_whole_one() {
+    fn cut_body_is_not_whole() {
         let body = b"data: 1\n\n".repeat(40);
         let coded = [
             ("gzip", encode("gzip", &body)),
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_comes_out_when_it_was_flushed_in() {
+    fn event_comes_out_when_flushed() {
         let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
         encoder.write_all(b"data: 1\n\n").unwrap();
         encoder.flush().unwrap();
@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn an_encoded_body_that_cannot_be_read_is_an_error() {
+    fn unreadable_encoding_is_error() {
         let unknown = Decoder::new(["compress"], 10, at_most(0)).err();
         assert_eq!(unknown, Some(UnsupportedEncoding::Unknown));
         assert_eq!(decode("gzip", b"<html><body>Bad gateway</body>", 30), Err(DecodeError::Broken));
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_requested_with_the_first_byte_and_refusal_ends_decoding() {
+    fn memory_is_requested_with_first_byte_and_refusal_ends_decoding() {
         let body = vec![b'a'; 1 << 20];
         for coding in ["gzip", "br", "zstd"] {
             let encoded = encode(coding, &body);

@@ -627,7 +627,7 @@ mod tests {
     }
 
     #[test]
-    fn the_json_reader_agrees_with_serde_json() {
+    fn json_reader_agrees_with_serde_json() {
         for text in [
             "{}",
             "[]",
@@ -645,7 +645,7 @@ mod tests {
     }
 
     #[test]
-    fn a_json_error_names_its_position() {
+    fn json_error_names_its_position() {
         for (text, fault) in [
             ("", JsonError::Ends(0)),
             ("{", JsonError::Ends(1)),
@@ -666,14 +666,14 @@ mod tests {
     }
 
     #[test]
-    fn the_last_of_two_equal_keys_counts() {
+    fn last_of_two_equal_keys_counts() {
         let text = br#"{"a":1,"a":2}"#;
         let document = Document::read(text).unwrap();
         assert_eq!(document.root(text).unwrap().get("a").unwrap().as_u64(), Some(2));
     }
 
     #[test]
-    fn invalid_characters_in_a_json_string_are_replaced() {
+    fn invalid_characters_in_json_string_are_replaced() {
         for (raw, text) in [
             (&b"\"\xff\""[..], "\u{fffd}"),
             (br#""\ud800x""#, "\u{fffd}x"),
@@ -703,7 +703,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_json_reader_agrees_with_serde_json_on_any_value(value in json(), pretty: bool) {
+        fn json_reader_agrees_with_serde_json_on_any_value(value in json(), pretty: bool) {
             let write = if pretty { serde_json::to_string_pretty } else { serde_json::to_string };
             check(&write(&value).unwrap());
         }

@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_1_no_edit_is_the_same_allocation() {
+    fn invariant_1_no_edit_is_no_copy() {
         let body = Bytes::from_static(b"untouched");
         let slices = splice(&body, Vec::new()).unwrap();
         assert_eq!(slices.len(), 1);
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn splicing_replaces_inserts_and_removes() {
+    fn splice_replaces_and_removes() {
         assert_eq!(
             joined("abcdef", vec![edit(4, 5, ""), edit(1, 2, "BBB"), edit(3, 3, "+")]).unwrap(),
             "aBBBc+df"
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn a_range_in_edited_bytes_is_found_in_the_original() {
+    fn edited_range_maps_to_original() {
         // abcdefgh becomes aXXXXdegh: bc is replaced by XXXX, f is removed.
         let edits = [edit(5, 6, ""), edit(1, 3, "XXXX")];
         let of = |start, end| origin(&edits, Span::new(start, end));
@@ -265,7 +265,7 @@ mod tests {
     proptest! {
         /// Invariant 2: taking the edits back gives the original, byte for byte.
         #[test]
-        fn invariant_2_bytes_outside_edits_are_the_originals(
+        fn invariant_2_bytes_outside_edits_are_originals(
             body in proptest::collection::vec(any::<u8>(), 0..200),
             cuts in proptest::collection::btree_set(0usize..200, 0..8),
         ) {
@@ -286,7 +286,7 @@ mod tests {
 
         /// Edits of edits are edits.
         #[test]
-        fn composed_edits_equal_edits_applied_one_after_the_other(
+        fn composed_edits_equal_edits_applied_one_after_other(
             body in proptest::collection::vec(any::<u8>(), 0..60),
             one in proptest::collection::btree_set(0usize..60, 0..8),
             two in proptest::collection::btree_set(0usize..90, 0..8),

@@ -316,14 +316,14 @@ mod tests {
     }
 
     #[test]
-    fn a_written_event_can_be_read_again() {
+    fn written_event_can_be_read_again() {
         for (name, data) in [("", "{}"), ("error", "{}"), ("say", "two\nlines\n"), ("empty", "")] {
             check(&write_event(name, data), &[(name, data)]);
         }
     }
 
     #[test]
-    fn line_ends_and_fields_of_events_are_read() {
+    fn line_ends_and_fields_are_read() {
         check("data: a\n\ndata: b\n\n", &[("", "a"), ("", "b")]);
         check("event: x\r\ndata: a\r\n\r\ndata:b\r\n\r\n", &[("x", "a"), ("", "b")]);
         check("data: a\r\rdata: b\r\r", &[("", "a"), ("", "b")]);
@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bom_is_removed_from_the_stream_only() {
+    fn bom_is_removed_from_stream_only() {
         check("\u{feff}data: a\n\ndata: b\n\n", &[("", "a"), ("", "b")]);
         check("\u{feff}\n\ndata: b\n\n", &[("", "b")]);
         check("data: a\n\n\u{feff}data: b\n\n", &[("", "a")]);
@@ -357,12 +357,12 @@ mod tests {
     }
 
     #[test]
-    fn an_error_line_is_an_event() {
+    fn error_line_is_event() {
         check("data: a\n\nerror: {\"code\":500}\n", &[("", "a"), ("error", "{\"code\":500}")]);
     }
 
     #[test]
-    fn the_last_event_may_lack_its_blank_line() {
+    fn last_event_may_lack_its_blank_line() {
         check("data: a\n\ndata: [DONE]", &[("", "a"), ("", "[DONE]")]);
         let mut framer = Framer::new(100);
         framer.push(b"data: half", |_| panic!("not an event yet"));
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn offsets_cut_the_stream_exactly() {
+    fn offsets_cut_stream_exactly() {
         let stream = b": c\n\n: d\nevent: a\ndata: 1\n\ndata: 2\n\n";
         let mut framer = Framer::new(100);
         let mut spans = Vec::new();
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_is_whole_in_one_chunk_is_not_copied() {
+    fn event_that_is_whole_in_one_chunk_is_not_copied() {
         let stream = b"data: 0\n\nevent: a\ndata: 1\n\ndata: 2\r\n\r\n";
         let mut framer = Framer::new(100);
         let mut inside = 0;
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_is_too_long_ends_the_reading() {
+    fn too_long_event_ends_reading() {
         let long = format!("data: {}\n\n", "x".repeat(1 << 20));
         let at_limit = |limit: usize| {
             let mut framer = Framer::new(limit);
@@ -410,13 +410,13 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_cut_gives_the_same_events(bytes in proptest::collection::vec(prop_oneof![
+        fn any_cut_gives_same_events(bytes in proptest::collection::vec(prop_oneof![
             proptest::sample::select(b"data: event\n\r\r\n:x".to_vec()), any::<u8>()], 0..200)) {
             fuzz(&bytes);
         }
 
         #[test]
-        fn any_lines_in_any_cut_give_the_same_events(lines in proptest::collection::vec(
+        fn any_lines_in_any_cut_give_same_events(lines in proptest::collection::vec(
             proptest::sample::select(vec!["data: a", "data:b", "event: n", ": c", "id: 1", "", "", "",
                 "error: e", " data: s", "\u{feff}data: x", " "]), 0..20),
             ends in proptest::collection::vec(proptest::sample::select(vec!["\n", "\r\n", "\r"]), 20)) {

@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_breakpoint_writes_and_the_next_request_reads() {
+    fn breakpoint_is_read_next_time() {
         let mut conversation = CacheConversation::default();
         let first = conversation.send("abc!", BREAKPOINTS);
         assert_eq!((first.read, first.written_5m, first.missed), (0, 1500, None));
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prefix_below_the_minimum_is_not_cached() {
+    fn prefix_below_minimum_is_not_cached() {
         let mut conversation = CacheConversation::default();
         assert_eq!(conversation.send("a!", BREAKPOINTS), CacheUsage::default());
         assert_eq!(conversation.send("a!", BREAKPOINTS), CacheUsage::default());
@@ -393,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edit_causes_a_cache_miss_from_its_place() {
+    fn edit_misses_cache_from_its_place() {
         let mut conversation = CacheConversation::default();
         conversation.send("ab!cdef!", BREAKPOINTS);
         let edited = conversation.send("ab!cXef!", BREAKPOINTS);
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn a_breakpoint_looks_back_twenty_blocks() {
+    fn breakpoint_looks_back_20_blocks() {
         for (more, found) in [("0123456789012345678", true), ("01234567890123456789", false)] {
             let mut conversation = CacheConversation::default();
             conversation.send("ab!", BREAKPOINTS);
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_lives_while_it_is_used() {
+    fn entry_lives_while_it_is_used() {
         let mut conversation = CacheConversation::default();
         conversation.send("ab!", BREAKPOINTS);
         for _ in 0..3 {
@@ -446,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn an_automatic_cache_reads_in_steps() {
+    fn automatic_cache_reads_in_steps() {
         let mut conversation = CacheConversation::default();
         let first = conversation.send("abc", AUTOMATIC);
         assert_eq!((first.read, first.written_5m), (0, 1500));
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn past_its_limit_a_cache_evicts_the_expired_then_all() {
+    fn past_its_limit_cache_evicts_expired_then_all() {
         let mut conversation = CacheConversation {
             cache: PromptCache { max_entries: 4, ..PromptCache::default() },
             ..CacheConversation::default()

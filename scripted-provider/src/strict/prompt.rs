@@ -241,7 +241,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_string_and_a_text_block_measure_the_same() {
+    fn string_and_text_block_measure_same() {
         let plain = measure_text("user", "hello");
         let marked =
             json!({"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}});
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn every_byte_and_the_order_of_keys_change_the_hash() {
+    fn every_byte_changes_the_hash() {
         let one = measure("t", &json!({"a": {"b": 1, "c": [true, null]}}));
         for other in [
             json!({"a": {"c": [true, null], "b": 1}}),
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_costs_the_same_at_any_size() {
+    fn picture_costs_same_at_any_size() {
         let picture = |data: &str| json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}});
         let small = measure("user", &picture("AAAA"));
         let large = measure("user", &picture(&"AAAA".repeat(1000)));

@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reply_generator_is_deterministic_and_stops_calling_tools() {
+    fn reply_generator_is_deterministic_and_stops_calling_tools() {
         let generator = ReplyGenerator::new(3);
         let mut seen = Vec::new();
         for user_hash in 0..40 {

@@ -339,7 +339,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gemini_signatures_are_the_same_in_both_alphabets() {
+    fn gemini_signatures_are_same_in_both_alphabets() {
         let bytes = [0xfb, 0xff, 0xbe, 0x01];
         let (standard, safe) = (STANDARD.encode(bytes), URL_SAFE_NO_PAD.encode(bytes));
         assert_ne!(standard, safe);
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn generated_ids_repeat_only_with_the_same_seed() {
+    fn ids_repeat_with_same_seed() {
         let (mut one, mut two) = (IdGenerator::new(7), IdGenerator::new(7));
         assert_eq!(one.id("toolu_"), two.id("toolu_"));
         assert_ne!(one.id("toolu_"), one.id("toolu_"));
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_newest_replies_keep_their_cached_prefix() {
+    fn only_newest_replies_keep_their_cached_prefix() {
         let mut store = ReplyStore::default();
         for _ in 0..MAX_CACHED_PREFIXES {
             store.add_reply(IssuedReply {

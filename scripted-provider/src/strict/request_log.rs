@@ -74,7 +74,7 @@ mod tests {
     use crate::strict::{ApiError, Dialect};
 
     #[test]
-    fn the_request_log_drops_its_oldest_entries_past_its_limit() {
+    fn request_log_drops_its_oldest_entries_past_its_limit() {
         let body = Bytes::from_static(b"{\"model\":\"m\"}");
         let path = "/v1/messages";
         let request = ReceivedRequest::parse(path, &HeaderMap::new(), body.clone(), Duration::ZERO);

@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn claude_rules_follow_from_the_model_name() {
+    fn claude_rules_follow_from_name() {
         // name, binding, account, keeps, prefill refused, smallest cached prefix
         let table = [
             ("claude-sonnet-4-5-20250929", false, false, false, false, 1024),
@@ -420,7 +420,7 @@ mod tests {
     }
 
     #[test]
-    fn claude_fable_reads_opus_reasoning_and_not_the_reverse() {
+    fn claude_fable_reads_opus_reasoning_and_not_reverse() {
         let fable = rules_of(Dialect::Anthropic, "claude-fable-5.1");
         assert!(fable.reads("claude-opus-5"));
         assert!(fable.reads("claude-fable-5-1"));
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_of_other_models_follow_from_the_model_name() {
+    fn rules_of_other_models_follow_from_model_name() {
         for (name, echo) in [
             ("deepseek-v3.2", ReasoningEcho::Required),
             ("deepseek-r1", ReasoningEcho::Refused),

@@ -91,7 +91,7 @@ pub(super) fn filler_text(name: &str, tokens: usize) -> String {
 }
 
 #[test]
-fn the_log_keeps_every_verdict_with_its_exact_body() {
+fn log_keeps_verdicts_and_bodies() {
     let client = Client::new("/v1/messages?beta=true", &[], Rules::default());
     let odd = Bytes::from_static(b"{ \"model\" : \"claude-opus-5\"  , \"x\": 1e2 }");
     let request =
@@ -162,7 +162,7 @@ fn paths_name_dialect_and_operation() {
 }
 
 #[test]
-fn an_account_is_its_key_in_any_header() {
+fn account_is_its_key_in_any_header() {
     let account = |name: &'static str, value: &str, path: &str| {
         let mut headers = HeaderMap::new();
         headers.insert(name, HeaderValue::from_str(value).unwrap());
@@ -190,7 +190,7 @@ fn excused(rule: Rule, file: &str) -> bool {
 }
 
 #[test]
-fn what_real_clients_send_is_well_formed() {
+fn real_clients_are_well_formed() {
     let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/agents");
     let mut checked = 0;
     for entry in std::fs::read_dir(folder).unwrap() {
@@ -231,7 +231,7 @@ fn recorded(request: &Value) -> Option<ReceivedRequest> {
 }
 
 #[test]
-fn an_implausible_overflow_is_sent_once_whatever_the_request() {
+fn implausible_overflow_is_sent_once_whatever_request() {
     let rules = || Rules { implausible_overflow: true, ..Rules::default() };
     let body = json!({"model": "deepseek-v4", "messages": [{"role": "user", "content": "Look."}]});
     let client = Client::new("/v1/chat/completions", &[("authorization", "Bearer k")], rules());

@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_held_client_credential_is_dropped_after_its_lifetime() {
+    async fn held_client_credential_is_dropped_after_its_lifetime() {
         let (head, ()) =
             http::Request::get("/").header("x-api-key", "k").body(()).unwrap().into_parts();
         let held = Arc::new(Mutex::new(Some(head)));

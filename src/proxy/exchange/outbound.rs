@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_1_without_an_edit_the_same_allocation_is_forwarded() {
+    fn invariant_1_without_edit_same_allocation_is_forwarded() {
         let body = Bytes::from(b"{\"stream\":true}".to_vec());
         let outbound = OutboundRequest::edited(original(&body, None), None, false);
         assert!(outbound.original.is_none());

@@ -229,7 +229,7 @@ impl SeenResponses {
     }
 
     fn take(mut self, form: RequestForm) -> Result<Response<OutgoingBody>, UpstreamError> {
-        // The table only returns forms that are held (`every_sequence_of_attempts_ends_with_a_kept_response`).
+        // The table only returns forms that are held (`every_sequence_of_attempts_ends_with_kept_response`).
         let position = self.held.iter().position(|held| held.form == form);
         let index = position.ok_or(UpstreamError::ResponseLost)?;
         Ok(self.held.swap_remove(index).response.into_response())

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn open_listeners_require_a_token() {
+    fn open_listeners_require_token() {
         let mut config = crate::proxy::tests::config(0);
         config.listen = ([0, 0, 0, 0], 8787).into();
         let access = ClientAccess::new(&config);

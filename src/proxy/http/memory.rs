@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn waiters_hear_of_shortage_and_release() {
+    async fn waiters_hear_of_release() {
         let budget = budget(2);
         let (mut one, mut two) =
             (budget.guard(MemoryKind::Request), budget.guard(MemoryKind::Request));

@@ -276,7 +276,7 @@ mod tests {
     type Sent = Option<Result<Frame<Bytes>, ()>>;
 
     #[test]
-    fn sent_when_the_last_piece_is_written() {
+    fn sent_when_last_piece_is_written() {
         let (sent, moment) = (Arc::new(SentTime::default()), Duration::from_millis(20));
         sent.begins(false);
         let data = Bytes::from_static(b"two");

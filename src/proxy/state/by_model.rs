@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn past_the_limit_only_the_least_recently_used_model_is_dropped() {
+    fn past_limit_only_least_recently_used_model_is_dropped() {
         let mut numbers = ModelMap::default();
         numbers.insert("other", "m", 0);
         for number in 0..MODELS {

@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_with_most_responses_teaches_less_unless_it_is_the_only_one() {
+    fn tenant_with_most_responses_teaches_less_unless_it_is_only_one() {
         let mut recent = RecentTenants::default();
         assert!((0..100).all(|_| recent.admit(1)), "alone");
         assert!(recent.admit(2));

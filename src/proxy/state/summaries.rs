@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_number_of_summaries_written_at_once_is_limited() {
+    fn number_of_summaries_written_at_once_is_limited() {
         let summaries = Arc::new(SummariesInProgress::default());
         let key = |number: usize| {
             let session = number.to_string().into();

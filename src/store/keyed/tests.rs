@@ -49,7 +49,7 @@ async fn conforms() {
 }
 
 #[tokio::test]
-async fn the_store_has_only_keyed_hashes() {
+async fn store_has_only_keyed_hashes() {
     let folder = crate::store::conformance::folder();
     let path = folder.path().join("p.db");
     let store = KeyedStore::open(&path).unwrap();
@@ -120,7 +120,7 @@ async fn is_whole(store: &KeyedStore<SqliteStore>, records: Vec<(Scope, Vec<Reco
 }
 
 #[tokio::test]
-async fn a_changed_secret_is_reported() {
+async fn changed_secret_is_reported() {
     let folder = crate::store::conformance::folder();
     let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     assert!(!store.keyed_with(&[1; 32]).unwrap(), "the first");
@@ -141,7 +141,7 @@ fn secrets_have_fingerprints() {
 }
 
 #[test]
-fn a_secret_is_created_once() {
+fn secret_is_created_once() {
     let folder = crate::store::conformance::folder();
     let folder = folder.path();
     let first = Cipher::open(folder).unwrap();

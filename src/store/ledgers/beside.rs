@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_beside_a_conversation_quotes_it() {
+    fn call_beside_conversation_quotes_it() {
         let mut fixture = Fixture::new();
         let quote = format!("Title of: {PROMPT}");
         fixture.set("a", 1, Some(PROMPT), Purpose::Turn);
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_has_the_session_of_the_call_before_it() {
+    fn conversation_has_session_of_call_before_it() {
         let mut fixture = Fixture::new();
         let quote = format!("Title of: {PROMPT}");
         fixture.set("a", 1, Some(&quote), Purpose::Side);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_says_all_and_a_conversation_its_first_words() {
+    fn call_says_all_and_conversation_its_first_words() {
         let opening = |first: &str, purpose| {
             let body = serde_json::json!({"model": "m", "max_tokens": 9, "messages": [
                 {"role": "user", "content": "<system-reminder>Be calm.</system-reminder>"},

@@ -346,7 +346,7 @@ mod tests {
     /// Two equal conversations: each request continues the one that waits for it. If both wait, the connection decides, and
     /// without it the newer one is used.
     #[test]
-    fn the_waiting_session_is_continued() {
+    fn waiting_session_is_continued() {
         let source = |connection| RequestSource { connection, agent: 0 };
         let mut known = SessionFingerprints::default();
         let ask = |known: &mut SessionFingerprints, connection, goes_on| {
@@ -412,7 +412,7 @@ mod tests {
     /// Of a long request only some fingerprints are looked up: mostly specific ones, and of each kind those nearest to
     /// its end.
     #[test]
-    fn look_ups_take_the_nearest() {
+    fn look_ups_take_nearest() {
         let texts: Vec<String> = (0..300).map(|n| format!("text {n}")).collect();
         let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
         let turns = texts.chunks(3);

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_parser_panic_loses_its_result() {
+    async fn parser_panic_loses_its_result() {
         for _ in 0..=THREADS {
             assert!(parse(|| panic!("a mistake")).await.is_err());
         }

@@ -132,7 +132,7 @@ async fn add_turn(
 }
 
 #[tokio::test]
-async fn sessions_survive_a_restart() {
+async fn sessions_survive_restart() {
     let store = Arc::new(MemoryStore::default());
     let (_, first) =
         add_turn(&ledgers(&store), lookup("t", Some("s"), "1"), &user("hi"), "A").await;
@@ -231,7 +231,7 @@ async fn waits_are_short_and_own() {
 }
 
 #[tokio::test]
-async fn a_forgotten_session_is_gone() {
+async fn forgotten_session_is_gone() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let (scope, _) = add_turn(&ours, lookup("t", None, "1"), &user("hi"), "A").await;
@@ -453,7 +453,7 @@ async fn rare_content_beats_small_talk() {
 
 /// A tenant has another id in each store, and the same one after a restart.
 #[tokio::test]
-async fn each_store_has_a_tenant_key() {
+async fn each_store_has_tenant_key() {
     let (here, there) = (Arc::new(MemoryStore::default()), Arc::new(MemoryStore::default()));
     let key = ledgers(&here).tenant_key().await.unwrap();
     assert_eq!(ledgers(&here).tenant_key().await.unwrap(), key);
@@ -477,7 +477,7 @@ fn cut(about: u128, words: &str) -> Cut {
 
 /// Past the limit nothing new is decided for a session, and earlier decisions apply, also after a restart.
 #[tokio::test]
-async fn decisions_of_a_session_are_limited() {
+async fn decisions_of_session_are_limited() {
     let store = Arc::new(MemoryStore::default());
     let ours = ledgers(&store);
     let opened = ours.open(lookup("t", Some("s"), "1"), &conversation("")).await.unwrap();
@@ -671,7 +671,7 @@ async fn sessions_in_memory_are_bounded() {
 
 /// Decisions of shadow mode, and those after a refusal, are stored beside the others, with keys of their own.
 #[test]
-fn no_two_decisions_share_a_key() {
+fn no_two_decisions_share_key() {
     let place = |about: u128, shadow, epoch| {
         let cut = Cut { shadow, epoch, ..cut(about, "w") };
         record(&Fact::Cut(Box::new(cut))).unwrap().key
@@ -744,7 +744,7 @@ async fn decisions_take_room_from_pictures() {
 }
 
 #[tokio::test]
-async fn ledgers_are_ready_with_the_store() {
+async fn ledgers_are_ready_with_store() {
     let path = std::path::Path::new("/dev/null/p.db");
     let store = crate::store::deferred_store::DeferredStore::new(path);
     let trouble = Ledgers::new(Arc::new(store)).ready().await.unwrap_err().to_string();

@@ -313,7 +313,7 @@ mod tests {
     use crate::dialect::door::Door;
 
     #[test]
-    fn a_lesson_is_written_once_a_day() {
+    fn lesson_is_written_once_day() {
         const NOW: Millis = 20_000 * DAY;
         let mut state = LessonState::new(LessonTerms::default());
         let tenant = "a".into();

@@ -87,7 +87,7 @@ async fn lessons_apply_to_who_met_them() {
 }
 
 #[tokio::test]
-async fn max_output_prefers_the_tenants() {
+async fn max_output_prefers_tenants() {
     let server = LessonsFixture::new().await;
     let most = |tenant| server.lessons.max_output(&by(tenant), NOW + 2);
     assert_eq!(most("a"), None);
@@ -106,7 +106,7 @@ async fn max_output_prefers_the_tenants() {
 }
 
 #[tokio::test]
-async fn a_lesson_expires_after_its_days() {
+async fn lesson_expires_after_its_days() {
     let server = LessonsFixture::new().await;
     server.met("a", Lesson::UsageRefused, NOW).await;
     let last = NOW + 7 * DAY - 1;
@@ -164,7 +164,7 @@ async fn shared_lessons_apply_to_all() {
 }
 
 #[tokio::test]
-async fn the_last_learned_window_applies() {
+async fn last_learned_window_applies() {
     let server = LessonsFixture::new().await;
     server.offer_window("a", (200_000, 64_000), NOW).await;
     server.offer_window("a", (64_000, 96_000), NOW).await;
@@ -290,7 +290,7 @@ async fn late_lessons_are_not_waited_for() {
 /// If a lesson was met and disproved or forgotten in the same millisecond, it is gone. Only a later refusal brings it
 /// back.
 #[tokio::test]
-async fn an_end_beats_its_own_millisecond() {
+async fn end_beats_its_own_millisecond() {
     let server = LessonsFixture::new().await;
     for tenant in ["a", "b"] {
         server.offer_window(tenant, (200_000, 9_000), NOW).await;
@@ -394,7 +394,7 @@ fn listed(names: &[&str], window: u64) -> Vec<(ListedModel, u64)> {
 }
 
 #[tokio::test]
-async fn the_latest_model_list_counts() {
+async fn latest_model_list_counts() {
     let lessons = LessonsFixture::new().await.lessons;
     let (source, other) = (by("a"), by("b"));
     for (at, window, learned) in

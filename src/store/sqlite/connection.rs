@@ -80,7 +80,7 @@ mod tests {
     use crate::store::sqlite::SqliteStore;
 
     #[test]
-    fn the_writer_connection_is_tuned() {
+    fn writer_connection_is_tuned() {
         let folder = conformance::folder();
         let connection = connect(&folder.path().join("p.db")).unwrap();
         tune(&connection).unwrap();
@@ -94,7 +94,7 @@ mod tests {
 
     /// Planning a statement costs more than running it.
     #[test]
-    fn a_statement_is_planned_once() {
+    fn statement_is_planned_once() {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         drop(SqliteStore::open(&path).unwrap());
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_file_becomes_a_store() {
+    fn empty_file_becomes_store() {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         std::fs::write(&path, "").unwrap();

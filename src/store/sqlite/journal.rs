@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_ends_with_its_last_whole_entry() {
+    fn file_ends_with_its_last_whole_entry() {
         let written = [entry(1, "one"), entry(2, ""), entry(3, "three")];
         let files = written.each_ref().map(JournalEntry::encode);
         let file = files.concat();
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_until_it_is_applied() {
+    fn file_is_read_until_it_is_applied() {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         let journal = Journal::open(&path, 0).unwrap();
@@ -383,7 +383,7 @@ mod tests {
 
     /// An entry that is not written leaves no part of it before the next.
     #[test]
-    fn a_failed_write_is_refused() {
+    fn failed_write_is_refused() {
         let folder = conformance::folder();
         let path = folder.path().join("p.db");
         let journal = Journal::open(&path, 0).unwrap();
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn the_journal_is_bounded() {
+    fn journal_is_bounded() {
         let folder = conformance::folder();
         let journal = Journal::open(&folder.path().join("p.db"), 0).unwrap();
         let part = || entry(1, &"x".repeat(QUEUE_BYTES / 2 - 2 * size_of::<Record>()));

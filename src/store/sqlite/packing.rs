@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dictionary_does_not_change() {
+    fn dictionary_does_not_change() {
         assert_eq!(xxhash_rust::xxh3::xxh3_64(TURN), DICTIONARY);
     }
 

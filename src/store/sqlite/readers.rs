@@ -226,7 +226,7 @@ mod tests {
 
     /// The writer waits for a slow query to end; otherwise the log would grow meanwhile.
     #[tokio::test(flavor = "multi_thread")]
-    async fn the_writer_waits_for_queries() {
+    async fn writer_waits_for_queries() {
         let folder = conformance::folder();
         let readers = readers(folder.path(), 1, Duration::from_secs(60));
         let make_way = readers.make_way.clone();
@@ -248,7 +248,7 @@ mod tests {
 
     /// The writer waits for nobody if no query runs. A query that runs is told to end.
     #[tokio::test(flavor = "multi_thread")]
-    async fn the_writer_ends_running_queries() {
+    async fn writer_ends_running_queries() {
         let folder = conformance::folder();
         let readers = readers(folder.path(), 1, Duration::from_secs(60));
         let make_way = readers.make_way.clone();
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_query_that_panics_fails_alone() {
+    async fn query_that_panics_fails_alone() {
         let folder = conformance::folder();
         let readers = readers(folder.path(), 1, Duration::from_secs(9));
         let panics = readers.query(|_| -> rusqlite::Result<()> { panic!("a mistake") });
@@ -295,7 +295,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_queue_refuses_queries() {
+    async fn full_queue_refuses_queries() {
         let folder = conformance::folder();
         let readers = readers(folder.path(), 1, Duration::from_secs(9));
         let (go, gate) = std::sync::mpsc::channel::<()>();

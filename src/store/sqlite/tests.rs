@@ -18,7 +18,7 @@ async fn conforms() {
 }
 
 #[tokio::test]
-async fn facts_outlive_the_process() {
+async fn facts_outlive_process() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
     let store = SqliteStore::open(&path).unwrap();
@@ -32,7 +32,7 @@ async fn facts_outlive_the_process() {
 
 /// A copy of the folder is what a process finds that comes after `kill -9`.
 #[tokio::test]
-async fn appended_facts_outlive_a_crash() {
+async fn appended_facts_outlive_crash() {
     let home = conformance::folder();
     let folders = ["first", "second", "third"].map(|name| home.path().join(name));
     let copy = |from: &Path, to: &Path| {
@@ -70,7 +70,7 @@ async fn appended_facts_outlive_a_crash() {
 
 /// People who read the file wait for no query.
 #[tokio::test]
-async fn appended_facts_come_into_the_file_by_themselves() {
+async fn appended_facts_come_into_file_by_themselves() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
     let store = SqliteStore::open(&path).unwrap();
@@ -316,7 +316,7 @@ fn holding(folder: &Path, word: &[u8]) -> Vec<(std::ffi::OsString, usize)> {
 }
 
 #[tokio::test]
-async fn a_clean_stop_leaves_one_whole_file() {
+async fn clean_stop_leaves_one_whole_file() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
     let store = SqliteStore::open(&path).unwrap();
@@ -338,7 +338,7 @@ async fn a_clean_stop_leaves_one_whole_file() {
 
 /// Deleting, and returning space to the disk, continue after a restart in the middle.
 #[tokio::test]
-async fn deletion_survives_a_restart() {
+async fn deletion_survives_restart() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
     let store = SqliteStore::open(&path).unwrap();
@@ -363,7 +363,7 @@ async fn deletion_survives_a_restart() {
 
 /// The disk hangs, and turns keep coming.
 #[tokio::test]
-async fn the_write_queue_is_bounded() {
+async fn write_queue_is_bounded() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
     let store = SqliteStore::open(&path).unwrap();
@@ -393,7 +393,7 @@ async fn the_write_queue_is_bounded() {
 
 /// A read that hangs delays neither the end of a runtime nor that of the process.
 #[test]
-fn hanging_reads_do_not_delay_the_end() {
+fn hanging_reads_do_not_delay_end() {
     let folder = conformance::folder();
     let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     let (go, gate) = std::sync::mpsc::channel::<()>();
@@ -419,7 +419,7 @@ fn hanging_reads_do_not_delay_the_end() {
 
 /// A copy is complete, belongs to the same user alone, and never replaces a file.
 #[tokio::test]
-async fn a_backup_is_whole_and_private() {
+async fn backup_is_whole_and_private() {
     use std::os::unix::fs::PermissionsExt as _;
     let folder = conformance::folder();
     let (path, copy) = (folder.path().join("p.db"), folder.path().join("copy.db"));
@@ -438,7 +438,7 @@ async fn a_backup_is_whole_and_private() {
 
 /// A store is examined without being changed: its size includes the log beside it.
 #[tokio::test]
-async fn a_store_is_examined_with_its_log() {
+async fn store_is_examined_with_its_log() {
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
     let store = SqliteStore::open(&path).unwrap();

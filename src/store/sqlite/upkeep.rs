@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn sweeps_delete_only_the_excess() {
+    fn sweeps_delete_only_excess() {
         let mut file = UpkeepFixture::new();
         for n in 0..6 {
             file.put(&scope("t", &format!("s{n}")), &[content(1, 20_000, NOW + n)]);
@@ -499,7 +499,7 @@ mod tests {
     /// What was deleted on request leaves the log as soon as nobody reads it any more. After other deletions the log
     /// stays, and is reused.
     #[test]
-    fn requested_deletions_empty_the_log() {
+    fn requested_deletions_empty_log() {
         let mut file = UpkeepFixture::new();
         file.rests();
         assert_eq!(file.upkeep.log_bytes(), 0, "an earlier process may have left something in it");
@@ -524,7 +524,7 @@ mod tests {
     }
 
     #[test]
-    fn the_log_is_emptied_after_readers() {
+    fn log_is_emptied_after_readers() {
         let mut file = UpkeepFixture::new();
         file.rests();
         file.put(&scope("t", "s"), &[turn(1, "t", 1)]);

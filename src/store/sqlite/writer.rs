@@ -696,7 +696,7 @@ mod tests {
     }
 
     #[test]
-    fn jobs_before_a_close_are_written() {
+    fn jobs_before_close_are_written() {
         let mut writer = WriterFixture::new();
         let mut before = writer.put(small(1));
         let _closed = writer.send(|answer| WriterJob::Close { answer });
@@ -709,7 +709,7 @@ mod tests {
 
     /// Only turns set the time: other records may have any time.
     #[test]
-    fn turns_set_the_store_time() {
+    fn turns_set_store_time() {
         const AHEAD: Millis = 365 * 24 * 3600 * 1000;
         let mut writer = WriterFixture::new();
         let cut = |key, at| vec![Record { kind: RecordKind::Cut, ..turn(key, "{}", at) }];
@@ -731,7 +731,7 @@ mod tests {
 
     /// Alone, the journal waits for more; with any other job, it goes first.
     #[test]
-    fn the_journal_is_moved_together() {
+    fn journal_is_moved_together() {
         let mut writer = WriterFixture::new();
         let journal = writer.thread.journal.clone();
         let due = Instant::now() + GATHER;
@@ -754,7 +754,7 @@ mod tests {
 
     /// A failure refuses the jobs, and keeps what was acknowledged.
     #[test]
-    fn the_journal_outlives_a_failure() {
+    fn journal_outlives_failure() {
         let mut writer = WriterFixture::new();
         let journal = writer.thread.journal.clone();
         drop(journal.append(entry(1), None));
@@ -773,7 +773,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_disk_is_reported() {
+    fn full_disk_is_reported() {
         let mut writer = WriterFixture::new();
         writer.thread.connection.pragma_update(None, "max_page_count", 1).unwrap();
         let large = turn(1, &"x".repeat(1 << 20), 1);
@@ -795,7 +795,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_log_is_emptied() {
+    fn long_log_is_emptied() {
         let mut writer = WriterFixture::new();
         let put = |writer: &mut WriterFixture, key| {
             let _put = writer.put(small(key));
@@ -831,7 +831,7 @@ mod tests {
     }
 
     #[test]
-    fn log_waits_grow_past_the_maximum() {
+    fn log_waits_grow_past_maximum() {
         let mut writer = WriterFixture::new();
         let _put = writer.put(small(1));
         writer.group();
@@ -904,7 +904,7 @@ mod tests {
 
     /// A panic loses what was being written, not the store: its transaction is undone.
     #[tokio::test]
-    async fn the_writer_survives_a_panic() {
+    async fn writer_survives_panic() {
         let WriterFixture { thread, jobs, folder } = WriterFixture::new();
         thread.connection.execute_batch("BEGIN IMMEDIATE").unwrap();
         facts::put(&thread.connection, &scope("t", "s"), &small(1)).unwrap();

@@ -132,7 +132,7 @@ async fn thousands_that_stall_in_bodies_that_nobody_reads_share_one_budget() {
 }
 
 #[tokio::test]
-async fn thousands_of_slow_readers_share_one_budget() {
+async fn slow_readers_share_one_budget() {
     let flooded = Flooded::start().await;
     let body = conversation("m", "hello");
     let opening = head(flooded.to(), "x-flood: long\r\n", body.len()).replace(PATH, FILE) + &body;
@@ -211,7 +211,7 @@ fn upgrade() -> String {
 
 /// With a limit of four connections, four tunnels are possible. When one ends, its place is free again.
 #[tokio::test]
-async fn a_tunnel_keeps_its_place_among_the_connections() {
+async fn tunnel_keeps_its_place() {
     let upstream = super::Upstream::start().await;
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("plimsoll.toml");

@@ -89,14 +89,14 @@ fn most(streams: usize) -> u64 {
 }
 
 #[tokio::test]
-async fn an_open_stream_does_not_keep_its_request_in_memory() {
+async fn open_stream_does_not_keep_its_request_in_memory() {
     let more = held_by_open_streams(STREAMS, 201, 2000).await;
     assert!(more <= most(STREAMS), "{} MiB more than with one stream", more >> 20);
 }
 
 /// As many agents as one gateway may serve, each with a stream and connections of its own on both sides.
 #[tokio::test]
-async fn fifteen_hundred_open_streams_fit_256_mib() {
+async fn many_streams_fit_256_mib() {
     let flooded = Flooded::start().await;
     flooded.upstream.streams("identity", BEGUN.into());
     let mut open = Vec::new();
@@ -110,7 +110,7 @@ async fn fifteen_hundred_open_streams_fit_256_mib() {
 }
 
 #[tokio::test]
-async fn an_open_stream_of_many_small_parts_keeps_no_more_than_is_recorded() {
+async fn open_stream_of_many_small_parts_keeps_no_more_than_is_recorded() {
     // Its turn stores key and tokens of each part, 32 bytes.
     let (streams, messages, recorded) = (STREAMS / 3, 3_001, 3_001 * 32);
     let more = held_by_open_streams(streams, messages, 60).await;

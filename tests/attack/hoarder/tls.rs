@@ -79,7 +79,7 @@ async fn over_tls(certificates: &h2::Certificates) -> super::Serving {
 }
 
 #[tokio::test]
-async fn an_idle_connection_over_tls_takes_no_more_than_is_counted_of_it() {
+async fn idle_connection_over_tls_takes_no_more_than_is_counted_of_it() {
     let certificates = h2::certificates();
     let serving = over_tls(&certificates).await;
     // What is allocated only once is allocated before the measurement.

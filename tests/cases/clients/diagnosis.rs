@@ -57,7 +57,7 @@ fn body_of(dialect: Dialect, count: usize) -> Value {
 }
 
 #[tokio::test]
-async fn a_miss_is_diagnosed_and_the_client_sees_nothing() {
+async fn miss_is_diagnosed_unseen() {
     for dialect in [Dialect::Anthropic, Dialect::OpenaiResponses] {
         let mut stage = Stage::of(says_why, diagnoses).await;
         let headers = "x-plimsoll-session: s\r\naccept-encoding: gzip\r\n";
@@ -106,7 +106,7 @@ async fn a_miss_is_diagnosed_and_the_client_sees_nothing() {
 
 /// What a client asks for itself is its own, and nothing is asked unless it is configured.
 #[tokio::test]
-async fn what_the_client_asks_for_is_its_own() {
+async fn what_client_asks_for_is_its_own() {
     let mut stage = Stage::of(says_why, diagnoses).await;
     let mut body = body_of(Dialect::Anthropic, 1);
     body["diagnostics"] = json!({"previous_message_id": "msg_0"});
@@ -150,7 +150,7 @@ fn refuses(request: &Message, number: usize) -> (&'static str, Value) {
 
 /// Where the provider refuses the option, the request is sent without it, and so are all later ones.
 #[tokio::test]
-async fn a_refused_option_is_left_out() {
+async fn refused_option_is_left_out() {
     for dialect in [Dialect::Anthropic, Dialect::OpenaiResponses] {
         let mut stage = Stage::of(refuses, diagnoses).await;
         let headers = "x-plimsoll-session: s\r\n";
@@ -170,7 +170,7 @@ async fn a_refused_option_is_left_out() {
 
 /// In a stream the answer is in one event, which the client gets without it, however the stream is cut.
 #[tokio::test]
-async fn the_answer_is_hidden_in_a_stream() {
+async fn answer_is_hidden_in_stream() {
     let begins = r#"event: message_start
 data: {"type":"message_start","message":{"id":"msg_1","type":"message","role":"assistant","model":"m","content":[],HIDDEN"usage":{"input_tokens":9,"output_tokens":1}}}
 

@@ -173,7 +173,7 @@ fn all_alike(request: &Message, _: usize) -> (&'static str, Value) {
 }
 
 #[tokio::test]
-async fn another_credential_never_finds_an_edited_conversation() {
+async fn another_credential_never_finds_edited_conversation() {
     for dialect in DIALECTS {
         let mut stage = Stage::of(all_alike, |_| {}).await;
         let mut own = Chat::of(dialect, EDITS[0].1);
@@ -192,7 +192,7 @@ async fn another_credential_never_finds_an_edited_conversation() {
 
 /// Many requests begin with the same examples: a request that only repeats another one is no next turn of it.
 #[tokio::test]
-async fn the_same_examples_are_no_proof() {
+async fn same_examples_are_no_proof() {
     for dialect in DIALECTS {
         let mut stage = Stage::of(each_its_own, |_| {}).await;
         let examples = ["One?", "1", "Two?", "2", "Three?"].map(str::to_owned);

@@ -28,7 +28,7 @@ fn asks(texts: &[&str]) -> Value {
 }
 
 #[tokio::test]
-async fn the_headers_tell_threads_and_purposes() {
+async fn headers_tell_threads_and_purposes() {
     let mut stage = Stage::of(talkative, |_| {}).await;
     let main = stage.exchange(TARGET, &headers("main", ""), &asks(&["Go."])).await.1;
     assert_eq!(main.purpose, Some(Purpose::Turn));
@@ -66,7 +66,7 @@ async fn the_headers_tell_threads_and_purposes() {
 
 /// The headers reach the provider as they came: they are Claude Code's, and harmless.
 #[tokio::test]
-async fn the_headers_are_passed_on() {
+async fn headers_are_passed_on() {
     let mut stage = Stage::of(talkative, |_| {}).await;
     stage.exchange(TARGET, &headers("main", ""), &asks(&["Go."])).await;
     let sent = stage.last();
@@ -81,7 +81,7 @@ fn is_injected(sent: &Message) -> bool {
 /// A message of the operator waits for the main line: compactions, side calls and sub-agents do not take it, though their
 /// instructions and tools are those of the main line.
 #[tokio::test]
-async fn only_the_main_line_takes_messages() {
+async fn only_main_line_takes_messages() {
     let mut stage = Stage::of(talkative, |_| {}).await;
     let title = stage.exchange(TARGET, &headers("auxiliary", ""), &asks(&["Title?"])).await.1;
     let main = stage.exchange(TARGET, &headers("main", ""), &asks(&["Go."])).await.1;
@@ -111,7 +111,7 @@ async fn only_the_main_line_takes_messages() {
 
 /// A count is a count, whatever is counted.
 #[tokio::test]
-async fn a_count_stays_a_count() {
+async fn count_stays_count() {
     fn counts(_: &Message, _: usize) -> (&'static str, Value) {
         ("200 OK", json!({"input_tokens": 9}))
     }

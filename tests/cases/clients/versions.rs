@@ -42,7 +42,7 @@ fn is_expired(request: &Message, number: usize) -> (&'static str, Value) {
 /// A thread at the provider that cannot go on: the client sends the whole conversation, which stays in its session and
 /// thread. Nothing of a request that continues a thread is changed, and the refusal is no fault of ours.
 #[tokio::test]
-async fn a_thread_that_cannot_go_on_is_sent_whole() {
+async fn ended_thread_is_sent_whole() {
     for answer in [forgets_threads, is_expired] {
         for headers in ["x-claude-code-session-id: s-1\r\n", ""] {
             let mut stage = Stage::of(answer, |config| {
@@ -98,7 +98,7 @@ fn declines(request: &Message, number: usize) -> (&'static str, Value) {
 /// The retry of a declined request gets its credit only if it is the same request, on another model. So nothing new is
 /// decided for it, though the other model's cache is cold; and it stays on its thread.
 #[tokio::test]
-async fn a_retry_with_a_fallback_credit_is_the_same_request() {
+async fn credited_request_is_the_same() {
     let prune = PrunePolicy {
         gate: vec![PruneGate::ColdCache],
         protect_tokens: 0,
@@ -143,7 +143,7 @@ async fn a_retry_with_a_fallback_credit_is_the_same_request() {
 /// Our own requests obey the version that the client names: no sampling parameters, no documents in the model's messages,
 /// no citations in the user's.
 #[tokio::test]
-async fn summaries_obey_the_version_of_the_api() {
+async fn summaries_obey_version_of_api() {
     let compact = CompactPolicy {
         engine: SummaryEngine::Summary,
         threshold: 0.6,
@@ -195,7 +195,7 @@ fn codex(request: &Message, number: usize) -> (&'static str, Value) {
 /// Codex starts its history again without a summary: the session is the same, the thread a new one, and nothing is taken
 /// for a fault.
 #[tokio::test]
-async fn a_history_that_starts_again_is_a_new_branch() {
+async fn restarted_history_is_new_branch() {
     let mut stage = Stage::of(codex, |_| {}).await;
     let headers = "session-id: 01a1fbfb-85a1\r\nthread-id: 01a1fbfb-85a1\r\n";
     let request_of = |texts: &[String]| {

@@ -264,7 +264,7 @@ const CONSEQUENCES: &[ConsequenceRow] = &[
 ];
 
 #[test]
-fn each_finding_gives_the_listed_revocation_and_lesson() {
+fn each_finding_gives_listed_revocation_and_lesson() {
     for (finding, context, revokes, lesson) in CONSEQUENCES {
         let consequence = finding.unwrap().consequence(*context);
         let expected = Consequence { revokes: *revokes, lesson: *lesson };
@@ -275,7 +275,7 @@ fn each_finding_gives_the_listed_revocation_and_lesson() {
 /// The provider is called three times at most for one request. Past that the client gets the response that it can do
 /// the most with, and what was learned is remembered.
 #[test]
-fn after_three_calls_the_client_gets_a_response() {
+fn the_third_call_is_the_last() {
     #[rustfmt::skip]
     let rows = [
         (PLAIN, repaired(FIRST, 2), V::Repairable(FIRST), RequestForm::Repaired(2), Some(AttemptFinding::Repaired { accepted: false })),
@@ -295,7 +295,7 @@ fn after_three_calls_the_client_gets_a_response() {
 /// Whatever is answered, each form of a request is sent once at most, three in all, and the client gets an answer that
 /// was given and is held.
 #[test]
-fn every_sequence_of_attempts_ends_with_a_kept_response() {
+fn every_sequence_of_attempts_ends_with_kept_response() {
     for context in [PLAIN, REPAIRED, REWRITTEN, REASONING_BACK, USAGE_ASKED, THREE_ASKED] {
         walk(context, RetryState::Planned, &[], &[], 0, &mut HashSet::new());
     }
@@ -304,7 +304,7 @@ fn every_sequence_of_attempts_ends_with_a_kept_response() {
 /// No answer is held longer than the client may get it: a refusal's body is memory, and a connection.
 /// That none is given up too early is the test above.
 #[test]
-fn only_a_response_that_the_client_may_still_get_is_kept() {
+fn only_response_that_client_may_still_get_is_kept() {
     let held = |state: RetryState| {
         [Planned, WithRoom, Original, LastAccepted].map(|it| state.may_answer(it))
     };

@@ -164,7 +164,7 @@ mod tests {
     /// Contents add up to the tokens of the messages, whatever was estimated. The unexplained rest has a line of its
     /// own.
     #[test]
-    fn contents_add_up_to_the_messages() {
+    fn contents_add_up_to_messages() {
         let tool = |tool: &str, tokens| ToolTokens { tool: tool.into(), tokens };
         let tool_results = vec![tool("Read", 30), tool("Bash", 11)];
         let contents =
@@ -241,7 +241,7 @@ mod tests {
 
     /// A reply's parts are counted as the client will send them back: consecutive texts are one part.
     #[test]
-    fn a_reply_is_counted_as_it_comes_back() {
+    fn reply_is_counted_as_it_comes_back() {
         use serde_json::json;
 
         use crate::context::scene::{SessionFixture, messages};
@@ -263,7 +263,7 @@ mod tests {
     /// Up to `MOST_DEFERRED` tools are named; of the others only the number is shown. Names are shortened, unusual
     /// characters replaced.
     #[test]
-    fn only_the_first_deferred_tools_are_named() {
+    fn few_deferred_tools_are_named() {
         let mut contents = MessageTokens::default();
         for n in 0..MOST_DEFERRED {
             contents.defers(Some(&format!("mcp__a.b-c:{n}/x")));
@@ -284,7 +284,7 @@ mod tests {
     /// Up to `MOST_TOOLS` tools are listed. If there is one more, the two smallest are summed up. Equal ones are
     /// ordered by name.
     #[test]
-    fn the_smallest_tools_are_summed_up_in_one_entry() {
+    fn smallest_tools_share_an_entry() {
         let mut contents = MessageTokens::default();
         let names = ["l", "k", "j", "i", "h", "g", "f", "e", "d", "c", "b", "a"];
         names.iter().for_each(|name| contents.add_result(name, 7));

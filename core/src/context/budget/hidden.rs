@@ -60,7 +60,7 @@ mod tests {
     use crate::dialect::{Attempt, LastCall};
 
     #[test]
-    fn hidden_input_is_reported_with_its_cause() {
+    fn hidden_input_has_a_cause() {
         let scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
         let turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
         let estimate = Estimate { tokens: 100, new: 100, ..turn.estimate.unwrap() };

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn window_limits_follow_the_policy() {
+    fn window_limits_follow_policy() {
         let of = limits(|_| {}, true);
         assert_eq!(of.fillable, 8_000);
         assert_eq!(of.pruning, Some(4_000));

@@ -62,7 +62,7 @@ mod tests {
     use crate::dialect::{self, Dialect};
 
     #[test]
-    fn a_summary_that_does_not_shrink_the_history_is_rejected() {
+    fn summary_that_does_not_shrink_history_is_rejected() {
         assert!(is_worth_it(1_000, 999));
         assert!(!is_worth_it(1_000, 1_000));
         assert!(!is_worth_it(1_000, 1_001));
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn gemini_cli_keeps_the_last_part_and_cuts_before_a_question() {
+    fn gemini_cli_keeps_last_part_and_cuts_before_question() {
         let five = [USER, MODEL, USER, MODEL, USER];
         assert_eq!(cut(0.5, &five), 4);
         assert_eq!(cut(0.1, &five), 4);

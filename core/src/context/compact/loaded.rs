@@ -129,7 +129,7 @@ mod tests {
 
     /// A search that found two tools; one of them is called before the cut, the other after it.
     #[test]
-    fn a_summary_repeats_what_loads_tools() {
+    fn summary_repeats_what_loads_tools() {
         let user = |text: &str| json!({"role": "user", "content": text});
         let reference = |name: &str| json!({"type": "tool_reference", "tool_name": name});
         let found = result("s", json!([reference("a"), reference("b")]));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_search_by_the_provider_is_repeated_with_its_result() {
+    fn search_by_provider_is_repeated_with_its_result() {
         let call = json!({"type": "server_tool_use", "id": "s", "name": "search", "input": {}});
         let references = json!([{"type": "tool_reference", "tool_name": "a"}]);
         let content =
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_repeated_in_the_form_of_their_protocol() {
+    fn steps_are_repeated_in_form_of_their_protocol() {
         let function = json!({"type": "function", "name": "a", "parameters": {}});
         let search = json!({"type": "tool_search_call", "execution": "client", "call_id": "s", "arguments": {}});
         let output = json!({"type": "tool_search_output", "execution": "client", "call_id": "s", "tools": [function]});

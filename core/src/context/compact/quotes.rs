@@ -215,7 +215,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn blocks_that_a_client_adds_are_not_quoted() {
+    fn client_blocks_are_not_quoted() {
         for (text, own) in [
             ("Mend it.", "Mend it."),
             ("<system-reminder>\nBe calm.\n</system-reminder>", ""),

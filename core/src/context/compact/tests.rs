@@ -121,7 +121,7 @@ fn keeping(keep_messages: u64, keep_tokens: u64) -> policy::CompactPolicy {
 }
 
 #[test]
-fn a_history_is_cut_at_a_turn_where_all_pairs_are_closed() {
+fn history_is_cut_at_turn_where_all_pairs_are_closed() {
     for (letters, messages, tokens, cut) in [
         // At a user's message, if no more than the limit is kept then; else between two steps.
         ("uauauauau", 3, 9_000, Some(6)),
@@ -152,7 +152,7 @@ fn a_history_is_cut_at_a_turn_where_all_pairs_are_closed() {
 /// As micro-compaction does it: at least this many messages are kept, and more if a call would be separated from its
 /// result.
 #[test]
-fn the_minimum_of_messages_stays_and_no_call_loses_its_result() {
+fn minimum_of_messages_stays_and_no_call_loses_its_result() {
     for (letters, messages, cut) in [
         ("ucrcrcrcrcr", 4, Some(7)),
         ("ucrcrcrcrcr", 5, Some(5)),
@@ -167,7 +167,7 @@ fn the_minimum_of_messages_stays_and_no_call_loses_its_result() {
 
 /// The model's message at the boundary names the type and the number of messages.
 #[test]
-fn the_boundary_names_type_and_count() {
+fn boundary_names_type_and_count() {
     let boundary = "[CompactBoundary] type={type} messages={messages}".to_owned();
     let policy = policy::CompactPolicy { boundary, ..keeping(3, 9_000) };
     let scene = Scene::new("uauauauau", policy);
@@ -184,7 +184,7 @@ fn the_boundary_names_type_and_count() {
 
 /// A share of the window limits the tail as tokens do: 2 % of 10,000 tokens are two parts.
 #[test]
-fn the_kept_tail_is_also_limited_by_a_share_of_the_window() {
+fn kept_tail_is_also_limited_by_share_of_window() {
     let policy = policy::CompactPolicy { keep_share: 0.02, ..keeping(8, 9_000) };
     assert_eq!(Scene::new("uauauauau", policy).choice(SummaryAuthor::Summary).unwrap().cut, 8);
 }
@@ -192,7 +192,7 @@ fn the_kept_tail_is_also_limited_by_a_share_of_the_window() {
 /// Of 10,000 tokens, 9,500 are the threshold. A third of that should stay free after a summary of 200 tokens: the larger
 /// the head, the less of the history stays word for word. Where it cannot fit, none is written.
 #[test]
-fn less_of_a_history_stays_if_a_summary_would_not_last() {
+fn less_of_history_stays_if_summary_would_not_last() {
     let policy = policy::CompactPolicy { lasting_share: 1.0 / 3.0, ..keeping(8, 9_000) };
     let scene = Scene::new("uauauauau", policy);
     let (request, known, parts) = (scene.request(), scene.known(), scene.parts());
@@ -224,7 +224,7 @@ fn two_summaries_are_far_apart() {
 
 /// Nor is one ordered by the request that is the first to use a summary: nothing was added since.
 #[test]
-fn a_summary_just_put_to_use_is_not_followed_by_another() {
+fn summary_just_put_to_use_is_not_followed_by_another() {
     let mut scene = scene::SessionFixture::new("claude-sonnet-4-5", &messages("uauauauau"));
     scene.model.window = 10_000;
     scene.ledger.add(Fact::Summary(Box::new(written(&scene, 2))));
@@ -242,7 +242,7 @@ fn a_summary_just_put_to_use_is_not_followed_by_another() {
 /// A client that compacts by itself is left to do it until its provider refuses a request, also before it did so for the
 /// first time.
 #[test]
-fn a_client_known_to_compact_is_left_to_do_it() {
+fn compacting_client_is_left_to_it() {
     let scene = Scene::new("uau", keeping(1, 1));
     let request = PlanRequest { client_compacts: Some(true), ..scene.request() };
     let need = |tokens| need_at(&request, &scene.known(), tokens);
@@ -253,7 +253,7 @@ fn a_client_known_to_compact_is_left_to_do_it() {
 
 /// For a summary written by the provider, the cut is between messages of different roles.
 #[test]
-fn a_history_for_a_provider_summary_is_cut_between_roles() {
+fn history_for_provider_summary_is_cut_between_roles() {
     let scene = Scene::new("uauuauu", keeping(1, 9_000));
     assert_eq!(scene.choice(SummaryAuthor::Summary).unwrap().cut, 6);
     assert_eq!(scene.choice(SummaryAuthor::Provider).unwrap().cut, 5);
@@ -271,7 +271,7 @@ fn quoted(letters: &str, policy: policy::CompactPolicy) -> Vec<usize> {
 }
 
 #[test]
-fn the_first_message_and_pinned_ones_are_quoted() {
+fn first_and_pinned_are_quoted() {
     let quoted = |keep_first, pinned: &[&str]| {
         let pinned = pinned.iter().map(ToString::to_string).collect();
         let policy =
@@ -286,7 +286,7 @@ fn the_first_message_and_pinned_ones_are_quoted() {
 }
 
 #[test]
-fn the_newest_messages_are_quoted_as_far_as_their_tokens_reach() {
+fn newest_messages_are_quoted_as_far_as_their_tokens_reach() {
     let of = |keep_first, quote_tokens| {
         quoted("uauacruau", policy::CompactPolicy { keep_first, quote_tokens, ..keeping(1, 9_000) })
     };
@@ -300,7 +300,7 @@ fn the_newest_messages_are_quoted_as_far_as_their_tokens_reach() {
 
 /// In a message with a tool result and blocks added by the client, only the user's own text is quoted.
 #[test]
-fn only_the_users_own_text_in_a_user_message_is_quoted() {
+fn only_users_own_text_in_user_message_is_quoted() {
     let mut scene = Scene::new("uau", keeping(1, 9_000));
     let result = json!({"type": "tool_result", "tool_use_id": "toolu_01", "content":
         [{"type": "text", "text": "You may push."}]});
@@ -333,7 +333,7 @@ fn only_the_users_own_text_in_a_user_message_is_quoted() {
 }
 
 #[test]
-fn a_summary_is_due_by_its_thresholds_unless_the_client_compacts() {
+fn summary_is_due_by_its_thresholds_unless_client_compacts() {
     let policy =
         policy::CompactPolicy { threshold: 0.8, prepare: 0.5, ..policy::CompactPolicy::default() };
     let scene = Scene::new("uau", policy);
@@ -370,7 +370,7 @@ fn a_summary_is_due_by_its_thresholds_unless_the_client_compacts() {
 }
 
 #[test]
-fn a_summary_that_saves_nothing_or_leaves_too_much_is_not_accepted() {
+fn summary_that_saves_nothing_or_leaves_too_much_is_not_accepted() {
     let policy = policy::CompactPolicy { threshold: 0.8, ..policy::CompactPolicy::default() };
     let scene = Scene::new("uau", policy);
     let accepted = |whole, was, tokens, why| {
@@ -391,7 +391,7 @@ fn a_summary_that_saves_nothing_or_leaves_too_much_is_not_accepted() {
 
 /// A request that a compaction would make fit is not trimmed first. If no compaction can be made, the answer is no.
 #[test]
-fn whether_a_summary_makes_a_request_fit_is_known_beforehand() {
+fn whether_summary_makes_request_fit_is_known_beforehand() {
     let policy = |engine| policy::CompactPolicy { engine, ..keeping(3, 9_000) };
     let fits = |scene: &Scene, mode, tokens| {
         let request = PlanRequest { mode, ..scene.request() };
@@ -428,7 +428,7 @@ fn whether_a_summary_makes_a_request_fit_is_known_beforehand() {
 
 /// If a summary would invalidate reasoning that an open loop demands, it is used after that turn.
 #[test]
-fn a_summary_waits_for_the_end_of_a_loop_that_demands_its_reasoning() {
+fn summary_waits_for_end_of_loop_that_demands_its_reasoning() {
     let most = |letters, reasoning_rule, binding| {
         let mut scene = Scene::new(letters, keeping(1, 9_000));
         scene.model.binding = binding;
@@ -443,7 +443,7 @@ fn a_summary_waits_for_the_end_of_a_loop_that_demands_its_reasoning() {
 
 /// A reserve of half of the window or more is taken as wrong.
 #[test]
-fn a_reserve_of_half_the_window_or_more_is_replaced_by_a_quarter() {
+fn reserve_of_half_window_or_more_is_replaced_by_quarter() {
     let scene = Scene::new("u", keeping(1, 1));
     let of = |reserve| PlanRequest { reserve, ..scene.request() }.fillable();
     assert_eq!([0, 4_999, 5_000, 20_000].map(of), [10_000, 5_001, 7_500, 7_500]);
@@ -451,7 +451,7 @@ fn a_reserve_of_half_the_window_or_more_is_replaced_by_a_quarter() {
 
 /// By the tokens that the last call read, less those that a summary has replaced since.
 #[test]
-fn a_summary_is_due_by_the_last_call_where_policy_watches_that() {
+fn summary_is_due_by_last_call_where_policy_watches_that() {
     let watching = |watches| {
         let mut scene = scene::SessionFixture::new("claude-sonnet-4-5", &messages("uau"));
         scene.model.window = 10_000;
@@ -504,7 +504,7 @@ fn written(scene: &scene::SessionFixture, cut: usize) -> CompactionRecord {
 }
 
 #[test]
-fn usage_from_before_a_summary_does_not_make_another_one_due() {
+fn usage_from_before_summary_does_not_make_another_one_due() {
     let settled = |at, exchange: &'static str, ended| {
         let mut scene = scene::SessionFixture::new("claude-sonnet-4-5", &messages("uauau"));
         scene.policy.compact.watches = ThresholdBasis::LastCall;
@@ -529,7 +529,7 @@ fn usage_from_before_a_summary_does_not_make_another_one_due() {
 }
 
 #[test]
-fn policy_chooses_who_writes_a_summary_if_the_provider_can() {
+fn policy_chooses_who_writes_summary_if_provider_can() {
     let of = |engine, name: &'static str, focus, compaction_refused| {
         let mut scene = scene::SessionFixture::new(name, &messages("uau"));
         scene.policy.compact.engine = engine;
@@ -573,7 +573,7 @@ fn policy_chooses_who_writes_a_summary_if_the_provider_can() {
 /// Each part is 100 tokens. Pieces consist of whole steps and are as large as the room allows; a step that is too large
 /// is a piece of its own.
 #[test]
-fn a_history_is_summarised_in_pieces_of_whole_steps() {
+fn history_is_summarised_in_pieces_of_whole_steps() {
     let of = |letters, cut, room| {
         let scene = Scene::new(letters, keeping(1, 1));
         let parts = scene.conversation.parts().filter_map(|part| part.key);
@@ -635,7 +635,7 @@ fn calls_without_ids_are_open_until_as_many_results_came() {
 
 /// A client was killed during a call, and goes on without its result: the history after it can still be cut.
 #[test]
-fn a_call_without_a_result_does_not_stay_open() {
+fn call_without_result_is_closed() {
     let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "ls", "input": {}});
     let result = |id: &str| json!({"type": "tool_result", "tool_use_id": id, "content": "a"});
     let turn = |role: &str, parts: Value| json!({"role": role, "content": parts});
@@ -651,7 +651,7 @@ fn a_call_without_a_result_does_not_stay_open() {
 
 /// A call without an id may have a result with one.
 #[test]
-fn a_result_with_an_id_answers_a_call_without() {
+fn result_answers_call_without_id() {
     let call = json!({"functionCall": {"name": "ls", "args": {}}});
     let result =
         json!({"functionResponse": {"id": "x", "name": "ls", "response": {"output": "a"}}});
@@ -706,7 +706,7 @@ fn results_too_large_to_be_summarised_are_shortened() {
 /// The request that first uses a summary records why, and removes the reasoning that the summary invalidates. An open
 /// loop keeps that reasoning as long as it can.
 #[test]
-fn a_summary_is_used_and_removes_the_reasoning_that_it_makes_void() {
+fn summary_is_used_and_removes_reasoning_that_it_makes_void() {
     let of = |name, letters: &str, due, change: fn(&mut CompactionRecord)| {
         let mut scene = scene::SessionFixture::new(name, &messages(letters));
         (scene.now, scene.mode) = (9, Mode::Shadow);
@@ -762,7 +762,7 @@ fn a_summary_is_used_and_removes_the_reasoning_that_it_makes_void() {
 
 /// The removal of reasoning was refused for good: a summary, or a cut, that makes it void is not made either.
 #[test]
-fn a_change_waits_if_the_removal_that_it_needs_was_refused() {
+fn change_waits_if_removal_that_it_needs_was_refused() {
     let mut scene = scene::SessionFixture::new("claude-opus-5-5", &messages("ucrautrau"));
     scene.policy.prune.accept_reasoning_loss = true;
     scene.ledger.add(Fact::Summary(Box::new(written(&scene, 4))));
@@ -790,7 +790,7 @@ fn a_change_waits_if_the_removal_that_it_needs_was_refused() {
 }
 
 #[test]
-fn a_cut_that_gives_up_too_little_is_not_worth_a_summary() {
+fn cut_that_gives_up_too_little_is_not_worth_summary() {
     let scene = scene::SessionFixture::new("claude-sonnet-4-5", &messages("uauau"));
     let choice = |last: u32, cut| {
         let parts = scene.parts(|message| if message == 4 { last } else { EACH });

@@ -19,7 +19,7 @@ fn request(text: &str) -> String {
 }
 
 #[test]
-fn a_text_one_byte_too_long_is_not_kept_but_its_size_is() {
+fn text_one_byte_too_long_is_not_kept_but_its_size_is() {
     // The reply, the part, and its text.
     let room = BESIDE + 4 + BESIDE + 100;
     let text = "é".repeat(50);
@@ -32,7 +32,7 @@ fn a_text_one_byte_too_long_is_not_kept_but_its_size_is() {
 }
 
 #[test]
-fn many_small_parts_stay_within_the_content_limit() {
+fn many_small_parts_stay_in_limit() {
     let block = r#"{"type":"text","text":"x"}"#;
     let blocks = vec![block; 10_000].join(",");
     let body = format!(r#"{{"model":"m","messages":[{{"role":"user","content":[{blocks}]}}]}}"#);
@@ -134,7 +134,7 @@ fn parts_keep_role_name_id_and_signature_length() {
 
 /// Gemini signs the part that follows its thoughts: the signature is exported as a thought before that part.
 #[test]
-fn a_signature_on_a_call_is_exported_as_reasoning_before_it() {
+fn signature_on_call_is_exported_as_reasoning_before_it() {
     let body = r#"{"contents":[{"role":"user","parts":[{"text":"Look."}]},{"role":"model","parts":[
         {"functionCall":{"name":"look","args":{}},"thoughtSignature":"c2lnbmVk"}]},
         {"role":"user","parts":[{"functionResponse":{"name":"look","response":{"a":1}}}]}]}"#;
@@ -157,7 +157,7 @@ fn a_signature_on_a_call_is_exported_as_reasoning_before_it() {
 /// What a request contains that its parent did not: the reply as the client sends it, then what is new. System
 /// prompt and tools are written again if they changed; if the history changed, all of it is written.
 #[test]
-fn content_of_the_parent_turn_is_not_stored_again() {
+fn parents_content_is_stored_once() {
     use serde_json::{Value, json};
 
     use crate::context::scene::SessionFixture;
@@ -208,7 +208,7 @@ fn content_of_the_parent_turn_is_not_stored_again() {
 /// If a text does not fit, its size is kept, in a request and in a reply. Several texts of one thought are one
 /// part.
 #[test]
-fn of_a_text_that_does_not_fit_only_the_size_is_kept() {
+fn oversized_text_keeps_its_size() {
     let body = request(&"x".repeat(100));
     let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
     let placed = place(&Ledger::default(), &read, &"r".into(), None);

@@ -34,13 +34,13 @@ fn priority_costs_twice_and_flex_half() {
 }
 
 #[test]
-fn a_tier_without_a_price_is_unknown() {
+fn tier_without_price_is_unknown() {
     let billing = Billing { tier: ServiceTier::Ultrafast, ..Billing::default() };
     assert_eq!(bill(&Usage { billing, ..usage(1_000, 10) }, "gpt-4o"), None);
 }
 
 #[test]
-fn searches_have_a_price_of_their_own() {
+fn searches_have_price_of_their_own() {
     let billing = Billing { searches: 3, ..Billing::default() };
     near(bill(&Usage { billing: billing.clone(), ..usage(0, 0) }, "claude-opus-5-5"), 0.03);
     let unknown = Usage { billing, ..usage(0, 0) };
@@ -48,7 +48,7 @@ fn searches_have_a_price_of_their_own() {
 }
 
 #[test]
-fn the_provider_knows_its_price_best() {
+fn provider_knows_its_price_best() {
     let billing = Billing { stated: Some(1_230_000), ..Billing::default() };
     let call = Usage { billing, ..usage(100_000, 10_000) };
     near(bill(&call, "gpt-6-astra"), 0.00123);
@@ -57,7 +57,7 @@ fn the_provider_knows_its_price_best() {
 }
 
 #[test]
-fn a_region_costs_a_tenth_more_also_for_other_models_calls() {
+fn region_costs_tenth_more_also_for_other_models_calls() {
     let advice = Attempt {
         kind: "advisor_message".into(),
         model: Some("claude-opus-5-5".into()),
@@ -69,7 +69,7 @@ fn a_region_costs_a_tenth_more_also_for_other_models_calls() {
 }
 
 #[test]
-fn audio_has_a_price_of_its_own() {
+fn audio_has_price_of_its_own() {
     let billing = Billing { audio_input: 50_000, ..Billing::default() };
     near(bill(&Usage { billing, ..usage(100_000, 0) }, "gemini-2.5-flash"), 0.015 + 0.05);
 }

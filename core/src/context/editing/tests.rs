@@ -49,7 +49,7 @@ const FREE: &str = "claude-sonnet-4-5";
 const BOUND: &str = "claude-sonnet-5-5";
 
 #[test]
-fn the_default_policy_gives_the_expected_context_editing() {
+fn default_policy_gives_expected_context_editing() {
     let editing = editing_of(&read(), FREE, Mode::Active, by(PruneMethod::Provider)).unwrap();
     // 0.6 of the fillable window, which is 200,000 less 16,000.
     let expected =
@@ -71,7 +71,7 @@ fn tools_that_may_not_be_cut_are_named_one_by_one() {
 }
 
 #[test]
-fn editing_is_requested_if_policy_wants_it_and_the_provider_can() {
+fn editing_is_requested_if_policy_wants_it_and_provider_can() {
     let some = |method, name| editing_of(&read(), name, Mode::Active, by(method)).is_some();
     assert!(some(PruneMethod::Provider, FREE));
     let clone = |gate: PruneGate| {
@@ -106,7 +106,7 @@ fn editing_is_requested_if_policy_wants_it_and_the_provider_can() {
 }
 
 #[test]
-fn only_gates_that_a_provider_can_watch_are_sent() {
+fn only_watchable_gates_are_sent() {
     let trigger = |gate: &[PruneGate], pressure| {
         let prune = PrunePolicy { gate: gate.to_vec(), pressure, ..by(PruneMethod::Provider) };
         editing_of(&read(), FREE, Mode::Active, prune).map(|editing| editing.trigger)

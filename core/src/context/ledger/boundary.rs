@@ -103,7 +103,7 @@ mod tests {
 
     /// Gemini signs the last piece of a reply's text; a client sends the text back in one part.
     #[test]
-    fn text_received_in_pieces_is_one_anchor_key() {
+    fn text_in_pieces_is_one_anchor_key() {
         let piece = |text: &str, key| ReplyPart {
             text: text.into(),
             key,
@@ -125,7 +125,7 @@ mod tests {
 
     /// Ids that only count come again in other replies, so they identify nothing.
     #[test]
-    fn random_call_ids_identify_a_reply_and_counted_ones_do_not() {
+    fn random_call_ids_identify_reply_and_counted_ones_do_not() {
         let drawn = [
             ("toolu_01A09q90qw90lq917835lq9", "read"),
             ("call_aBcDeFgH", ""),

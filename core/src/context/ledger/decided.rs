@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_decision_that_was_refused_twice_is_given_up() {
+    fn twice_refused_is_given_up() {
         let mut ledger = Ledger::default();
         let given_up = |ledger: &Ledger| ledger.given_up(DecisionMode::Active, None).contains(&1);
         ledger.add(cut("first", None));
@@ -370,7 +370,7 @@ mod tests {
     /// A revoked decision does not count for the request that made it. A new one is stored after the revocation. A
     /// suspension does not affect repairs.
     #[test]
-    fn a_revoked_decision_can_be_made_again() {
+    fn revoked_decision_can_be_made_again() {
         let back = revocation("first", Renewal::Next);
         let epoch = back.epoch();
         for (at, fact) in decisions("first").into_iter().enumerate() {
@@ -399,7 +399,7 @@ mod tests {
 
     /// A refused rewrite suspends its thread for requests with the same parent turn, and nothing else.
     #[test]
-    fn a_suspension_applies_to_its_thread_and_parent_turn_only() {
+    fn suspension_applies_to_its_thread_and_parent_turn_only() {
         let mut ledger = Ledger::default();
         for (thread, parent, at) in
             [("t", None, 5), ("t", None, 7), ("u", None, 9), ("t", Some("p"), 11)]
@@ -418,7 +418,7 @@ mod tests {
 
     /// Until the cache is cold, nothing new is tried in the refused thread from the same turn.
     #[test]
-    fn a_refused_thread_tries_nothing_new_from_the_same_turn() {
+    fn refused_thread_tries_nothing_new_from_same_turn() {
         let mut ledger = Ledger::default();
         ledger.add(Fact::Revocation(Box::new(revocation("first", Renewal::Next))));
         assert!(!ledger.is_suspended(&"thread".into(), None), "the next request may try again");

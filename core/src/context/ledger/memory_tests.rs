@@ -38,7 +38,7 @@ fn turn() -> Turn {
 }
 
 #[test]
-fn the_size_of_a_turn_includes_all_its_content() {
+fn size_of_turn_includes_content() {
     let of = |turn: Turn| grown(Fact::Turn(Box::new(turn)));
     let base = of(turn());
     assert!((size_of::<Turn>()..2 * size_of::<Turn>() + 1000).contains(&base), "{base}");
@@ -103,7 +103,7 @@ fn injected(id: &str, number: u32) -> InjectedMessage {
 }
 
 #[test]
-fn queued_messages_count_the_memory_that_they_hold() {
+fn queued_messages_count_memory() {
     let of = |queued| grown(Fact::Queued(Box::new(queued)));
     let base = of(queued("q", 1, 1));
     let own = size_of::<QueuedMessage>();
@@ -131,7 +131,7 @@ fn queued_messages_count_the_memory_that_they_hold() {
 
 /// Injected messages wait and are sent in the order in which they were queued.
 #[test]
-fn injections_stand_in_the_order_in_which_they_were_queued() {
+fn injections_stand_in_order_in_which_they_were_queued() {
     let mut ledger = Ledger::default();
     for (id, number, at) in [("d", 2, 5), ("b", 1, 9), ("c", 2, 4), ("a", 1, 9)] {
         ledger.add(Fact::Queued(Box::new(queued(id, number, at))));
@@ -152,7 +152,7 @@ fn injections_stand_in_the_order_in_which_they_were_queued() {
 
 /// What decisions take is part of the total.
 #[test]
-fn the_size_of_decisions_is_also_counted_separately() {
+fn size_of_decisions_is_also_counted_separately() {
     let scene = SessionFixture::new("claude-opus-4-6", &messages("ucrau"));
     let cut = Cut {
         epoch: None,
@@ -227,7 +227,7 @@ fn the_size_of_decisions_is_also_counted_separately() {
 /// Past its limit, the oldest quarter is forgotten. The sketch of a turn that was based on a forgotten one is stored
 /// whole, so that the turn can still be an anchor.
 #[test]
-fn the_oldest_quarter_of_a_long_session_is_forgotten() {
+fn oldest_quarter_is_forgotten() {
     let part = |n: usize| SketchPart {
         key: PartKey(n as u128),
         tokens: 1,
@@ -276,7 +276,7 @@ fn the_oldest_quarter_of_a_long_session_is_forgotten() {
 
 /// A reply that is reasoning alone ends where its request does.
 #[test]
-fn the_reasoning_of_a_turn_that_stays_is_kept() {
+fn reasoning_stays_with_its_turn() {
     let mut ledger = Ledger::default();
     let base = turn();
     let reasoning = |after| ReasoningRecord {

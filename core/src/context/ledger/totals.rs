@@ -71,7 +71,7 @@ mod tests {
     use crate::dialect::Attempt;
 
     #[test]
-    fn totals_saturate_instead_of_overflowing() {
+    fn totals_saturate() {
         let mut totals = Totals::default();
         for input in [u64::MAX, u64::MAX, 1] {
             totals.add(&Usage { input: Some(input), output: Some(2), ..Usage::default() });
@@ -81,7 +81,7 @@ mod tests {
 
     /// A reply that broke off counts as in the context view, and what of that was not reported is told apart.
     #[test]
-    fn totals_have_what_was_received_of_a_reply_that_broke_off() {
+    fn totals_have_what_was_received_of_reply_that_broke_off() {
         let scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
         let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
         turn.estimate.as_mut().unwrap().tokens = 950;

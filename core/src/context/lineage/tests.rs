@@ -134,7 +134,7 @@ fn parent(placed: &Placement) -> Option<&str> {
 }
 
 #[test]
-fn a_conversation_stays_on_its_thread() {
+fn conversation_stays_on_its_thread() {
     let mut play = Play::default();
     let first = play.say(&user("one"), &words("1"));
     let second = play.say(&[user("one"), model("1"), user("two")].join(","), &words("2"));
@@ -150,7 +150,7 @@ fn a_conversation_stays_on_its_thread() {
 }
 
 #[test]
-fn conversations_that_begin_alike_do_not_mix() {
+fn alike_conversations_do_not_mix() {
     let mut play = Play::default();
     let a = play.say(&user("hi"), &words("A"));
     let b = play.say(&user("hi"), &words("B"));
@@ -162,7 +162,7 @@ fn conversations_that_begin_alike_do_not_mix() {
 }
 
 #[test]
-fn a_title_request_has_its_own_thread_and_is_no_parent() {
+fn title_request_has_its_own_thread_and_is_no_parent() {
     let mut play = Play::default();
     let title = body(&user("hi"), "Make a title.", "");
     let title = play.send(&title, &words("Greeting"), Outcome::Complete, None);
@@ -172,7 +172,7 @@ fn a_title_request_has_its_own_thread_and_is_no_parent() {
 }
 
 #[test]
-fn a_side_call_on_top_of_the_history_forks() {
+fn side_call_on_top_of_history_forks() {
     let mut play = Play::default();
     let main = play.say(&user("hi"), &words("A"));
     let messages = [user("hi"), model("A"), user("suggest")].join(",");
@@ -185,7 +185,7 @@ fn a_side_call_on_top_of_the_history_forks() {
 }
 
 #[test]
-fn a_changed_system_prompt_alone_stays_on_its_thread() {
+fn changed_system_prompt_alone_stays_on_its_thread() {
     let mut play = Play::default();
     let main = play.say(&user("hi"), &words("A"));
     let messages = [user("hi"), model("A"), user("go")].join(",");
@@ -208,7 +208,7 @@ fn rewinds_and_forks_find_their_turn() {
 }
 
 #[test]
-fn a_retry_after_a_failure_stays_on_its_thread() {
+fn repeat_after_failure_keeps_thread() {
     let mut play = Play::default();
     let request = body(&user("hi"), "You are calm.", "");
     let first = play.send(&request, "", Outcome::UpstreamFailed, None);
@@ -217,7 +217,7 @@ fn a_retry_after_a_failure_stays_on_its_thread() {
 }
 
 #[test]
-fn a_client_that_resumes_a_partial_reply_stays_on_its_thread() {
+fn client_that_resumes_partial_reply_stays_on_its_thread() {
     let mut play = Play::default();
     let request = body(&user("hi"), "You are calm.", "");
     let first = play.send(&request, &words("Half an ans"), Outcome::UpstreamFailed, None);
@@ -233,7 +233,7 @@ fn a_client_that_resumes_a_partial_reply_stays_on_its_thread() {
 /// Twice the model thought and broke off, and twice its client had it go on in the same words: whose thought is in a
 /// request tells which of the two it continues.
 #[test]
-fn the_reasoning_in_a_request_tells_which_turn_is_its_parent() {
+fn reasoning_in_request_tells_which_turn_is_its_parent() {
     let mut play = Play::default();
     let thought =
         |sign: &str| format!(r#"{{"type":"thinking","thinking":"Hm.","signature":"{sign}"}}"#);
@@ -250,7 +250,7 @@ fn the_reasoning_in_a_request_tells_which_turn_is_its_parent() {
 
 /// A replica whose clock is behind gets the next request, and it fails: asked again, it is on the same thread.
 #[test]
-fn a_clock_that_is_behind_makes_no_fork() {
+fn clock_that_is_behind_makes_no_fork() {
     let mut play = Play::default();
     let thought = r#"{"type":"thinking","thinking":"Hm.","signature":"A"}"#;
     let reply = format!("{thought},{}", call("toolu_1"));
@@ -269,7 +269,7 @@ fn a_clock_that_is_behind_makes_no_fork() {
 /// A request was answered, and later asked again, and that reply broke off. What follows has neither reply: it goes on
 /// from the newer one, which its provider has read. One that was refused is in nobody's cache.
 #[test]
-fn of_equal_requests_without_a_reply_the_newest_is_the_parent() {
+fn of_equal_requests_without_reply_newest_is_parent() {
     let asks = body(&user("hi"), "You are calm.", "");
     for (outcome, turn) in [
         (Outcome::UpstreamFailed, "req-2"),
@@ -297,7 +297,7 @@ fn of_equal_requests_without_a_reply_the_newest_is_the_parent() {
 /// before proves what it continues, and it gets a thread of its own: the conversation goes on. Without any reply, another
 /// system prompt makes another conversation.
 #[test]
-fn a_side_call_without_the_newest_reply_continues_its_request() {
+fn side_call_without_newest_reply_continues_its_request() {
     let asks = [user("one"), model("1"), user("two")].join(",");
     let retried = asks.clone();
     let goes_on = [asks.clone(), model("2"), user("three")].join(",");
@@ -332,7 +332,7 @@ fn a_side_call_without_the_newest_reply_continues_its_request() {
 /// The same question is asked beside the conversation first, under other instructions (a router, a count): that call is
 /// not the parent of the question in the conversation, nor of what follows.
 #[test]
-fn a_side_call_that_asked_the_same_is_no_parent() {
+fn equal_side_call_is_no_parent() {
     for outcome in [Outcome::Complete, Outcome::UpstreamFailed] {
         let mut play = Play::default();
         play.say(&user("one"), &words("1"));
@@ -350,7 +350,7 @@ fn a_side_call_that_asked_the_same_is_no_parent() {
 /// Twice the model gave the same reply after different thoughts, and the second broke off: the thought tells which reply
 /// it is.
 #[test]
-fn of_equal_replies_the_one_whose_reasoning_came_back_is_the_parent() {
+fn of_equal_replies_one_whose_reasoning_came_back_is_parent() {
     let reply = |sign: &str| {
         let thought = format!(r#"{{"type":"thinking","thinking":"Hm.","signature":"{sign}"}}"#);
         format!("{thought},{}", words("Aye."))
@@ -367,7 +367,7 @@ fn of_equal_replies_the_one_whose_reasoning_came_back_is_the_parent() {
 }
 
 #[test]
-fn a_client_that_changes_its_first_message_stays_on_its_thread() {
+fn client_that_changes_its_first_message_stays_on_its_thread() {
     const ANSWER: &str = "The draught of this ship is three metres and a half, fully loaded.";
     let mut play = Play::default();
     let first = play.say(&user("It is Monday. hi"), &words(ANSWER));
@@ -384,7 +384,7 @@ fn a_client_that_changes_its_first_message_stays_on_its_thread() {
 /// Short words are said twice: two parts in a row prove nothing, three do with the same instructions and tools,
 /// five with any.
 #[test]
-fn short_texts_prove_a_parent_only_after_enough_equal_parts() {
+fn short_texts_prove_parent_only_after_enough_equal_parts() {
     let grown_from = |said: &[&str], altered: &[&str], system: &str| {
         let history = |said: &[&str]| {
             let one =
@@ -408,7 +408,7 @@ fn short_texts_prove_a_parent_only_after_enough_equal_parts() {
 
 /// Of several turns that met alike, the one with which most stands in a row; of equals the newest.
 #[test]
-fn the_longest_run_of_parts_tells_the_parent() {
+fn longest_run_of_parts_tells_parent() {
     let history = |said: &[&str]| {
         let one = |(at, text): (usize, &&str)| if at % 2 == 0 { user(text) } else { model(text) };
         said.iter().enumerate().map(one).collect::<Vec<_>>().join(",")
@@ -425,7 +425,7 @@ fn the_longest_run_of_parts_tells_the_parent() {
 
 /// A boundary nearer to the end counts before one that proves as much further up, and the user's words are none.
 #[test]
-fn the_boundary_nearest_to_the_end_decides_the_parent() {
+fn last_boundary_decides_parent() {
     const FIRST: &str = "The draught of this ship is three metres and a half, fully loaded.";
     const SECOND: &str = "Its beam is eleven metres, and its length is forty-five, over all.";
     let mut play = Play::default();
@@ -440,7 +440,7 @@ fn the_boundary_nearest_to_the_end_decides_the_parent() {
 /// The client edits the reply, and its instructions hold the time: what the turn sent is there, and a reply follows it.
 /// The first request of a conversation has no reply, so others may begin like it.
 #[test]
-fn an_edited_reply_stays_on_its_thread_under_other_instructions() {
+fn edited_reply_stays_on_its_thread_under_other_instructions() {
     let mut play = Play::default();
     let mut ask = |messages: &[String], time: &str, answer: &str| {
         let asks = body(&messages.join(","), time, "");
@@ -460,7 +460,7 @@ fn an_edited_reply_stays_on_its_thread_under_other_instructions() {
 }
 
 #[test]
-fn a_client_that_drops_text_beside_a_call_stays_on_its_thread() {
+fn client_that_drops_text_beside_call_stays_on_its_thread() {
     let mut play = Play::default();
     let first = play.say(&user("hi"), &format!("{},{}", words("I look."), call("toolu_1")));
     let dropped = format!(r#"{{"role":"assistant","content":[{}]}}"#, call("toolu_1"));
@@ -472,7 +472,7 @@ fn a_client_that_drops_text_beside_a_call_stays_on_its_thread() {
 /// Gemini's calls have no id in their keys. A request was sent again and answered with the same text and call, this time
 /// without an id; its client edits the text. The call alone does not tell the two turns apart.
 #[test]
-fn a_call_without_its_id_identifies_no_reply() {
+fn call_without_id_finds_no_reply() {
     let call = |id: &str| format!(r#"{{"functionCall":{{"name":"ls","args":{{"at":1}}{id}}}}}"#);
     let parts = |text: &str, id: &str| format!(r#"[{{"text":"{text}"}},{}]"#, call(id));
     let contents = |more: &str| {
@@ -498,7 +498,7 @@ fn a_call_without_its_id_identifies_no_reply() {
 }
 
 #[test]
-fn a_held_history_is_continued_by_its_response_id() {
+fn held_history_is_continued_by_its_response_id() {
     let mut play = Play::default();
     let first = play.say(&user("hi"), &words("A"));
     let more = r#","thread":{"type":"continue","previous_message_id":"msg_1"}"#;
@@ -518,7 +518,7 @@ fn a_held_history_is_continued_by_its_response_id() {
 }
 
 #[test]
-fn an_aborted_call_is_an_anchor_where_it_told_its_input() {
+fn aborted_call_is_anchor_where_it_told_its_input() {
     let mut play = Play::default();
     play.say(&user("one"), &words("1"));
     let messages = [user("one"), model("1"), user("two")].join(",");
@@ -575,7 +575,7 @@ fn sketches_are_put_together_from_their_differences() {
 /// Of several turns at one chain: one of the conversation before one beside it, then the client's own thread, then the
 /// same instructions and tools, then one that was answered; of equals the newest.
 #[test]
-fn of_turns_with_the_same_chain_the_best_match_is_the_parent() {
+fn of_turns_with_same_chain_best_match_is_parent() {
     let mut play = Play::default();
     play.say(&user("one"), &words("1"));
     let base = Turn::clone(play.ledger.turn(&"req-1".into()).unwrap());
@@ -613,7 +613,7 @@ fn of_turns_with_the_same_chain_the_best_match_is_the_parent() {
 
 /// Nothing was said before a warm-up that brought instructions and tools alone: what follows it begins, though it names it.
 #[test]
-fn a_request_after_a_bare_warm_up_is_placed_by_its_messages() {
+fn request_after_bare_warm_up_is_placed_by_its_messages() {
     let mut play = Play::default();
     let warm = r#"{"model":"m","max_tokens":0,"system":"You are calm.","messages":[]}"#;
     play.send(warm, "", Outcome::Complete, None);

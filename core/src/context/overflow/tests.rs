@@ -28,7 +28,7 @@ fn sign(reply: &Reply, estimate: &Estimate) -> Option<OverflowSign> {
 }
 
 #[test]
-fn an_overflow_that_a_reply_shows_is_detected() {
+fn overflow_in_reply_is_detected() {
     let small = estimate(100, EstimateMethod::Anchored);
     let error = |kind: &str, message: &str| Reply {
         error: Some(ProviderError { kind: Some(kind.into()), message: Some(message.into()) }),
@@ -97,7 +97,7 @@ fn capped((sent, input): (u32, u64), (sent_before, before): (u32, u64)) -> bool 
 
 /// Far fewer tokens than counted may be an error of the estimate. Only the same limit met twice is evidence.
 #[test]
-fn a_low_input_means_a_cut_history_only_if_a_limit_explains_it() {
+fn low_input_means_cut_history_only_if_limit_explains_it() {
     // However low a tokenizer counts, one low count is no evidence.
     for method in [EstimateMethod::Anchored, EstimateMethod::Estimated, EstimateMethod::Compacted] {
         assert_eq!(sign(&read(4_096), &estimate(40_000, method)), None, "{method:?}");
@@ -129,7 +129,7 @@ fn a_low_input_means_a_cut_history_only_if_a_limit_explains_it() {
 
 /// Ollama reads as much as its window holds.
 #[test]
-fn a_known_window_that_was_too_small_explains_a_cut_history() {
+fn known_window_that_was_too_small_explains_cut_history() {
     let sums = PartSums::new(&parts(20_000), None);
     let sent = estimate(20_000, EstimateMethod::Estimated);
     let within = |window| {
@@ -154,7 +154,7 @@ fn a_known_window_that_was_too_small_explains_a_cut_history() {
 proptest::proptest! {
     /// If a provider counts any share of what we do, no call is reported as cut, however it grows.
     #[test]
-    fn a_provider_that_counts_fewer_tokens_is_not_reported_as_cutting(
+    fn provider_that_counts_fewer_tokens_is_not_reported_as_cutting(
         steps in proptest::collection::vec(200u32..40_000, 2..12), percent in 15u64..100,
     ) {
         let (mut sent, mut before) = (0u32, None::<(u32, u64)>);
@@ -172,7 +172,7 @@ proptest::proptest! {
 /// The message is believed up to eight times our estimate plus the output. If all content can be seen, no tokenizer
 /// counts more.
 #[test]
-fn an_overflow_message_far_above_the_estimate_is_not_believed() {
+fn overflow_message_far_above_estimate_is_not_believed() {
     let sent = |content: &str| {
         let body =
             format!(r#"{{"max_tokens":50,"messages":[{{"role":"user","content":{content}}}]}}"#);
@@ -216,7 +216,7 @@ fn an_overflow_message_far_above_the_estimate_is_not_believed() {
 
 /// Each picture adds what the largest picture costs, and no more.
 #[test]
-fn each_picture_raises_the_believed_overflow_by_its_largest_cost() {
+fn each_picture_raises_believed_overflow_by_its_largest_cost() {
     let picture = r#"{"type":"image","source":{"type":"url","url":"https://a/b.png"}}"#;
     let rule = Catalogue::default().model("claude-opus-4-8", "").pictures;
     let is_wild = |pictures: usize, input| {
@@ -241,7 +241,7 @@ fn each_picture_raises_the_believed_overflow_by_its_largest_cost() {
 
 /// A request that fits any window, however it is counted, was not refused for its size.
 #[test]
-fn an_overflow_without_numbers_is_not_believed_of_a_small_request() {
+fn overflow_without_numbers_is_not_believed_of_small_request() {
     let body = br#"{"max_tokens":64000,"messages":[{"role":"user","content":"Look."}]}"#;
     let sent = crate::dialect::read(crate::dialect::Dialect::Anthropic, "/v1/messages", body);
     let is_wild = |tokens, method| {
@@ -253,7 +253,7 @@ fn an_overflow_without_numbers_is_not_believed_of_a_small_request() {
 }
 
 #[test]
-fn an_overflow_report_states_the_numbers_and_the_outcome() {
+fn overflow_report_is_complete() {
     let report = |sign, input, window, saved| {
         OverflowReport { sign, reported: Overflow { window, input, is_inferred: false }, saved }
             .to_string()
@@ -274,7 +274,7 @@ fn an_overflow_report_states_the_numbers_and_the_outcome() {
 
 /// Two numbers alone count if the count is near the estimate, and does not fit with the requested output.
 #[test]
-fn inferred_numbers_have_to_be_near_the_request() {
+fn inferred_numbers_must_be_near() {
     let near = |window, input, max_output| {
         let stated = Overflow { window, input, is_inferred: true };
         is_near(&stated, 60_000, max_output)

@@ -88,7 +88,7 @@ fn with_cut(letters: &str, number: usize, result: usize, why: DecisionReason) ->
 const PRESSURE: DecisionReason = DecisionReason::Pressure;
 
 #[test]
-fn a_cut_is_replayed_in_all_later_requests_of_its_branch() {
+fn cut_is_replayed_in_all_later_requests_of_its_branch() {
     assert_eq!(cut_in(&plain("ucrau")), NONE);
     let scene = with_cut("ucrauau", 5, 2, PRESSURE);
     assert_eq!(cut_in(&scene), [2]);
@@ -111,7 +111,7 @@ fn a_cut_is_replayed_in_all_later_requests_of_its_branch() {
 /// A fork that sent the result whole keeps it whole, because its cache and bound reasoning depend on that. A result
 /// trimmed when it was new is trimmed wherever it is not known to have been sent whole.
 #[test]
-fn a_cut_holds_in_the_branch_that_made_it() {
+fn cut_holds_in_branch_that_made_it() {
     let forked = |why| {
         let mut scene = with_cut("ucrauau", 5, 2, why);
         let mut all = messages("ucrau");
@@ -148,7 +148,7 @@ fn shadow_mode_decisions_are_repeated_in_shadow_mode_only() {
 /// A refused decision no longer applies. It may be made once more; if it is refused twice, never again. A suspended
 /// thread keeps none of its earlier decisions.
 #[test]
-fn a_refused_decision_is_void() {
+fn refused_decision_is_void() {
     let mut scene = plain("ucrau");
     let decided = cut(&scene, 2, PRESSURE);
     scene.ledger.add(decided.clone());
@@ -199,7 +199,7 @@ fn a_refused_decision_is_void() {
 
 /// A trimmed result can be cleared later: its second cut is stored beside the first.
 #[test]
-fn a_trimmed_result_is_cleared_by_its_second_cut() {
+fn second_cut_clears_a_trim() {
     let mut scene = with_cut("ucrau", 3, 2, DecisionReason::TooLarge);
     let Fact::Cut(first) = cut(&scene, 2, PRESSURE) else { unreachable!() };
     let about = PartKey(clearing_key(first.about.0));
@@ -221,7 +221,7 @@ fn a_trimmed_result_is_cleared_by_its_second_cut() {
 
 /// A fork that makes the same decision uses it as it was first made.
 #[test]
-fn decisions_of_another_branch_are_adopted() {
+fn other_branches_are_adopted() {
     let mut scene = with_cut("ucrauau", 5, 2, PRESSURE);
     let mut all = messages("ucrau");
     all[4]["content"] = "Another way.".into();
@@ -250,7 +250,7 @@ fn decisions_of_another_branch_are_adopted() {
 
 /// Decisions made when a part was new are adopted: nothing depends on their absence.
 #[test]
-fn decisions_made_at_birth_are_adopted_by_a_repeated_request() {
+fn decisions_made_at_birth_are_adopted_by_repeated_request() {
     let births = |why| {
         let mut scene = plain("ucr");
         scene.ledger.add(cut(&scene, 2, why));
@@ -273,7 +273,7 @@ fn compacts(scene: &mut SessionFixture, cut: usize) {
 }
 
 #[test]
-fn a_summary_takes_the_place_of_what_is_before_its_cut() {
+fn summary_takes_place_of_what_is_before_its_cut() {
     let mut scene = plain("uauau");
     compacts(&mut scene, 2);
     let body = sent(&scene);
@@ -312,7 +312,7 @@ fn a_summary_takes_the_place_of_what_is_before_its_cut() {
 /// A summary applies if its end is in the request and this branch made it. Of several, the latest cut; of equal ones,
 /// the first.
 #[test]
-fn the_latest_summary_of_a_branch_is_in_use() {
+fn latest_summary_of_branch_is_in_use() {
     let mut scene = plain("uauauau");
     compacts(&mut scene, 2);
     compacts(&mut scene, 4);
@@ -336,7 +336,7 @@ fn the_latest_summary_of_a_branch_is_in_use() {
 
 /// A provider's own summary is not valid for another model. One of shadow mode is never sent.
 #[test]
-fn a_summary_is_for_its_model_and_mode() {
+fn summary_is_for_its_model_and_mode() {
     let of = |change: fn(&mut CompactionRecord)| {
         let mut scene = plain("uauau");
         let mut one = scene.summary(2);
@@ -353,7 +353,7 @@ fn a_summary_is_for_its_model_and_mode() {
 
 /// A written summary waits until a request uses it; that request records the decision.
 #[test]
-fn a_written_summary_is_used_once() {
+fn written_summary_is_used_once() {
     let mut scene = plain("uauauau");
     let written = |cut| Fact::Summary(Box::new(plain("uauauau").summary(cut)));
     assert_eq!(compact_of(&scene), Err(DecisionReason::NotReady));
@@ -377,7 +377,7 @@ fn compact_of(scene: &SessionFixture) -> Result<Vec<Fact>, DecisionReason> {
 
 /// If the client changed earlier messages, a summary is found by the parts before its cut, if these are unique.
 #[test]
-fn a_summary_is_found_by_what_stands_before_its_cut() {
+fn summary_is_found_by_what_stands_before_its_cut() {
     let found = |letters: &str, own| {
         let mut scene = plain(letters);
         let one = CompactionRecord { is_own: own, ..scene.summary(4) };
@@ -397,7 +397,7 @@ fn a_summary_is_found_by_what_stands_before_its_cut() {
 }
 
 #[test]
-fn only_a_random_call_id_or_a_long_model_text_identifies_a_cut() {
+fn only_random_call_id_or_long_model_text_identifies_cut() {
     let own = |text: &str, cut| {
         let scene = SessionFixture::new(
             FREE,
@@ -421,7 +421,7 @@ fn only_a_random_call_id_or_a_long_model_text_identifies_a_cut() {
 /// Reasoning that was put back is put back again where the model thinks after it. It stays out where the request was
 /// sent without it.
 #[test]
-fn reasoning_is_put_back_again_in_its_branch() {
+fn reasoning_returns_in_its_branch() {
     let all = messages("ucrcr");
     let upto = |count: usize| all.as_array().unwrap()[..count].iter().cloned().collect::<Value>();
     let with = |number: usize| json!([thinking(number), all[number]["content"][0]]);
@@ -487,7 +487,7 @@ fn reasoning_that_policy_removes_is_removed_block_by_block() {
 
 /// Queued messages are added at the end of the next request, and stay there.
 #[test]
-fn queued_messages_are_sent_once_and_stay() {
+fn queued_messages_are_sent_once() {
     let mut scene = plain("uau");
     let queued = |number: u32| QueuedMessage {
         id: format!("q{number}").into(),
@@ -569,7 +569,7 @@ fn queued_messages_are_sent_once_and_stay() {
 
 /// The history is not in the request, so there is nothing to change.
 #[test]
-fn a_request_with_a_held_history_is_sent_unchanged() {
+fn held_history_is_sent_unchanged() {
     let mut scene = plain("ucrau");
     scene.ledger.add(cut(&scene, 2, PRESSURE));
     scene.conversation.held = Some(crate::dialect::HeldHistory::After("r".into()));
@@ -581,7 +581,7 @@ fn a_request_with_a_held_history_is_sent_unchanged() {
 
 /// Where the user's turn begins, and whether the model waits for results.
 #[test]
-fn a_loop_is_open_while_calls_wait_for_the_model() {
+fn loop_is_open_while_calls_wait() {
     let of = |letters: &str| {
         let scene = SessionFixture::new(FREE, &messages(letters));
         let request = scene.request();
@@ -609,7 +609,7 @@ fn a_loop_is_open_while_calls_wait_for_the_model() {
 
 /// A stand-in that was decided for one model is used for another only if that demands one, too.
 #[test]
-fn a_stand_in_goes_where_it_is_demanded() {
+fn stand_in_goes_where_it_is_demanded() {
     let body = json!({"model": "kimi-k2.5", "messages": [{"role": "user", "content": "Look."},
         {"role": "assistant", "content": null, "tool_calls": [{"id": "c1", "type": "function",
             "function": {"name": "ls", "arguments": "{}"}}]},
@@ -646,7 +646,7 @@ fn a_stand_in_goes_where_it_is_demanded() {
 }
 
 #[test]
-fn the_place_of_a_change_is_written_as_a_pair() {
+fn place_of_change_is_written_as_pair() {
     let step = PlanStep::declined(Change::Cut, PRESSURE, PartIndex::new(2, 1), Span::new(0, 9), 1);
     let written = serde_json::to_value(&step).unwrap();
     assert_eq!(written["at"], json!([2, 1]));
@@ -691,7 +691,7 @@ fn injected_messages_are_found_by_their_neighbours() {
 
 /// The step that reports an injected message, and the chain of what is forwarded with it.
 #[test]
-fn injected_messages_are_reported_and_end_the_sent_chain() {
+fn injected_messages_are_reported_and_end_sent_chain() {
     let scene = with_injected("uau");
     let (plan, known) = (scene.plan(), scene.known());
     let injected = known.injected_at(PartIndex::new(2, 0)).next().unwrap();
@@ -723,7 +723,7 @@ fn injected_messages_are_reported_and_end_the_sent_chain() {
 
 /// In the chain, a summary replaces the messages before its cut; messages injected before the cut are not sent.
 #[test]
-fn a_summary_replaces_its_messages_in_the_chain_that_is_sent() {
+fn summary_replaces_its_messages_in_chain_that_is_sent() {
     let mut scene = with_injected("uau");
     scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
     scene.send(&messages("uauau"));
@@ -744,7 +744,7 @@ fn a_summary_replaces_its_messages_in_the_chain_that_is_sent() {
 
 /// The chain begins with system prompt and tools. What the provider is asked to clear is reported with what is sent.
 #[test]
-fn the_chain_that_is_sent_begins_with_the_system_prompt() {
+fn chain_that_is_sent_begins_with_system_prompt() {
     let body = |system: &str| json!({"model": FREE, "system": system, "messages": messages("u")});
     let of = |system: &str| {
         let mut scene =
@@ -760,7 +760,7 @@ fn the_chain_that_is_sent_begins_with_the_system_prompt() {
 
 /// A decision that was revoked for good is not made again, whatever its kind.
 #[test]
-fn a_decision_revoked_for_good_is_not_made_again() {
+fn decision_revoked_for_good_is_not_made_again() {
     let mut scene = plain("ucrau");
     let about = PartKey(scene.about(2));
     let decide = |why, does| {
@@ -806,7 +806,7 @@ fn a_decision_revoked_for_good_is_not_made_again() {
 /// A cut was free while the client left reasoning out. If that reasoning comes back, the cut would invalidate it: the
 /// cut is dropped if the model binds reasoning and policy does not accept the loss.
 #[test]
-fn a_cut_is_dropped_if_it_would_invalidate_returned_reasoning() {
+fn cut_is_dropped_if_it_would_invalidate_returned_reasoning() {
     let call = |all: &Value, at: usize| all[at]["content"][0].clone();
     let all = messages("ucrcrau");
     let upto = |count: usize| all.as_array().unwrap()[..count].iter().cloned().collect::<Value>();
@@ -846,7 +846,7 @@ fn a_cut_is_dropped_if_it_would_invalidate_returned_reasoning() {
 /// A summary that ends with a boundary of the model is sent without it before a message of the model. One that the
 /// provider wrote is sent as it was written.
 #[test]
-fn the_boundary_of_a_summary_is_dropped_before_a_model_message() {
+fn boundary_of_summary_is_dropped_before_model_message() {
     let of = |letters: &str, by: SummaryAuthor| {
         let mut scene = SessionFixture::new("claude-opus-4-6", &messages(letters));
         let raw = rewrite::continued(Dialect::Anthropic, "They spoke.", &[], Some("Go on."));

@@ -295,7 +295,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_threshold_is_a_share_or_tokens_or_leaves_a_token_buffer() {
+    fn threshold_is_share_or_tokens_or_leaves_token_buffer() {
         let share = CompactPolicy { threshold: 0.5, prepare: 0.9, ..CompactPolicy::default() };
         assert_eq!(share.threshold(180_000), 90_000);
         assert_eq!(share.prepare_threshold(180_000), 81_000);
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn an_override_replaces_the_threshold() {
+    fn override_replaces_threshold() {
         let base = CompactPolicy { threshold_tokens: Some(100_000), ..CompactPolicy::default() };
         let engine =
             CompactOverride { engine: Some(SummaryEngine::Off), ..CompactOverride::default() };

@@ -179,7 +179,7 @@ mod tests {
     /// How many tokens fit into a window of 100,000: the window less the output, by the provider's count if it stated
     /// one, else less a share of our count.
     #[test]
-    fn the_goal_for_making_room_uses_the_count_of_the_provider() {
+    fn room_goal_uses_provider_count() {
         let of = |reserve, ours, input, lowered| {
             let mut scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
             (scene.model.window, scene.reserve) = (100_000, reserve);

@@ -64,7 +64,7 @@ fn old(scene: &SessionFixture) -> Vec<usize> {
 }
 
 #[test]
-fn a_result_is_old_once_the_model_has_answered_it() {
+fn answered_result_is_old() {
     for (letters, old, new) in [
         ("ucrcrcra", vec![6, 4, 2], vec![]),
         ("ucrcrcr", vec![4, 2], vec![6]),
@@ -81,7 +81,7 @@ fn a_result_is_old_once_the_model_has_answered_it() {
 /// Protected tokens count the whole history, or only the results that could be cut: then new results count, too, unless
 /// policy protects them anyway.
 #[test]
-fn results_within_the_protected_tokens_are_not_cut() {
+fn protected_results_are_not_cut() {
     let stay = |letters, tokens, protect_counts, protect_messages, except: &[&str]| {
         let except_tools = except.iter().map(ToString::to_string).collect();
         let policy = PrunePolicy {
@@ -110,7 +110,7 @@ fn results_within_the_protected_tokens_are_not_cut() {
 }
 
 #[test]
-fn the_newest_messages_and_turns_stay() {
+fn newest_messages_and_turns_stay() {
     for (messages, turns, rest) in [
         (0, 0, vec![10, 6, 2]),
         (1, 0, vec![10, 6, 2]),
@@ -130,7 +130,7 @@ fn the_newest_messages_and_turns_stay() {
 }
 
 #[test]
-fn errors_and_tools_that_policy_keeps_stay() {
+fn kept_errors_and_tools_stay() {
     let kept = |keep_errors| old(&scene("ucecra", PrunePolicy { keep_errors, ..eased() }));
     assert_eq!(kept(true), vec![4]);
     assert_eq!(kept(false), vec![4, 2]);
@@ -143,7 +143,7 @@ fn errors_and_tools_that_policy_keeps_stay() {
 
 /// What precedes a provider's summary is no longer read.
 #[test]
-fn nothing_is_cut_before_a_summary_by_the_provider() {
+fn provider_summary_stops_cuts() {
     let with = |block: Value| {
         let mut all = messages("ucrucra");
         all[3]["content"] = json!([block, {"type": "text", "text": "Go on."}]);
@@ -195,7 +195,7 @@ fn with_cut(scene: &SessionFixture, message: usize, why: DecisionReason) -> Reco
 /// A result that was trimmed when it was new can be cleared like any other, under another key. Once cleared, it stays
 /// as it is.
 #[test]
-fn a_result_is_cut_once_and_one_that_was_trimmed_can_be_cleared() {
+fn result_is_cut_once_and_one_that_was_trimmed_can_be_cleared() {
     let scene = scene("ucrcrcr", eased());
     let found = |message, why| found_in(&scene, &with_cut(&scene, message, why));
     let cleared = found(4, DecisionReason::Pressure);
@@ -218,7 +218,7 @@ fn a_result_is_cut_once_and_one_that_was_trimmed_can_be_cleared() {
 }
 
 #[test]
-fn nothing_is_cut_before_an_earlier_cut_if_policy_stops_there() {
+fn nothing_is_cut_before_earlier_cut_if_policy_stops_there() {
     let stops = |stop_at_cut| scene("ucrcrcra", PrunePolicy { stop_at_cut, ..eased() });
     let ours = |stop_at_cut| {
         let scene = stops(stop_at_cut);
@@ -240,7 +240,7 @@ fn nothing_is_cut_before_an_earlier_cut_if_policy_stops_there() {
 
 /// A placeholder is used only if it costs less than what it replaces.
 #[test]
-fn a_placeholder_no_smaller_than_its_result_is_not_used() {
+fn placeholder_no_smaller_than_its_result_is_not_used() {
     let scene = scene("ucra", eased());
     let (request, known) = (scene.request(), scene.known());
     let saves = |tokens: u32| {
@@ -258,7 +258,7 @@ fn a_placeholder_no_smaller_than_its_result_is_not_used() {
 
 /// Pictures within a result are cut with it if policy allows that. Pictures beside it belong to the user, and stay.
 #[test]
-fn pictures_in_a_result_are_counted_if_they_are_cut_with_it() {
+fn pictures_in_result_are_counted_if_they_are_cut_with_it() {
     let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}});
     let mut all = messages("ucra");
     let text = all[2]["content"][0]["content"].clone();
@@ -279,7 +279,7 @@ fn pictures_in_a_result_are_counted_if_they_are_cut_with_it() {
 
 /// The tokens from the oldest cut to the end, and whether there is reasoning after it: that is what a cut breaks.
 #[test]
-fn tokens_and_reasoning_after_the_oldest_cut_are_counted() {
+fn tokens_and_reasoning_after_oldest_cut_are_counted() {
     let of = |letters| {
         let scene = scene(letters, eased());
         let found = found_in(&scene, &scene.known());
@@ -329,7 +329,7 @@ fn turns(stays: u64, price: Price, usage: impl Fn(&mut crate::dialect::Usage)) -
 
 /// `N = (T−R)(w−r) / (R·r)` (`docs/protocols.md` 7.4).
 #[test]
-fn a_cut_pays_back_once_it_saved_what_it_broke_of_the_cache() {
+fn cut_pays_back_once_it_saved_what_it_broke_of_cache() {
     let of = |stays, price| turns(stays, price, |_| {});
     assert_eq!(of(0, PRICE), Some(0), "it breaks nothing");
     assert_eq!(of(1_000, PRICE), Some(9), "(1.25 - 0.125) / 0.125");
@@ -353,7 +353,7 @@ fn a_cut_pays_back_once_it_saved_what_it_broke_of_the_cache() {
 
 /// What is written is assumed to live as long as what the parent turn wrote, and costs accordingly.
 #[test]
-fn a_one_hour_cache_takes_longer_to_pay_back() {
+fn one_hour_cache_pays_back_later() {
     let of = |write, long| {
         turns(1_000, PRICE, |usage| {
             (usage.cache_write, usage.cache_write_long) = (write, long);
@@ -378,7 +378,7 @@ fn gate(
 }
 
 #[test]
-fn no_step_is_reported_for_a_request_that_is_not_pruned() {
+fn no_step_is_reported_for_request_that_is_not_pruned() {
     let of = |letters, prune| {
         let scene = scene(letters, prune);
         gate(&scene, &scene.known(), 0)
@@ -392,7 +392,7 @@ fn no_step_is_reported_for_a_request_that_is_not_pruned() {
 }
 
 #[test]
-fn a_batch_waits_until_it_saves_enough() {
+fn batch_waits_until_it_saves_enough() {
     let scene_of =
         |min_saving_tokens| scene("ucrcra", PrunePolicy { min_saving_tokens, ..eased() });
     let scene = scene_of(0);
@@ -406,7 +406,7 @@ fn a_batch_waits_until_it_saves_enough() {
 }
 
 #[test]
-fn nothing_is_cut_if_the_provider_clears_results_itself() {
+fn nothing_is_cut_if_provider_clears_results_itself() {
     let mut scene = scene("ucra", PrunePolicy { method: PruneMethod::Provider, ..eased() });
     assert_eq!(gate(&scene, &scene.known(), 0), Err(DecisionReason::Provider));
     scene.policy.prune.method = PruneMethod::Auto;
@@ -417,7 +417,7 @@ fn nothing_is_cut_if_the_provider_clears_results_itself() {
 
 /// A thread whose rewrite was refused is left alone until its cache is cold.
 #[test]
-fn a_suspended_thread_is_cut_only_when_its_cache_is_cold() {
+fn suspended_thread_is_cut_only_when_its_cache_is_cold() {
     let mut scene = scene("ucra", eased());
     let mut known = scene.grown_from(|_| {});
     known.is_suspended = true;
@@ -428,7 +428,7 @@ fn a_suspended_thread_is_cut_only_when_its_cache_is_cold() {
 
 /// The client's own summary is about to replace what would be cut.
 #[test]
-fn no_cut_is_made_for_money_while_the_client_compacts() {
+fn no_cut_is_made_for_money_while_client_compacts() {
     let mut scene = scene("ucra", PrunePolicy { gate: vec![PruneGate::PaysBack], ..eased() });
     scene.model.price = Some(PRICE);
     scene.policy.prune.horizon_turns = 999;
@@ -439,7 +439,7 @@ fn no_cut_is_made_for_money_while_the_client_compacts() {
 }
 
 #[test]
-fn a_summary_that_its_client_does_not_use_is_forgotten() {
+fn summary_that_its_client_does_not_use_is_forgotten() {
     let mut scene = scene("ucra", eased());
     let mut turn = Turn::clone(scene.grown_from(|_| {}).parent.as_ref().unwrap());
     let summarised = turn.exchange.clone();
@@ -459,7 +459,7 @@ fn a_summary_that_its_client_does_not_use_is_forgotten() {
 
 /// The first open gate is the reason. If none is open, the reason is that of the first gate that gives one.
 #[test]
-fn the_first_open_gate_is_why() {
+fn first_open_gate_is_why() {
     let mut scene = scene("ucra", eased());
     scene.model.price = Some(PRICE);
     let known = scene.grown_from(|_| {});
@@ -488,7 +488,7 @@ fn the_first_open_gate_is_why() {
 
 /// Cuts and summaries share the room that may be filled: of a window with a reserve of half of it, three quarters.
 #[test]
-fn pressure_is_a_share_of_the_room_that_summaries_have() {
+fn pressure_is_share_of_room_that_summaries_have() {
     let mut scene = scene("ucra", PrunePolicy { gate: vec![PruneGate::Pressure], ..eased() });
     (scene.model.window, scene.reserve) = (1_000, 500);
     (scene.policy.prune.pressure, scene.policy.prune.low_water) = (0.8, 1.0);
@@ -552,7 +552,7 @@ fn pressure_cuts_where_that_makes_room_and_pays() {
 
 /// Bound reasoning depends on what precedes it, so a cut there invalidates it. In an open tool loop that is never done.
 #[test]
-fn a_cut_before_bound_reasoning_must_be_allowed_by_policy() {
+fn cut_before_bound_reasoning_must_be_allowed_by_policy() {
     let of = |name, letters, accept_reasoning_loss| {
         let scene = of(name, &messages(letters), PrunePolicy { accept_reasoning_loss, ..eased() });
         gate(&scene, &scene.known(), 0)
@@ -568,7 +568,7 @@ fn a_cut_before_bound_reasoning_must_be_allowed_by_policy() {
 
 /// Reasoning that a cut invalidates is removed with it.
 #[test]
-fn reasoning_that_a_cut_invalidates_is_removed_with_it() {
+fn reasoning_that_cut_invalidates_is_removed_with_it() {
     let facts = |name| {
         let policy = PrunePolicy { accept_reasoning_loss: true, ..eased() };
         let scene = of(name, &messages("utrctrau"), policy);
@@ -590,7 +590,7 @@ fn reasoning_that_a_cut_invalidates_is_removed_with_it() {
 
 /// A batch that is not cut is reported once, at its oldest result.
 #[test]
-fn a_waiting_batch_is_reported_once_at_its_oldest_result() {
+fn waiting_batch_is_reported_once_at_its_oldest_result() {
     let scene = scene("ucrcra", PrunePolicy { gate: vec![PruneGate::ColdCache], ..eased() });
     let parts = scene.parts(|_| EACH);
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
@@ -604,7 +604,7 @@ fn a_waiting_batch_is_reported_once_at_its_oldest_result() {
 
 /// Nothing is cut in a call beside the conversation, or if the provider holds the history.
 #[test]
-fn nothing_is_cut_beside_the_conversation_or_in_held_histories() {
+fn nothing_is_cut_beside_conversation_or_in_held_histories() {
     let mut scene = scene("ucra", eased());
     let parts = scene.parts(|_| EACH);
     let proposed = |scene: &SessionFixture| {
@@ -634,7 +634,7 @@ fn trimmed(scene: &SessionFixture, own: u32, tokens: u64) -> Option<Cut> {
 }
 
 #[test]
-fn a_new_result_past_policys_limit_is_trimmed() {
+fn new_result_past_limit_is_trimmed() {
     let limited = |max_result_tokens| scene("ucr", PrunePolicy { max_result_tokens, ..eased() });
     let scene = limited(Some(500));
     assert_eq!(trimmed(&scene, 500, 700), None);
@@ -649,7 +649,7 @@ fn a_new_result_past_policys_limit_is_trimmed() {
 /// Without a limit, a result is trimmed to what fits. Nothing is trimmed if a compaction makes room, or if the result
 /// is small.
 #[test]
-fn a_large_new_result_that_does_not_fit_is_trimmed() {
+fn large_new_result_that_does_not_fit_is_trimmed() {
     let mut scene = scene("ucr", eased());
     scene.policy.compact.engine = crate::context::policy::SummaryEngine::Off;
     (scene.model.window, scene.reserve) = (1_200, 200);
@@ -664,7 +664,7 @@ fn a_large_new_result_that_does_not_fit_is_trimmed() {
 }
 
 #[test]
-fn results_of_a_suspended_thread_are_not_trimmed() {
+fn suspended_thread_is_not_trimmed() {
     let scene = scene("ucr", PrunePolicy { max_result_tokens: Some(500), ..eased() });
     let parts = scene.parts(|_| 900);
     let cost = RequestCost { tokens: 0, parts: &parts, rules: None };
@@ -680,7 +680,7 @@ fn results_of_a_suspended_thread_are_not_trimmed() {
 
 /// A new result is not trimmed if cutting old ones makes room for it.
 #[test]
-fn a_new_result_stays_whole_where_old_ones_make_room_for_it() {
+fn new_result_stays_whole_where_old_ones_make_room_for_it() {
     let of = |gate| {
         let mut scene = scene("ucrcr", PrunePolicy { gate, ..eased() });
         scene.policy.compact.engine = crate::context::policy::SummaryEngine::Off;
@@ -694,7 +694,7 @@ fn a_new_result_stays_whole_where_old_ones_make_room_for_it() {
 /// However little room there is, a result keeps a twentieth of the window: head, tail and the note between them have
 /// about so many tokens.
 #[test]
-fn a_trimmed_result_keeps_a_twentieth_of_the_window() {
+fn trim_keeps_twentieth_of_window() {
     let mut all = messages("ucr");
     all[2]["content"][0]["content"] = "It is so. ".repeat(3_000).into();
     let mut scene = of(FREE, &all, eased());
@@ -716,7 +716,7 @@ fn a_trimmed_result_keeps_a_twentieth_of_the_window() {
 
 /// Pictures stay with a trimmed result. With a cut result, policy decides.
 #[test]
-fn pictures_stay_if_policy_keeps_them_or_the_result_is_trimmed() {
+fn pictures_stay_if_policy_keeps_them_or_result_is_trimmed() {
     let keeps = |keep_media, why| {
         let scene = scene("ucra", PrunePolicy { keep_media, ..eased() });
         let (request, known, parts) = (scene.request(), scene.known(), scene.parts(|_| EACH));
@@ -733,7 +733,7 @@ fn pictures_stay_if_policy_keeps_them_or_the_result_is_trimmed() {
 
 /// If only results are counted, the placeholder is not subtracted from what a cut saves.
 #[test]
-fn a_placeholder_is_not_subtracted_if_only_results_are_counted() {
+fn placeholder_is_not_subtracted_if_only_results_are_counted() {
     let saves = |protect_counts| {
         let scene = scene("ucra", PrunePolicy { protect_counts, ..eased() });
         let parts = scene.parts(|_| EACH);
@@ -746,7 +746,7 @@ fn a_placeholder_is_not_subtracted_if_only_results_are_counted() {
 
 /// A text is recognised however it is escaped in JSON.
 #[test]
-fn a_result_that_its_client_cut_is_known_by_its_text() {
+fn result_that_its_client_cut_is_known_by_its_text() {
     let mut all = messages("ucrcrcra");
     let placeholder = eased().placeholder;
     all[4]["content"][0]["content"] = placeholder.clone().into();
@@ -761,7 +761,7 @@ fn a_result_that_its_client_cut_is_known_by_its_text() {
 
 /// What a summary replaced cannot be cut.
 #[test]
-fn results_that_a_summary_replaced_are_not_cut() {
+fn summarised_results_are_not_cut() {
     let mut scene = scene("ucraucra", eased());
     assert_eq!(old(&scene), [6, 2]);
     let (about, near) = scene.known().at_cut(4).unwrap();
@@ -838,7 +838,7 @@ fn old_results_make_room_first_and_new_ones_only_if_needed() {
 /// The client's own compaction, which has the whole history in one message, is shortened in its middle as far as needed.
 /// Nobody else's text is.
 #[test]
-fn the_text_of_a_clients_own_compaction_is_shortened() {
+fn client_compaction_is_shortened() {
     let history = format!("First. {}Last.", "They read on. ".repeat(4_000));
     let asked = json!([{"role": "user", "content": history}]);
     let mut scene = of(FREE, &asked, eased());
@@ -869,7 +869,7 @@ fn the_text_of_a_clients_own_compaction_is_shortened() {
 /// The client writes the beginning of the next reply: no model has read the result before it. Of a reply that is sent back
 /// to be continued, the model has.
 #[test]
-fn a_result_before_a_prefill_is_new() {
+fn result_before_prefill_is_new() {
     let found = |answered: &str, reply: &Value| {
         let mut scene = scene(answered, eased());
         scene.answered(reply);
@@ -884,7 +884,7 @@ fn a_result_before_a_prefill_is_new() {
 
 /// Pictures in the user's own messages are cut if policy says so. A picture in a tool result is cut with the result.
 #[test]
-fn a_picture_in_a_user_message_is_cut_separately() {
+fn user_picture_is_cut_separately() {
     let picture = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0KGgo="}});
     let mut all = messages("uacraua");
     all[0]["content"] =

@@ -11,7 +11,7 @@ use crate::context::scene::{SessionFixture, messages, thinking};
 
 /// Earlier versions stored a signature as a pair, without the range of text that it belongs to.
 #[test]
-fn signatures_of_earlier_versions_are_read() {
+fn earlier_signatures_are_read() {
     let read: Signature = serde_json::from_str(r#"[2,"sig"]"#).unwrap();
     assert_eq!(read, Signature { part: 2, value: "sig".into(), piece: None });
     let now = Signature { piece: Some((0, 4)), ..read };
@@ -20,7 +20,7 @@ fn signatures_of_earlier_versions_are_read() {
 }
 
 #[test]
-fn a_gateway_that_reads_reasoning_gets_it_back_whatever_the_model() {
+fn gateway_that_reads_reasoning_gets_it_back_whatever_model() {
     let rule = |host, model| rule(Dialect::OpenaiChat, host, model);
     assert_eq!(rule("ai-gateway.vercel.sh", "openai/gpt-oss-120b"), ReasoningRule::Wanted);
     assert_eq!(rule("openrouter.ai", "openai/gpt-oss-120b"), ReasoningRule::Wanted);
@@ -99,7 +99,7 @@ const DROPS: fn(usize) -> bool = |_| false;
 const SENDS: fn(usize) -> bool = |_| true;
 
 #[test]
-fn dropped_reasoning_of_the_newest_reply_is_put_back_at_once() {
+fn dropped_reasoning_of_newest_reply_is_put_back_at_once() {
     let back = (vec![(ReasoningAction::PutBack, DecisionReason::Birth)], vec![]);
     for name in [FREE, BOUND] {
         assert_eq!(proposed(&session(name, "ucr", DROPS)), back, "{name}");
@@ -110,7 +110,7 @@ fn dropped_reasoning_of_the_newest_reply_is_put_back_at_once() {
 
 /// Beside a text that its client edited the place of reasoning is not certain. Where a text is gone, it is.
 #[test]
-fn reasoning_is_not_put_back_into_an_edited_reply() {
+fn edited_reply_gets_no_reasoning() {
     let call = messages("uc")[1]["content"][0].clone();
     let text = |text: &str| json!({"type": "text", "text": text});
     let mut scene = SessionFixture::new(FREE, &messages("u"));
@@ -147,7 +147,7 @@ fn older_reasoning_is_put_back_if_that_is_free_or_required() {
 }
 
 #[test]
-fn reasoning_goes_back_to_the_model_and_the_upstream_that_made_it() {
+fn reasoning_goes_back_to_model_and_upstream_that_made_it() {
     let declined = |change: fn(&mut SessionFixture)| {
         let mut scene = session(FREE, "ucr", DROPS);
         change(&mut scene);
@@ -177,7 +177,7 @@ fn bound_reasoning_is_put_back_only_after_its_exact_prefix() {
 }
 
 #[test]
-fn policy_can_forbid_putting_reasoning_back() {
+fn policy_can_forbid_putting_back() {
     let of = |letters, reinject, strip_from_context| {
         let mut scene = session(FREE, letters, DROPS);
         scene.policy.reasoning =
@@ -216,7 +216,7 @@ fn reasoning_put_back_is_repeated() {
 /// A call beside the conversation decides nothing that its thread would have to repeat. A suspended thread waits until
 /// its cache is cold.
 #[test]
-fn no_reasoning_is_decided_beside_the_conversation_or_in_suspended_threads() {
+fn no_reasoning_is_decided_beside_conversation_or_in_suspended_threads() {
     let mut scene = session(FREE, "ucr", DROPS);
     let mut known = scene.known();
     known.is_suspended = true;
@@ -230,7 +230,7 @@ fn no_reasoning_is_decided_beside_the_conversation_or_in_suspended_threads() {
 }
 
 #[test]
-fn policy_strips_only_reasoning_that_the_provider_does_not_need() {
+fn policy_strips_only_reasoning_that_provider_does_not_need() {
     let of = |name, letters, reasoning_rule, strip_from_context| {
         let mut scene = session(name, letters, SENDS);
         scene.policy.reasoning.strip_from_context = strip_from_context;
@@ -259,7 +259,7 @@ fn policy_strips_only_reasoning_that_the_provider_does_not_need() {
 
 /// The same, predicted for the next request.
 #[test]
-fn reasoning_stripped_or_put_back_in_the_next_request_is_predicted() {
+fn reasoning_stripped_or_put_back_in_next_request_is_predicted() {
     use NextRequest::{InLoop, NewTurn};
     let may_go = |name, reasoning_rule, next| {
         let mut scene = SessionFixture::new(name, &messages("u"));
@@ -299,7 +299,7 @@ fn summarised(name: &'static str, sends: fn(usize) -> bool) -> SessionFixture {
 
 /// The provider would refuse it: it was made after the messages that the summary replaces.
 #[test]
-fn bound_reasoning_after_a_summary_is_removed_if_the_client_sends_it() {
+fn bound_reasoning_after_summary_is_removed_if_client_sends_it() {
     let out = (ReasoningAction::Remove, DecisionReason::Bound);
     let scene = summarised(BOUND, SENDS);
     assert_eq!(scene.known().kept_from(), 2);
@@ -326,7 +326,7 @@ fn bound_reasoning_after_a_summary_is_removed_if_the_client_sends_it() {
 
 /// It is removed in the same request that decides it, even if the provider demands the reasoning of other replies.
 #[test]
-fn reasoning_is_removed_in_the_request_that_decides_it() {
+fn reasoning_is_removed_in_request_that_decides_it() {
     for reasoning_rule in [ReasoningRule::Wanted, ReasoningRule::Demanded] {
         let mut scene = session(BOUND, "uauauau", SENDS);
         let compact = scene.summary(2);
@@ -384,7 +384,7 @@ fn reasoning_is_not_put_back_after_reasoning_that_it_was_made_without() {
 
 /// A request was repeated, and the client sends the reasoning of the second reply.
 #[test]
-fn reasoning_behind_a_summary_is_judged_by_the_reply_that_made_it() {
+fn reasoning_behind_summary_is_judged_by_reply_that_made_it() {
     let scene = summarised(BOUND, SENDS);
     let mut known = scene.known();
     let first = known.replies[0].reasoning.clone();
@@ -402,7 +402,7 @@ fn reasoning_behind_a_summary_is_judged_by_the_reply_that_made_it() {
 
 /// What the host and the model's name say about reasoning (`docs/protocols.md` 4.2).
 #[test]
-fn the_reasoning_rule_depends_on_dialect_host_and_model_name() {
+fn reasoning_rule_depends_on_dialect_host_and_model_name() {
     use Dialect::{Anthropic, Gemini, OpenaiChat, OpenaiResponses};
     use ReasoningRule::{Demanded, Unwanted, Wanted};
     for (dialect, host, model, does) in [
@@ -482,7 +482,7 @@ fn blocks_are_kept_with_their_places() {
 
 /// A block that broke off is kept if it has a signature, in the dialect that wants all of a reply's reasoning or none.
 #[test]
-fn an_incomplete_reasoning_block_is_kept_if_it_has_a_signature() {
+fn incomplete_reasoning_block_is_kept_if_it_has_signature() {
     let cut = |signature| vec![piece(PartKind::Reasoning, "Hm", Some(signature), None)];
     let kept = recorded(Dialect::Anthropic, cut("c2ln")).unwrap();
     let [block] = &kept.blocks[..] else { panic!("{kept:?}") };
@@ -528,7 +528,7 @@ fn geminis_signatures_are_kept_with_their_parts() {
 
 /// Gemini demands a signature on the first call of each step of the current turn.
 #[test]
-fn a_gemini_call_without_a_signature_gets_a_stand_in() {
+fn unsigned_gemini_call_gets_stand_in() {
     let call = |n: usize, signature: Option<&str>| {
         let mut part = json!({"functionCall": {"name": "ls", "args": {"n": n}}});
         if let Some(signature) = signature {
@@ -565,7 +565,7 @@ fn a_gemini_call_without_a_signature_gets_a_stand_in() {
 /// Chat Completions look-alikes demand a reasoning field on each message with calls. Known reasoning is put back; a
 /// stand-in is used if none is known.
 #[test]
-fn a_message_with_calls_gets_a_stand_in_where_nothing_is_known() {
+fn message_with_calls_gets_stand_in_where_nothing_is_known() {
     let call = |id: &str| json!([{"id": id, "type": "function", "function": {"name": "ls", "arguments": "{}"}}]);
     let body = json!({"messages": [{"role": "user", "content": "Look."},
         {"role": "assistant", "tool_calls": call("call_one")},
@@ -600,7 +600,7 @@ fn a_message_with_calls_gets_a_stand_in_where_nothing_is_known() {
 
 /// Outside an open loop, Chat's reasoning may be removed; within one, only where it is not wanted.
 #[test]
-fn chat_reasoning_may_be_removed_in_an_open_loop_if_not_wanted() {
+fn chat_reasoning_may_be_removed_in_open_loop_if_not_wanted() {
     use NextRequest::{InLoop, NewTurn};
     let of = |reasoning_rule, next| {
         let body = json!({"messages": [{"role": "user", "content": "Look."}]});

@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn each_witness_has_a_name_and_a_meaning_of_its_own() {
+    fn each_witness_has_name_and_meaning_of_its_own() {
         let mut seen = std::collections::HashSet::new();
         for witness in SessionWitness::iter() {
             assert!(seen.insert(witness.meaning()), "{witness:?}");
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn the_documents_list_each_witness() {
+    fn documents_list_each_witness() {
         let documents = include_str!("../../../../docs/protocols.md");
         for witness in SessionWitness::iter().filter(|it| *it != SessionWitness::Unknown) {
             let name = serde_json::to_value(witness).unwrap();

@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limited_number_of_steps_is_listed_and_all_are_counted() {
+    fn limited_number_of_steps_is_listed_and_all_are_counted() {
         let steps = vec![step(Change::Cut, Decision::New, 10, 1); MOST_STORED_STEPS + 5];
         let done = RewriteSummary::from_steps(&steps, Mode::Active);
         assert_eq!(
@@ -388,7 +388,7 @@ mod tests {
 
     /// All new tokens are summed, listed or not, by what the change did to the cache.
     #[test]
-    fn new_tokens_are_summed_beyond_the_listed_steps() {
+    fn unlisted_steps_are_summed() {
         let of = |why, change, decision| PlanStep { why, ..step(change, decision, 1_010, 10) };
         let cold = of(DecisionReason::ColdCache, Change::Cut, Decision::New);
         let mut steps = vec![cold; MOST_STORED_STEPS + 6];
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rewrite_summary_can_be_read_back_from_the_store() {
+    fn rewrite_summary_round_trips() {
         let steps = [step(Change::Cut, Decision::New, 500, 10)];
         let done =
             RewriteSummary { held_out: true, ..RewriteSummary::from_steps(&steps, Mode::Shadow) };
@@ -454,7 +454,7 @@ mod tests {
 
     /// Summaries are counted apart from cuts, and new changes apart from replayed ones.
     #[test]
-    fn removed_tokens_are_counted_by_the_change_that_removed_them() {
+    fn removed_tokens_are_counted_by_change_that_removed_them() {
         let steps = [
             step(Change::Compacted, Decision::New, 5_000, 400),
             step(Change::Compacted, Decision::Replayed, 300, 100),

@@ -116,7 +116,7 @@ fn rules() -> Vec<(Refusal, Value, Value)> {
 
 /// A repaired request is not repaired again for the same cause, and a request without the fault is not changed.
 #[test]
-fn a_repair_changes_what_was_refused_and_nothing_else() {
+fn repair_changes_what_was_refused_and_nothing_else() {
     for (refusal, before, after) in rules() {
         let mut one = scene(&before);
         assert_eq!(repaired(&mut one, &refusal), after, "{refusal:?}");
@@ -136,7 +136,7 @@ fn a_repair_changes_what_was_refused_and_nothing_else() {
 
 /// An id is changed alike in a call and in its result.
 #[test]
-fn ids_of_calls_get_the_same_form_everywhere() {
+fn call_ids_get_one_form_everywhere() {
     let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "Read", "input": {}});
     let result = |id: &str| json!({"type": "tool_result", "tool_use_id": id, "content": "ok"});
     let model = |content: &Value| json!({"role": "assistant", "content": content});
@@ -161,7 +161,7 @@ fn ids_of_calls_get_the_same_form_everywhere() {
 
 /// Half of a surrogate pair, which no JSON parser accepts.
 #[test]
-fn half_a_surrogate_pair_is_replaced() {
+fn half_surrogate_pair_is_replaced() {
     let mut one = scene(&messages("u"));
     one.body = String::from_utf8(one.body).unwrap().replace("Words", "\\ud83d").into_bytes();
     one.conversation = dialect::read(Dialect::Anthropic, "/v1/messages", &one.body);
@@ -216,7 +216,7 @@ fn parts_that_may_not_be_changed_are_not_repaired() {
 
 /// What we broke ourselves is revoked, not repaired: here our own summary is empty.
 #[test]
-fn a_fault_in_an_inserted_summary_is_not_repaired() {
+fn inserted_summary_is_not_repaired() {
     let mut one = scene(&messages("uauau"));
     let (about, near) = one.known().at_cut(2).unwrap();
     one.ledger.add(Fact::Compact(Box::new(CompactionRecord {
@@ -244,7 +244,7 @@ fn a_fault_in_an_inserted_summary_is_not_repaired() {
 
 /// A repair applies to the model and the upstream that refused, and to no other.
 #[test]
-fn a_repair_applies_only_to_the_model_and_upstream_that_refused() {
+fn repair_applies_only_to_model_and_upstream_that_refused() {
     let all = json!([user(&json!([text(" "), text("Go.")]))]);
     let mut one = scene(&all);
     let after = repaired(&mut one, &refusal(RepairCause::Empty));
@@ -291,7 +291,7 @@ fn a_repair_applies_only_to_the_model_and_upstream_that_refused() {
 }
 
 #[test]
-fn the_keys_of_repairs_are_those_they_are_stored_under() {
+fn keys_of_repairs_are_those_they_are_stored_under() {
     let one = scene(&json!([user(&json!([text(" "), text("Go.")]))]));
     let facts = proposed(&one, &refusal(RepairCause::Empty));
     let Some(Fact::Repair(repair)) = facts.first() else { panic!("{facts:?}") };
@@ -372,7 +372,7 @@ fn reasoning_is_found_by_its_id() {
 
 /// In the stored JSON, the decision and its repair share one object, so no name may occur twice.
 #[test]
-fn a_decision_comes_back_from_the_store() {
+fn decision_comes_back_from_store() {
     let (part, text) = (PartKey(7), || "words".into());
     for repair in [
         Repair::Media { part, text: text() },

@@ -69,7 +69,7 @@ fn others(times: usize) -> Vec<Turn> {
 }
 
 #[test]
-fn four_equal_calls_with_equal_results_are_a_loop_in_every_dialect() {
+fn four_equal_calls_with_equal_results_are_loop_in_every_dialect() {
     for dialect in DIALECTS {
         let of = |turns: &[Turn]| seen(dialect, &request(dialect, turns));
         assert_eq!(of(&same(3)), None, "{dialect:?}");
@@ -120,7 +120,7 @@ fn calls_of_one_reply_count_once() {
 
 /// The text is the same, but the picture is not: the screen has changed.
 #[test]
-fn a_picture_is_part_of_its_result() {
+fn picture_is_part_of_its_result() {
     let body = |picture: fn(usize) -> String| {
         let mut messages = vec![json!({"role": "user", "content": "Go."})];
         for at in 0..4 {
@@ -138,7 +138,7 @@ fn a_picture_is_part_of_its_result() {
 
 /// What the provider holds cannot be compared.
 #[test]
-fn no_loop_is_detected_in_a_held_history() {
+fn held_history_shows_no_loop() {
     let mut body = request(Dialect::OpenaiResponses, &same(5));
     body["previous_response_id"] = json!("resp_1");
     assert_eq!(seen(Dialect::OpenaiResponses, &body), None);

@@ -112,7 +112,7 @@ impl Miscounted {
 /// Each turn cuts a result and adds another, often a larger one. The tool is miscounted by 40 %, prose is not, so
 /// neither the error of the whole nor that of the turn before tells how much was cut.
 #[test]
-fn the_savings_claimed_for_a_miscounted_tool_are_right() {
+fn savings_claimed_for_miscounted_tool_are_right() {
     // By then it is learned what its results cost.
     const QUIET: usize = 6;
     for times in [0.6, 1.0, 1.4] {

@@ -53,7 +53,7 @@ fn near(is: f64, wanted: f64) {
 /// The example of `docs/protocols.md` 7.4: of 100k in the cache 20k are kept before the cut, 30k go, and
 /// 50k behind it are written again: (T−R)·(w−r) against R·r a turn.
 #[test]
-fn a_cut_in_a_warm_cache_costs_first_and_saves_later() {
+fn cut_in_warm_cache_costs_first_and_saves_later() {
     let before = usage(100_000, 90_000, 10_000);
     let done = RewriteSummary::from_steps(
         &[cut(DecisionReason::PaysBack, Decision::New, 30_000)],
@@ -80,7 +80,7 @@ fn a_cut_in_a_warm_cache_costs_first_and_saves_later() {
 
 /// A cold cache loses its content anyway. If something was read, it was not cold, and what broke counts.
 #[test]
-fn a_cut_in_a_cold_cache_breaks_nothing_and_saves_the_write() {
+fn cut_in_cold_cache_breaks_nothing_and_saves_write() {
     let before = usage(100_000, 90_000, 10_000);
     let done = RewriteSummary::from_steps(
         &[cut(DecisionReason::ColdCache, Decision::New, 30_000)],
@@ -133,7 +133,7 @@ fn cached_heads_of_other_sessions_do_not_count_as_history() {
 /// The oldest cut precedes everything that could be cached, so nothing is read. Without the cut all would have been
 /// read, so the saving is the price of a read.
 #[test]
-fn a_cut_that_breaks_the_whole_cache_saves_a_read_and_no_write() {
+fn cut_that_breaks_whole_cache_saves_read_and_no_write() {
     let before = usage(100_000, 90_000, 10_000);
     let done = RewriteSummary::from_steps(
         &[cut(DecisionReason::Pressure, Decision::New, 60_000)],
@@ -150,7 +150,7 @@ fn a_cut_that_breaks_the_whole_cache_saves_a_read_and_no_write() {
 }
 
 #[test]
-fn a_cut_at_birth_breaks_no_cache() {
+fn cut_at_birth_breaks_no_cache() {
     let before = usage(50_000, 50_000, 0);
     let done = RewriteSummary::from_steps(
         &[cut(DecisionReason::TooLarge, Decision::New, 30_000)],
@@ -163,7 +163,7 @@ fn a_cut_at_birth_breaks_no_cache() {
 }
 
 #[test]
-fn changes_that_were_not_sent_save_nothing() {
+fn unsent_changes_save_nothing() {
     let before = usage(100_000, 90_000, 10_000);
     let done = RewriteSummary::from_steps(
         &[cut(DecisionReason::Always, Decision::New, 30_000)],
@@ -183,7 +183,7 @@ fn changes_that_were_not_sent_save_nothing() {
 
 /// If caching is automatic and writes are not reported, the whole earlier prompt was in the cache.
 #[test]
-fn automatic_caches_hold_the_whole_prompt() {
+fn automatic_caches_hold_whole_prompt() {
     let before = Usage { cache_write: None, ..usage(100_000, 90_000, 0) };
     let now = Usage { cache_write: None, ..usage(72_000, 20_480, 0) };
     let done = RewriteSummary::from_steps(
@@ -206,7 +206,7 @@ fn long_lived_cache_writes_cost_more() {
 
 /// Each call costs what its model costs, and what the provider does not bill costs nothing.
 #[test]
-fn every_billed_call_costs_the_price_of_its_model() {
+fn billed_call_costs_its_models_price() {
     let advice =
         Attempt { model: Some("dear".into()), usage: usage(1_000, 0, 0), ..<_>::default() };
     let price = |model: &str| {
@@ -227,7 +227,7 @@ fn every_billed_call_costs_the_price_of_its_model() {
 
 /// Without a price or report no money is counted, and a contradictory report does not break the sum.
 #[test]
-fn unknown_prices_and_impossible_usage_do_not_break_the_savings() {
+fn unknown_prices_and_impossible_usage_do_not_break_savings() {
     assert_eq!(cost::call(&Usage::default(), &PRICE, Dialect::Gemini, 0), None);
     let odd = usage(10, u64::MAX, u64::MAX);
     assert!(cost::call(&odd, &PRICE, Dialect::Anthropic, 0).unwrap().is_finite());
@@ -245,7 +245,7 @@ fn unknown_prices_and_impossible_usage_do_not_break_the_savings() {
 
 /// The provider's count of the original request is compared with what we claim was removed.
 #[test]
-fn a_provider_count_checks_the_claimed_savings() {
+fn provider_count_checks_savings() {
     let done = RewriteSummary::from_steps(
         &[cut(DecisionReason::ColdCache, Decision::Replayed, 30_000)],
         Mode::Active,
@@ -270,7 +270,7 @@ fn a_provider_count_checks_the_claimed_savings() {
 
 /// Tokens that the provider no longer counts were cut or replaced by a summary: the claim includes both.
 #[test]
-fn a_provider_count_checks_the_savings_of_a_summary_too() {
+fn provider_count_checks_savings_of_summary_too() {
     let swap = PlanStep {
         change: Change::Compacted,
         tokens_after: 1_000,
@@ -291,7 +291,7 @@ fn a_provider_count_checks_the_savings_of_a_summary_too() {
 
 /// What a summary replaced is saved on each turn that would have fit without it. A new summary breaks the cache.
 #[test]
-fn a_summary_is_credited_for_what_it_took_the_place_of() {
+fn summary_is_credited_for_what_it_took_place_of() {
     let swap = PlanStep {
         change: Change::Compacted,
         tokens_after: 1_000,
@@ -354,7 +354,7 @@ fn estimate(tokens: u64, new: u64, gone_history: u64) -> Option<Estimate> {
 
 /// The provider's next count shows what a cut really removed. The claim is corrected by it from then on.
 #[test]
-fn a_claim_is_corrected_by_the_next_count() {
+fn claim_is_corrected_by_next_count() {
     let measured = |mut turn: Turn, parent: Option<&Turn>| {
         turn.measure_removed(parent);
         turn
@@ -403,7 +403,7 @@ fn a_claim_is_corrected_by_the_next_count() {
 
 /// The less certain the cost of new parts is, the smaller is the share of the error that the cut gets.
 #[test]
-fn a_counting_error_is_shared_between_cut_and_new_parts() {
+fn counting_error_is_shared_between_cut_and_new_parts() {
     let ratio = |half: u64, actual| {
         let done = RewriteSummary::from_steps(
             &[cut(DecisionReason::Pressure, Decision::New, 10_000)],
@@ -440,7 +440,7 @@ fn claimed_savings_are_not_checked_against_classic_rules() {
 
 /// A turn stores only some of its steps, but claims all: what they removed, broke and saved.
 #[test]
-fn a_batch_larger_than_the_listed_steps_is_claimed_whole() {
+fn batch_larger_than_listed_steps_is_claimed_whole() {
     for many in [80, 100, 300] {
         let of = |why| {
             let step = PlanStep { tokens_after: 10, ..cut(why, Decision::New, 1_010) };
@@ -473,7 +473,7 @@ fn a_batch_larger_than_the_listed_steps_is_claimed_whole() {
 
 /// A turn of an earlier version has only its stored steps. If there are few, they are all.
 #[test]
-fn a_turn_without_sums_is_claimed_by_its_steps() {
+fn turn_without_sums_claims_by_steps() {
     let steps = vec![cut(DecisionReason::Pressure, Decision::New, 1_000); 40];
     let done = RewriteSummary::from_steps(&steps, Mode::Active);
     let mut stored = serde_json::to_value(&done).unwrap();
@@ -527,7 +527,7 @@ fn cache_writes_of_mixed_lifetimes_are_priced_by_their_shares() {
 
 /// The removed share of several exchanges is computed from their sums.
 #[test]
-fn the_removed_share_is_of_all_that_was_sent() {
+fn removed_share_is_of_all_sent() {
     let of = |removed, sent| Savings { removed, sent, ..Savings::default() };
     let mut all = Savings::default();
     all.join(&Savings::default());

@@ -28,7 +28,7 @@ fn kinds(conversation: &Conversation) -> Vec<PartKind> {
 }
 
 #[test]
-fn a_request_is_read_with_its_ranges() {
+fn request_is_read_with_its_ranges() {
     let body = REQUEST.as_bytes();
     let read = read(body);
     use PartKind::{Image, Opaque, Reasoning, Text, ToolCall, ToolResult};
@@ -62,7 +62,7 @@ fn a_request_is_read_with_its_ranges() {
 }
 
 #[test]
-fn differences_between_clients_do_not_change_the_chain() {
+fn differences_between_clients_do_not_change_chain() {
     let last = |text: &str| read(text.as_bytes()).chains().last();
     let chain = last(REQUEST);
     assert!(chain.is_some());
@@ -83,7 +83,7 @@ fn differences_between_clients_do_not_change_the_chain() {
 }
 
 #[test]
-fn a_string_result_is_a_result_in_blocks() {
+fn string_result_is_result_in_blocks() {
     let of = |content: &str| {
         let text = format!(
             r#"{{"messages":[{{"role":"user","content":[{{"type":"tool_result","tool_use_id":"t","content":{content}}}]}}]}}"#
@@ -94,7 +94,7 @@ fn a_string_result_is_a_result_in_blocks() {
 }
 
 #[test]
-fn purpose_session_and_model_of_a_request_are_read() {
+fn purpose_session_and_model_of_request_are_read() {
     let of =
         |path: &str, body: &str| crate::dialect::read(Dialect::Anthropic, path, body.as_bytes());
     assert_eq!(of("/v1/messages/count_tokens", "{}").purpose, Purpose::Count);
@@ -133,7 +133,7 @@ fn purpose_session_and_model_of_a_request_are_read() {
 }
 
 #[test]
-fn broken_requests_have_a_note_and_no_parts() {
+fn broken_requests_have_no_parts() {
     for (body, note) in [("<html>", Note::NotJson), ("[]", Note::UnknownStructure)] {
         let read = read(body.as_bytes());
         assert_eq!(read.notes, [note]);
@@ -154,7 +154,7 @@ fn stream(events: &[&str]) -> String {
 const START: &str = r#"{"type":"message_start","message":{"id":"msg_1","model":"m","content":[],"usage":{"input_tokens":3,"cache_creation_input_tokens":20,"cache_read_input_tokens":100,"cache_creation":{"ephemeral_1h_input_tokens":15},"output_tokens":1}}}"#;
 
 #[test]
-fn a_stream_is_assembled_by_index() {
+fn stream_is_assembled_by_index() {
     let reply = reply_of(&stream(&[
         START,
         r#"{"type":"ping"}"#,
@@ -187,7 +187,7 @@ fn a_stream_is_assembled_by_index() {
 }
 
 #[test]
-fn a_cut_stream_gives_a_lower_bound() {
+fn cut_stream_gives_lower_bound() {
     let reply = reply_of(&stream(&[START]));
     assert!(!reply.complete);
     assert!(reply.usage.lower_bound);
@@ -196,7 +196,7 @@ fn a_cut_stream_gives_a_lower_bound() {
 }
 
 #[test]
-fn usage_iterations_give_the_last_call_and_the_tokens_billed_aside() {
+fn usage_iterations_give_last_call_and_tokens_billed_aside() {
     let body = r#"{"id":"m","type":"message","content":[{"type":"compaction","content":"sum"}],"stop_reason":"end_turn","usage":{"input_tokens":10,"output_tokens":5,"iterations":[
       {"type":"compaction","input_tokens":900,"output_tokens":100},
       {"type":"message","input_tokens":4,"cache_read_input_tokens":6,"output_tokens":5}]}}"#;
@@ -210,7 +210,7 @@ fn usage_iterations_give_the_last_call_and_the_tokens_billed_aside() {
 }
 
 #[test]
-fn hosted_tools_in_a_reply_are_marked_and_keep_their_part_keys() {
+fn hosted_tools_in_reply_are_marked_and_keep_their_part_keys() {
     let body = r#"{"id":"m","type":"message","content":[{"type":"server_tool_use","id":"s","name":"web_search","input":{"q":1}},{"type":"web_search_tool_result","tool_use_id":"s","content":[]}],"stop_reason":"pause_turn","usage":{"input_tokens":10,"output_tokens":5,"server_tool_use":{"web_search_requests":0}}}"#;
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Unknown, 1 << 20);
     reading.push(body.as_bytes());
@@ -239,7 +239,7 @@ fn errors_and_token_counts_are_read() {
 }
 
 #[test]
-fn the_last_of_several_replies_counts() {
+fn last_of_several_replies_counts() {
     let second =
         START.replace("msg_1", "msg_2").replace("\"input_tokens\":3", "\"input_tokens\":7");
     let reply = reply_of(&stream(&[
@@ -299,7 +299,7 @@ fn withheld_reasoning_is_noted() {
 
 /// `diagnostics` as the SDK's types define it; `null` while the result is pending.
 #[test]
-fn the_reported_cause_of_a_cache_miss_is_read() {
+fn cause_of_cache_miss_is_read() {
     use crate::dialect::cache::{CacheMiss, CacheMissCause};
     let miss = |cause, tokens| Some(CacheMiss { cause, tokens });
     for (reason, expected) in [
@@ -323,7 +323,7 @@ fn the_reported_cause_of_a_cache_miss_is_read() {
 }
 
 #[test]
-fn a_provider_summary_has_the_same_key_in_reply_and_request() {
+fn provider_summary_has_same_key_in_reply_and_request() {
     let reply = reply_of(&stream(&[
         START,
         r#"{"type":"content_block_start","index":0,"content_block":{"type":"compaction","content":null}}"#,
@@ -364,7 +364,7 @@ fn huge_usage_numbers_are_unknown() {
 
 /// Within the limit all text is kept; past it it is dropped, and usage is still read.
 #[test]
-fn an_endless_reply_is_kept_only_up_to_its_limit() {
+fn endless_reply_is_kept_to_limit() {
     let word = "w".repeat(1 << 20);
     let delta = format!(
         r#"{{"type":"content_block_delta","index":0,"delta":{{"type":"text_delta","text":"{word}"}}}}"#
@@ -393,7 +393,7 @@ proptest::proptest! {
 
 /// A hosted tool's result is one part in the reply, so it is one part when it comes back.
 #[test]
-fn a_hosted_tools_answer_is_one_part() {
+fn hosted_tools_answer_is_one_part() {
     let blocks = r#"{"type":"server_tool_use","id":"srv","name":"web_search","input":{"q":1}},
         {"type":"web_search_tool_result","tool_use_id":"srv","content":[{"type":"web_search_result","url":"u"}]},
         {"type":"bash_code_execution_tool_result","tool_use_id":"srv2","content":{"stdout":"o"}}"#;

@@ -151,7 +151,7 @@ mod tests {
 
     /// What the provider ran for a program is data of the program, too.
     #[test]
-    fn hosted_calls_of_programs_are_not_read() {
+    fn program_calls_are_not_read() {
         let search = r#"{"role":"assistant","content":[
             {"type":"server_tool_use","id":"w","name":"web_search","input":{},"caller":{"type":"code_execution_20260120","tool_id":"s"}},
             {"type":"web_search_tool_result","tool_use_id":"w","content":[{"type":"web_search_result","url":"u"}]}]}"#;
@@ -193,7 +193,7 @@ mod tests {
 
     /// In Responses the item that loads a function repeats its definition, so its parameters are no part any more.
     #[test]
-    fn found_functions_are_no_longer_deferred() {
+    fn found_functions_are_not_deferred() {
         let function = r#"{"type":"function","name":"f","description":"d","defer_loading":true,"parameters":{}}"#;
         let tools = format!(
             r#""tools":[{function},{{"type":"namespace","name":"n","description":"d","tools":[{}]}}]"#,
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_at_the_provider_are_open_until_their_result_or_a_text() {
+    fn steps_at_provider_are_open_until_their_result_or_text() {
         let open = |dialect, body: &str| read(dialect, "/", body.as_bytes()).open_server_steps();
         let call = r#"{"role":"assistant","content":[{"type":"server_tool_use","id":"s","name":"web_fetch","input":{}}]}"#;
         let result = r#"{"role":"assistant","content":[{"type":"web_fetch_tool_result","tool_use_id":"s","content":{}}]}"#;

@@ -58,7 +58,7 @@ fn messages_count_searches() {
 }
 
 #[test]
-fn completions_say_their_tier_beside_the_usage() {
+fn completions_say_their_tier_beside_usage() {
     let usage = r#""usage":{"prompt_tokens":9,"completion_tokens":1,"prompt_tokens_details":{"audio_tokens":4}}"#;
     let flex = completion(&format!(r#""service_tier":"flex",{usage}"#));
     assert_eq!(flex, Billing { tier: ServiceTier::Flex, audio_input: 4, ..Billing::default() });
@@ -69,7 +69,7 @@ fn completions_say_their_tier_beside_the_usage() {
 }
 
 #[test]
-fn a_stated_price_is_read_in_each_spelling() {
+fn stated_price_is_read_in_each_spelling() {
     let stated = |usage: &str| {
         completion(&format!(r#""usage":{{"prompt_tokens":9,"completion_tokens":1,{usage}}}"#))
             .stated

@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tables_of_harmless_names_are_sorted_and_hold_no_credential() {
+    fn tables_of_harmless_names_are_sorted_and_hold_no_credential() {
         assert!(HEADERS.is_sorted());
         assert!(PARAMETERS.is_sorted());
         for name in HEADERS {
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_may_identify_the_sender_are_not_harmless() {
+    fn headers_that_may_identify_sender_are_not_harmless() {
         for name in ["user-agent", "x-stainless-lang", "x-corp-session-id", "x-codex-window-id"] {
             assert!(is_harmless_header(name), "{name}");
         }

@@ -16,14 +16,14 @@ fn of(pairs: &[(&str, &str)], target: &str) -> Tenant {
 }
 
 #[test]
-fn the_tables_of_credential_names_are_sorted() {
+fn credential_tables_are_sorted() {
     assert!(HEADERS.is_sorted());
     assert!(PARAMETERS.is_sorted());
     assert!(PLACEHOLDERS.is_sorted());
 }
 
 #[test]
-fn a_placeholder_is_no_credential() {
+fn placeholder_is_no_credential() {
     for placeholder in ["EMPTY", "ollama", "Dummy", "sk-no-key-required"] {
         let bearer = format!("Bearer {placeholder}");
         assert_eq!(of(&[("authorization", &bearer)], "/"), Tenant::Everyone, "{placeholder}");
@@ -34,7 +34,7 @@ fn a_placeholder_is_no_credential() {
 }
 
 #[test]
-fn the_tenant_is_the_credential_and_nothing_else() {
+fn tenant_is_credential_alone() {
     let secret = of(&[("x-api-key", "sk-1")], "/");
     assert!(matches!(&secret, Tenant::Known(hash) if hash.as_str().len() == 16));
     assert_eq!(of(&[("authorization", "Bearer sk-1")], "/"), secret);
@@ -52,7 +52,7 @@ fn the_tenant_is_the_credential_and_nothing_else() {
 }
 
 #[test]
-fn every_known_place_of_a_credential_tells_tenants_apart() {
+fn every_known_place_of_credential_tells_tenants_apart() {
     for name in HEADERS {
         let (one, other) = (of(&[(name, "one")], "/"), of(&[(name, "other")], "/"));
         assert!(matches!((&one, &other), (Tenant::Known(a), Tenant::Known(b)) if a != b), "{name}");
@@ -70,7 +70,7 @@ fn every_known_place_of_a_credential_tells_tenants_apart() {
 }
 
 #[test]
-fn a_possible_credential_of_unknown_kind_is_an_unknown_tenant() {
+fn possible_credential_of_unknown_kind_is_unknown_tenant() {
     for (pairs, target, tenant) in [
         (&[][..], "/", Tenant::Everyone),
         (&[("user-agent", "x"), ("content-type", "y")], "/v1/messages?beta=true", Tenant::Everyone),
@@ -87,14 +87,14 @@ fn a_possible_credential_of_unknown_kind_is_an_unknown_tenant() {
 
 /// Values that differ only before the first blank are distinguished, too.
 #[test]
-fn every_word_of_a_credential_header_tells_tenants_apart() {
+fn every_word_of_credential_header_tells_tenants_apart() {
     let config =
         |key: &str| of(&[("x-portkey-config", &format!(r#"{{"api_key":"{key}", "a": 1}}"#))], "/");
     assert_ne!(config("one"), config("other"));
 }
 
 #[test]
-fn cookies_identify_a_tenant_except_for_rotating_ones() {
+fn cookies_identify_tenant_except_for_rotating_ones() {
     let one = of(&[("cookie", "sid=anna; __cf_bm=1")], "/");
     assert!(matches!(one, Tenant::Known(_)));
     assert_eq!(of(&[("cookie", "__cf_bm=2;sid=anna")], "/"), one);
@@ -103,7 +103,7 @@ fn cookies_identify_a_tenant_except_for_rotating_ones() {
 }
 
 #[test]
-fn an_access_key_id_alone_identifies_no_tenant() {
+fn key_id_alone_is_no_tenant() {
     let signed = |id: &str, signature: &str, more: &[(&str, &str)]| {
         let value = format!(
             "AWS4-HMAC-SHA256 Credential={id}/20261121/us-east-1/bedrock/aws4_request, Signature={signature}"
@@ -125,7 +125,7 @@ fn an_access_key_id_alone_identifies_no_tenant() {
 }
 
 #[test]
-fn the_client_token_is_found_and_removed_and_identifies_no_tenant() {
+fn client_token_is_found_and_removed_and_identifies_no_tenant() {
     let token = "a-token-of-some-length";
     let list = CredentialRules::new(&[HeaderName::from_static("x-corp-user")], Some(token));
     let bearer = format!("Bearer {token}");
@@ -159,7 +159,7 @@ fn the_client_token_is_found_and_removed_and_identifies_no_tenant() {
 }
 
 #[test]
-fn credentials_in_addresses_are_hidden() {
+fn address_credentials_are_hidden() {
     for (target, shown) in [
         ("/v1/models?key=AIza-1&alt=sse", "/v1/models?key=REDACTED&alt=sse"),
         ("/v1/models?alt=sse&KEY=1", "/v1/models?alt=sse&KEY=REDACTED"),
@@ -179,7 +179,7 @@ fn credentials_in_addresses_are_hidden() {
 }
 
 #[test]
-fn credential_parameters_are_removed_and_the_rest_stays() {
+fn credential_parameters_are_removed_and_rest_stays() {
     let list = CredentialRules::default();
     for (target, rest) in [
         ("/v1/models?key=c", "/v1/models"),

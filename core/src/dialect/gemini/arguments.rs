@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn argument_pieces_are_put_at_their_json_paths() {
+    fn pieces_go_to_their_json_paths() {
         let (arguments, all) = put_all(&[
             r#"{"jsonPath":"$.a[0].name","stringValue":"x","willContinue":true}"#,
             r#"{"jsonPath":"$.a[0].name","stringValue":"y"}"#,
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn argument_pieces_with_an_invalid_json_path_are_refused() {
+    fn argument_pieces_with_invalid_json_path_are_refused() {
         for path in ["$.a[7]", "$.a[99999999999999999999]", "$..", "$.a[", "$[x]"] {
             let piece = format!(r#"{{"jsonPath":"{path}","stringValue":"x"}}"#);
             assert!(!put_all(&[&piece]).1, "{path}");
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn places_past_the_room_are_not_made() {
+    fn places_past_room_are_not_made() {
         let items = |count: usize| -> Vec<String> {
             let item = |at| format!(r#"{{"jsonPath":"$[{at}]","numberValue":{at}}}"#);
             (0..count).map(item).collect()

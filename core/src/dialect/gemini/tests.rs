@@ -81,7 +81,7 @@ const REQUEST: &str = r#"{
 }"#;
 
 #[test]
-fn a_request_is_read_with_its_ranges() {
+fn request_is_read_with_its_ranges() {
     let bytes = REQUEST.as_bytes();
     let read = crate::dialect::read(Dialect::Gemini, "/v1beta/models/m-1:generateContent", bytes);
     assert_eq!(read.model.as_deref(), Some("m-1"));
@@ -143,7 +143,7 @@ fn camel_case_and_snake_case_keys_are_read_alike() {
 }
 
 #[test]
-fn differences_between_clients_do_not_change_the_chain() {
+fn differences_between_clients_do_not_change_chain() {
     let chain = last(&read("", REQUEST.as_bytes()));
     for (from, to) in [
         (r#""id":"made-by-client-1","#, ""),
@@ -217,7 +217,7 @@ fn loose_shapes_are_tolerated() {
 }
 
 #[test]
-fn the_routing_request_of_gemini_cli_is_a_side_request() {
+fn routing_request_of_gemini_cli_is_side_request() {
     let router = r#"{"contents":[{"role":"user","parts":[{"text":"x"}]}],
         "systemInstruction":{"parts":[{"text":"\nYou are a specialized Task Routing AI. Your"}]},
         "generationConfig":{"responseJsonSchema":{"properties":{"complexity_score":{}}}}}"#;
@@ -233,7 +233,7 @@ fn the_routing_request_of_gemini_cli_is_a_side_request() {
 }
 
 #[test]
-fn a_stream_and_its_replay_have_the_same_chain() {
+fn stream_and_replay_have_one_chain() {
     let reply = replied(&[
         r#"{"text":"I ","thought":true}"#,
         r#"{"text":"think","thought":true}"#,
@@ -331,7 +331,7 @@ fn calls_are_assembled_from_pieces_of_their_arguments() {
 }
 
 #[test]
-fn parts_that_ran_at_the_provider_have_the_same_chain_when_replayed() {
+fn parts_that_ran_at_provider_have_same_chain_when_replayed() {
     let inner = concat!(
         r#"{"executableCode":{"language":"PYTHON","code":"1","id":"x"},"thoughtSignature":"c2ln"},"#,
         r#"{"codeExecutionResult":{"outcome":"OUTCOME_OK","output":"1"}},"#,
@@ -378,7 +378,7 @@ fn prompts_of_hosted_tools_are_input_but_not_context() {
 }
 
 #[test]
-fn totals_that_do_not_add_up_are_noted() {
+fn wrong_totals_are_noted() {
     let (usage, notes) =
         usage_of(&[r#"{"promptTokenCount":10,"candidatesTokenCount":5,"totalTokenCount":20}"#]);
     assert_eq!(usage.output, Some(10));
@@ -393,7 +393,7 @@ fn totals_that_do_not_add_up_are_noted() {
 }
 
 #[test]
-fn a_chunk_of_zeros_erases_nothing() {
+fn chunk_of_zeros_erases_nothing() {
     let whole = r#"{"promptTokenCount":500,"candidatesTokenCount":40,"thoughtsTokenCount":7,"cachedContentTokenCount":300,"toolUsePromptTokenCount":9,"totalTokenCount":556}"#;
     let known = usage_of(&[whole]).0;
     assert_eq!(known.input, Some(509));
@@ -410,7 +410,7 @@ fn a_chunk_of_zeros_erases_nothing() {
 }
 
 #[test]
-fn finish_reasons_are_read_by_name_and_number() {
+fn finish_reason_by_name_or_number() {
     for (reason, expected, complete) in [
         (r#""STOP""#, Some(StopReason::End), true),
         ("1", Some(StopReason::End), true),
@@ -447,7 +447,7 @@ fn finish_reasons_are_read_by_name_and_number() {
 }
 
 #[test]
-fn a_cut_stream_is_incomplete_and_a_lower_bound() {
+fn cut_stream_is_incomplete() {
     let one = parts(r#"{"text":"hal","thought":true}"#).replace(
         "\"index\"",
         r#""x":0}],"usageMetadata":{"promptTokenCount":4,"totalTokenCount":4},"y":[{"index""#,
@@ -461,7 +461,7 @@ fn a_cut_stream_is_incomplete_and_a_lower_bound() {
 }
 
 #[test]
-fn a_streamed_array_is_read_like_a_stream() {
+fn streamed_array_is_read_like_stream() {
     let usage =
         r#"{"usageMetadata":{"promptTokenCount":4,"candidatesTokenCount":1,"totalTokenCount":5}}"#;
     let all = [parts(r#"{"text":"[a"}"#), parts(r#"{"text":"]b"}"#), STOP.into(), usage.into()];
@@ -473,7 +473,7 @@ fn a_streamed_array_is_read_like_a_stream() {
 }
 
 #[test]
-fn wrapped_chunks_of_code_assist_are_read() {
+fn code_assist_chunks_are_read() {
     let wrap = |inner: &str| format!(r#"{{"response":{inner},"traceId":"t"}}"#);
     let inner = parts(r#"{"text":"hi"}"#);
     let reply = frames(&[&wrap(&inner), &wrap(STOP)]);
@@ -483,7 +483,7 @@ fn wrapped_chunks_of_code_assist_are_read() {
 }
 
 #[test]
-fn whole_bodies_counts_and_errors_are_read() {
+fn whole_bodies_and_errors_are_read() {
     let body = r#"{"candidates":[{"content":{"parts":[{"text":"hi"}]},"finishReason":"STOP"}],
         "responseId":"r","modelVersion":"m"}"#;
     let reply = response(body.as_bytes());
@@ -508,7 +508,7 @@ fn whole_bodies_counts_and_errors_are_read() {
 }
 
 #[test]
-fn an_endless_reply_is_kept_only_up_to_its_limit() {
+fn endless_reply_is_kept_to_limit() {
     // With its key and quotes, each part is a megabyte: 32 are kept, the next is not.
     let size = (1 << 20) - r#"{"text":""}"#.len();
     let piece = parts(&format!(r#"{{"text":"{}"}}"#, "x".repeat(size)));
@@ -523,7 +523,7 @@ fn an_endless_reply_is_kept_only_up_to_its_limit() {
 }
 
 #[test]
-fn no_bytes_make_the_dialect_panic() {
+fn no_bytes_make_dialect_panic() {
     let stream = format!(
         "data: {}\n\ndata: {STOP}\n\n",
         parts(r#"{"functionCall":{"name":"f","willContinue":true}}"#)

@@ -20,7 +20,7 @@ fn filled(form: &str) -> String {
 }
 
 #[test]
-fn every_message_form_teaches_its_lesson_only_as_the_whole_message() {
+fn every_message_form_teaches_its_lesson_only_as_whole_message() {
     assert!(built_in().form.len() > 10, "the data does not parse");
     for form in &built_in().form {
         let status = form.status[0];
@@ -55,7 +55,7 @@ fn every_message_form_teaches_its_lesson_only_as_the_whole_message() {
 }
 
 #[test]
-fn a_message_that_stands_in_the_request_teaches_nothing() {
+fn message_that_stands_in_request_teaches_nothing() {
     const MESSAGE: &str = "prompt is too long: 10000 tokens > 9000 maximum";
     let refusal = anthropic(MESSAGE);
     assert_eq!(read(400, &refusal, "{}").window(), Some(9000));
@@ -91,7 +91,7 @@ fn a_message_that_stands_in_the_request_teaches_nothing() {
 
 /// Messages in which providers quoted a client's text, as recorded.
 #[test]
-fn what_a_provider_quotes_teaches_nothing() {
+fn quoted_text_teaches_nothing() {
     for message in [
         "prompt is too long: 10000 tokens > 9000 maximum",
         "This model's maximum context length is 9000 tokens.",
@@ -138,7 +138,7 @@ fn what_a_provider_quotes_teaches_nothing() {
 }
 
 #[test]
-fn impossible_numbers_are_not_learned_as_a_window() {
+fn impossible_numbers_are_not_learned_as_window() {
     for message in [
         "prompt is too long: 9000 tokens > 10000 maximum",
         "prompt is too long: 100 tokens > 50 maximum",
@@ -152,7 +152,7 @@ fn impossible_numbers_are_not_learned_as_a_window() {
 }
 
 #[test]
-fn an_error_within_a_reply_teaches_like_an_error_response() {
+fn error_within_reply_teaches_like_error_response() {
     let error = ProviderError {
         kind: Some("context_length_exceeded".into()),
         message: Some("This model's maximum context length is 9000 tokens.".into()),
@@ -161,7 +161,7 @@ fn an_error_within_a_reply_teaches_like_an_error_response() {
 }
 
 #[test]
-fn no_error_body_makes_the_reader_panic() {
+fn no_error_body_makes_reader_panic() {
     for body in ["", "{", "\"\u{0}\"", "{\"error\":{\"message\":\"ünlesbar > {window}\"}}"] {
         for status in [200, 400, 404] {
             let _ = read(status, body, body);

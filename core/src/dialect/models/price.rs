@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn an_announced_change_holds_from_its_day_on() {
+    fn announced_change_holds_from_its_day_on() {
         let change = PriceChange {
             from: Date::constant(2026, 12, 1),
             rates: Rates { input: 4.0, output: 20.0, cache_read: 0.4, cache_write: 5.0 },
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_step_begins_above_its_length() {
+    fn step_begins_above_its_length() {
         let rates = Rates { input: 4.0, output: 15.0, cache_read: 0.4, cache_write: 5.0 };
         let price = Price { long: Some(LongPrice { above: 272_000, rates }), ..BASE };
         let input =

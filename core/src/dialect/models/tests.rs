@@ -7,7 +7,7 @@ fn model(name: &str) -> Model {
 }
 
 #[test]
-fn the_model_catalogue_can_be_read() {
+fn model_catalogue_can_be_read() {
     let file: CatalogueFile =
         toml::from_str(include_str!("../../../../config/models.toml")).unwrap();
     assert!(file.models.len() > 150, "{}", file.models.len());
@@ -171,7 +171,7 @@ fn no_spelling_leads_to_another_model() {
 }
 
 #[test]
-fn a_new_version_is_not_the_old_model() {
+fn new_version_is_not_old_model() {
     for (name, family) in [
         ("claude-opus-4-9", Family::ClaudeNew),
         ("claude-opus-7", Family::ClaudeNew),
@@ -190,14 +190,14 @@ fn a_new_version_is_not_the_old_model() {
 }
 
 #[test]
-fn an_unknown_model_gets_safe_defaults() {
+fn unknown_model_gets_safe_defaults() {
     for name in ["", "default", "my-local-thing", "/", "::", "é", "a.b.c/d-é-1", "-"] {
         assert_eq!(model(name), Model::unknown(), "{name}");
     }
 }
 
 #[test]
-fn the_beta_for_a_million_tokens_has_ended_for_models_that_are_known() {
+fn beta_for_million_tokens_has_ended_for_models_that_are_known() {
     let catalogue = Catalogue::default();
     let betas = "oauth-2025-04-20,context-1m-2025-08-07";
     for (name, window) in [
@@ -215,7 +215,7 @@ fn the_beta_for_a_million_tokens_has_ended_for_models_that_are_known() {
 }
 
 #[test]
-fn a_login_with_chatgpt_has_windows_of_its_own() {
+fn chatgpt_login_has_own_windows() {
     let catalogue = Catalogue::default();
     for (name, window) in [
         ("gpt-5.6-sol", 272_000),
@@ -235,7 +235,7 @@ fn a_login_with_chatgpt_has_windows_of_its_own() {
 
 /// Input that fits, not the whole window with its output.
 #[test]
-fn windows_of_gpt_are_what_input_may_fill() {
+fn gpt_window_is_what_input_may_fill() {
     for (name, window) in [
         ("gpt-5.4", 922_000),
         ("gpt-5.4-pro", 922_000),
@@ -258,7 +258,7 @@ fn windows_of_gpt_are_what_input_may_fill() {
 }
 
 #[test]
-fn configured_models_override_the_catalogue() {
+fn configured_models_win() {
     let better = |name: &str, window| ModelOverride {
         name: name.into(),
         window: Some(window),
@@ -280,7 +280,7 @@ fn configured_models_override_the_catalogue() {
 }
 
 #[test]
-fn the_reserve_is_the_maximum_output_capped_by_the_limit() {
+fn reserve_is_capped_maximum_output() {
     assert_eq!(model("gpt-4o").reserve(20_000), 16_384);
     assert_eq!(model("claude-opus-4-5").reserve(16_000), 16_000);
 }
@@ -323,7 +323,7 @@ fn recorded_models_are_known() {
 }
 
 #[test]
-fn the_largest_window_is_the_catalogues_or_the_users() {
+fn largest_window_is_known() {
     let small = ModelOverride {
         name: "gpt-5*".into(),
         window: Some(4_000),
@@ -342,7 +342,7 @@ fn the_largest_window_is_the_catalogues_or_the_users() {
 
 /// OpenAI's rule since GPT-5.4: above 272,000 tokens of input the whole call costs more.
 #[test]
-fn a_long_prompt_has_another_price() {
+fn long_prompt_has_another_price() {
     let rates = |name: &str, prompt| {
         let price = model(name).price.expect("a price");
         price.rates(CallTerms { prompt, ..CallTerms::default() }).expect("a standard tier")
@@ -356,7 +356,7 @@ fn a_long_prompt_has_another_price() {
 
 /// A suffix that may be a product of its own has no price of another product.
 #[test]
-fn an_unknown_suffix_is_a_guess_without_a_price() {
+fn unknown_suffix_has_no_price() {
     for name in ["gpt-6-sol-cyber", "kimi-k3-highspeed", "glm-5.3-ultrax", "mistral-large-4-spark"]
     {
         let model = model(name);
@@ -377,7 +377,7 @@ fn an_unknown_suffix_is_a_guess_without_a_price() {
 
 /// Facts that public tables of 2026-11 agree on and earlier versions of this catalogue had wrong, or not at all.
 #[test]
-fn corrected_prices_and_windows_stay_corrected() {
+fn corrections_stay_corrected() {
     for (name, input, output) in [
         ("mistral-large-4", 0.7, 2.1),
         ("mistral-medium-2505", 0.4, 2.0),
@@ -411,7 +411,7 @@ fn corrected_prices_and_windows_stay_corrected() {
 
 /// A table says what the built-in catalogue does not know yet, and the user's own word is above both.
 #[test]
-fn a_table_stands_between_the_catalogue_and_the_configuration() {
+fn table_stands_between_catalogue_and_configuration() {
     let small = ModelOverride {
         name: "gpt-9-mini".into(),
         window: Some(4_000),

@@ -99,7 +99,7 @@ const REQUEST: &str = r#"{
 }"#;
 
 #[test]
-fn a_request_is_read_with_its_ranges() {
+fn request_is_read_with_its_ranges() {
     let bytes = REQUEST.as_bytes();
     let read = read("/v1/chat/completions", bytes);
     assert_eq!(read.model.as_deref(), Some("m"));
@@ -150,7 +150,7 @@ fn a_request_is_read_with_its_ranges() {
 }
 
 #[test]
-fn differences_between_clients_do_not_change_the_chain() {
+fn differences_between_clients_do_not_change_chain() {
     let last = |conversation: Conversation| conversation.chains().last().unwrap();
     let call = |arguments: &str| {
         format!(
@@ -180,7 +180,7 @@ fn differences_between_clients_do_not_change_the_chain() {
 }
 
 #[test]
-fn reasoning_of_every_provider_is_found() {
+fn every_reasoning_is_found() {
     for (field, texts, signatures) in [
         (r#""reasoning_content":"a""#, 1, 0),
         (r#""reasoning_content":"""#, 0, 0),
@@ -220,14 +220,14 @@ fn reasoning_of_every_provider_is_found() {
 }
 
 #[test]
-fn instructions_alone_are_the_history() {
+fn instructions_alone_are_history() {
     let read = request(r#"{"role":"system","content":"say hi"}"#);
     assert!(read.system.is_empty());
     assert!(read.messages.len() == 1);
 }
 
 #[test]
-fn a_body_that_is_no_request_has_a_note() {
+fn body_that_is_no_request_has_note() {
     for (bytes, note) in [
         ("", Note::NotJson),
         ("<html>", Note::NotJson),
@@ -260,7 +260,7 @@ fn side_calls_and_compactions_are_known_by_their_text() {
 }
 
 #[test]
-fn a_stream_and_its_replay_have_the_same_chain() {
+fn stream_and_replay_have_one_chain() {
     let reply = deltas(&[
         r#"{"role":"assistant","content":"","reasoning_content":null}"#,
         r#"{"reasoning_content":"I "}"#,
@@ -333,7 +333,7 @@ fn reasoning_of_gateways_keeps_its_form_and_signature() {
 }
 
 #[test]
-fn reasoning_is_kept_as_the_field_received() {
+fn reasoning_is_kept_as_received() {
     let raw = |inner: &[&str]| -> Vec<String> {
         let reply = deltas(inner);
         let parts = reply.parts.iter().filter(|part| part.kind == PartKind::Reasoning);
@@ -401,7 +401,7 @@ fn reasoning_is_kept_as_the_field_received() {
 }
 
 #[test]
-fn reasoning_that_was_cut_cannot_be_sent_back() {
+fn cut_reasoning_cannot_go_back() {
     let mut reading = ResponseReader::new(Dialect::OpenaiChat, 200, Framing::Events, 1 << 20);
     reading.push(&bytes_of(&[&delta(r#"{"reasoning_content":"hal"}"#)]));
     let reply = reading.finish(BodyEnd::Cut);
@@ -542,7 +542,7 @@ fn every_known_finish_reason_is_read() {
 }
 
 #[test]
-fn a_stream_without_done_is_complete_when_it_finished_and_ended_whole() {
+fn stream_without_done_is_complete_when_it_finished_and_ended_whole() {
     let finished = bytes_of(&[&delta(r#"{"content":"x"}"#), FINISH]);
     assert!(stream(&finished).complete);
     let unfinished = bytes_of(&[&delta(r#"{"content":"x"}"#)]);
@@ -581,7 +581,7 @@ fn usage_is_found_wherever_it_stands() {
 }
 
 #[test]
-fn cumulative_usage_counts_once_and_a_cut_leaves_a_lower_bound() {
+fn cumulative_usage_counts_once_and_cut_leaves_lower_bound() {
     let chunk = |n: u64| {
         let total = 10 + n;
         format!(
@@ -628,7 +628,7 @@ fn cached_tokens_have_many_names() {
 }
 
 #[test]
-fn totals_that_do_not_add_up_are_noted() {
+fn wrong_totals_are_noted() {
     let mismatch = vec![Note::UsageMismatch];
     // xAI: reasoning outside of completion_tokens, inside of the total.
     let (usage, notes) = usage_of(
@@ -671,7 +671,7 @@ fn totals_that_do_not_add_up_are_noted() {
 
 /// Vercel's gateway with Gemini: reasoning is in neither the completion nor the total, but is billed.
 #[test]
-fn reasoning_tokens_outside_the_completion_are_added_to_it() {
+fn reasoning_tokens_outside_completion_are_added_to_it() {
     let output = |usage: &str| usage_of(usage).0.output;
     let normalised = |completion: u64, total: u64, reasoning: u64| {
         output(&format!(
@@ -772,7 +772,7 @@ fn odd_chunks_are_survived() {
 }
 
 #[test]
-fn of_several_replies_the_last_one_counts() {
+fn of_several_replies_last_one_counts() {
     let other = |inner: &str| delta(inner).replace(r#""id":"c""#, r#""id":"d""#);
     let all =
         [&delta(r#"{"content":"a"}"#), FINISH, &other(r#"{"role":"assistant","content":""}"#)];
@@ -788,7 +788,7 @@ fn of_several_replies_the_last_one_counts() {
 }
 
 #[test]
-fn a_body_is_read_like_a_stream() {
+fn body_is_read_like_stream() {
     let reply = body(
         r#"  {"id":"i","model":"m","choices":[{"index":0,"finish_reason":"stop","message":{
         "role":"assistant","content":null,"reasoning":"r","refusal":null,"annotations":[],
@@ -812,7 +812,7 @@ fn a_body_is_read_like_a_stream() {
 }
 
 #[test]
-fn an_endless_reply_is_kept_only_up_to_its_limit() {
+fn endless_reply_is_kept_to_limit() {
     // With its key and quotes, each delta is a megabyte: 32 are kept, the next is not.
     let size = (1 << 20) - r#"{"content":""}"#.len();
     let piece = bytes_of(&[&delta(&format!(r#"{{"content":"{}"}}"#, "x".repeat(size)))]);
@@ -829,7 +829,7 @@ fn an_endless_reply_is_kept_only_up_to_its_limit() {
 }
 
 #[test]
-fn no_bytes_make_the_dialect_panic() {
+fn no_bytes_make_dialect_panic() {
     let stream = bytes_of(&[&delta(r#"{"tool_calls":[{"index":0,"id":"a"}]}"#), FINISH_CALLS]);
     for bytes in [REQUEST.as_bytes(), &stream, b"{\"choices\":[{\"delta\":[]}]}", b"[[[[", b""] {
         fuzz(bytes);
@@ -843,7 +843,7 @@ fn no_bytes_make_the_dialect_panic() {
 
 /// Snowflake's finish reason is always empty, or missing beside a reported usage.
 #[test]
-fn a_provider_that_never_says_why_it_stopped_is_complete_at_done() {
+fn provider_that_never_says_why_it_stopped_is_complete_at_done() {
     let chunk = |reason: &str| {
         format!(r#"{{"choices":[{{"index":0,"delta":{{"content":"x"}}{reason}}}]}}"#)
     };

@@ -47,7 +47,7 @@ mod tests {
     use super::split;
 
     #[test]
-    fn reasoning_tags_are_split_off_only_at_the_start_of_a_text() {
+    fn reasoning_tags_are_split_off_only_at_start_of_text() {
         assert_eq!(split("<think>a</think>\n\nb"), (Some("a"), "\n\nb"));
         assert_eq!(split("\n<mm:think>a</mm:think>b"), (Some("a"), "b"));
         assert_eq!(split("a\n</think>\n\nb"), (Some("a\n"), "\n\nb"));

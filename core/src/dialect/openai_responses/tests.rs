@@ -48,7 +48,7 @@ const REQUEST: &str = r#"{"model":"gpt-5.5","instructions":"Be calm.","stream":t
   {"type":"message","role":"user","content":[{"type":"input_text","text":"see"},{"type":"input_image","image_url":"data:image/png;base64,iVBOR=="},{"type":"input_file","filename":"a.pdf","file_id":"file_1"}]}]}"#;
 
 #[test]
-fn a_request_is_read_with_its_ranges() {
+fn request_is_read_with_its_ranges() {
     let bytes = REQUEST.as_bytes();
     let read = read(bytes);
     use PartKind::{Document, Image, Reasoning, Text, ToolCall, ToolResult};
@@ -83,7 +83,7 @@ fn a_request_is_read_with_its_ranges() {
 }
 
 #[test]
-fn differences_between_clients_do_not_change_the_chain() {
+fn differences_between_clients_do_not_change_chain() {
     let last = |text: &str| read(text.as_bytes()).chains().last();
     let chain = last(REQUEST);
     assert!(chain.is_some());
@@ -107,7 +107,7 @@ fn differences_between_clients_do_not_change_the_chain() {
 
 #[test]
 #[expect(clippy::too_many_lines, reason = "one table of all kinds")]
-fn every_kind_of_item_is_read_as_the_right_part() {
+fn every_item_is_the_right_part() {
     use PartKind::{Image, Opaque, Reasoning, ToolCall, ToolResult};
     for (item, expected, id, name) in [
         (
@@ -289,7 +289,7 @@ fn tools_given_as_input_items_are_read_as_tools() {
 }
 
 #[test]
-fn history_held_by_the_provider_is_recognised() {
+fn held_history_is_recognised() {
     for (text, held) in [
         (
             r#"{"previous_response_id":"resp_1","input":"x"}"#,
@@ -407,7 +407,7 @@ fn items_come_from_done_events() {
 }
 
 #[test]
-fn invariant_10_every_cut_gives_the_same_and_every_prefix_is_incomplete() {
+fn invariant_10_every_cut_gives_same_and_every_prefix_is_incomplete() {
     let mut data = STREAM.to_vec();
     let last = completed("[]");
     data.push(&last);
@@ -430,7 +430,7 @@ fn invariant_10_every_cut_gives_the_same_and_every_prefix_is_incomplete() {
 }
 
 #[test]
-fn a_stream_that_was_cut_keeps_the_parts_that_arrived() {
+fn stream_that_was_cut_keeps_parts_that_arrived() {
     let reply_of = |count: usize| {
         let mut reading =
             ResponseReader::new(Dialect::OpenaiResponses, 200, Framing::Events, 1 << 20);
@@ -478,7 +478,7 @@ fn streams_with_missing_or_equal_output_indexes_are_assembled() {
 }
 
 #[test]
-fn output_is_read_from_the_last_event_if_no_item_events_came() {
+fn output_is_read_from_last_event_if_no_item_events_came() {
     let last = completed(&format!("[{BACK}]"));
     let reply = reply(&events(&[CREATED, &last]));
     assert_eq!(reply.parts.len(), 3);
@@ -527,7 +527,7 @@ fn every_terminal_event_is_read_with_its_stop_reason() {
 }
 
 #[test]
-fn errors_in_a_stream_are_read() {
+fn errors_in_stream_are_read() {
     for (data, kind) in [
         (
             r#"{"type":"error","code":"rate_limit_exceeded","message":"m","param":null}"#,
@@ -576,7 +576,7 @@ fn look_alikes() {
 
 /// `prompt_cache_diagnostics` as the SDK's types define it.
 #[test]
-fn the_reported_cause_of_a_cache_miss_is_read() {
+fn cause_of_cache_miss_is_read() {
     use crate::dialect::cache::{CacheMiss, CacheMissCause};
     let miss = |cause, tokens| Some(CacheMiss { cause, tokens });
     for (diagnostics, expected) in [
@@ -634,7 +634,7 @@ fn bodies() {
 }
 
 #[test]
-fn tools_that_the_provider_ran_are_marked() {
+fn tools_that_provider_ran_are_marked() {
     for (item, hosted) in [
         (
             r#"{"type":"web_search_call","id":"w","status":"completed","action":{"query":"q"}}"#,
@@ -656,7 +656,7 @@ fn tools_that_the_provider_ran_are_marked() {
 }
 
 #[test]
-fn the_last_of_several_replies_in_one_stream_counts() {
+fn last_of_several_replies_in_one_stream_counts() {
     let mut data = STREAM.to_vec();
     let last = completed("[]");
     data.push(&last);
@@ -669,7 +669,7 @@ fn the_last_of_several_replies_in_one_stream_counts() {
 }
 
 #[test]
-fn a_repeated_call_id_may_come_back_prefixed_with_the_response_id() {
+fn repeated_call_id_may_come_back_prefixed_with_response_id() {
     let reply = body(
         r#"{"output":[{"type":"function_call","call_id":"call_0","name":"f","arguments":"{}"}]}"#,
     );
@@ -679,7 +679,7 @@ fn a_repeated_call_id_may_come_back_prefixed_with_the_response_id() {
 }
 
 #[test]
-fn an_endless_reply_is_kept_only_up_to_its_limit() {
+fn endless_reply_is_kept_to_limit() {
     let megabyte = "x".repeat(1 << 20);
     let delta = format!(
         r#"data: {{"type":"response.output_text.delta","output_index":0,"delta":"{megabyte}"}}"#
@@ -760,7 +760,7 @@ fn invariant_8_never_panics() {
 }
 
 #[test]
-fn what_was_streamed_stays_whatever_the_final_object_lists() {
+fn what_was_streamed_stays_whatever_final_object_lists() {
     let head = concat!(
         "data: {\"type\":\"response.output_item.added\",\"output_index\":0,\"item\":{\"id\":\"fc\",\"type\":\"function_call\",\"call_id\":\"c1\",\"name\":\"f\",\"arguments\":\"\"}}\n\n",
         "data: {\"type\":\"response.function_call_arguments.delta\",\"output_index\":0,\"item_id\":\"fc\",\"delta\":\"{\\\"a\\\":1}\"}\n\n",

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_to_a_model_are_inference() {
+    fn requests_to_model_are_inference() {
         let azure = "/openai/deployments/my%20gpt/chat/completions?api-version=1";
         let vertex = "/v1/projects/p/locations/global/publishers";
         let claude = format!("{vertex}/anthropic/models/claude-opus-5%4020261001:streamRawPredict");
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn all_other_requests_are_not_inference() {
+    fn other_requests_are_no_inference() {
         for target in [
             "/",
             "/v1/files",

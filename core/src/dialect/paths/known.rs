@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_paths_of_provider_apis_are_known() {
+    fn paths_of_provider_apis_are_known() {
         for target in [
             "/v1/messages?beta=true",
             "/messages",
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_with_an_unknown_prefix_are_not_known() {
+    fn unknown_prefix_is_no_path() {
         for target in [
             "/",
             "",

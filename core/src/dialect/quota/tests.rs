@@ -85,7 +85,7 @@ fn openrouter_names_nothing() {
 }
 
 #[test]
-fn copilot_has_a_month_of_premium_requests() {
+fn copilot_has_month_of_premium_requests() {
     let quota = one(&[(
         "x-quota-snapshot-premium_interactions",
         "ent=300&ov=0.0&ovPerm=false&rem=75.0&rst=2026-11-27T13%3A00%3A00Z",

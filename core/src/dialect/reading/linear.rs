@@ -72,7 +72,7 @@ fn steps_of(dialect: Dialect, body: &[u8], size: usize) -> usize {
 
 /// The first events fill what is kept; those after it cost the same each.
 #[test]
-fn twice_the_input_takes_twice_the_steps() {
+fn twice_input_takes_twice_steps() {
     for (name, dialect, event) in STREAMS {
         let stream = |events: usize| -> String {
             (0..events).map(|at| format!("data: {}\n\n", event(at))).collect()
@@ -84,7 +84,7 @@ fn twice_the_input_takes_twice_the_steps() {
 }
 
 #[test]
-fn one_byte_at_a_time_takes_twice_the_steps_for_twice_the_input() {
+fn one_byte_at_time_takes_twice_steps_for_twice_input() {
     let bodies: [HostileBody; 4] = [
         ("white space, then an array", |size| " ".repeat(size) + r#"[{"candidates":[]}]"#),
         ("white space, then an object", |size| " ".repeat(size) + r#"{"choices":[]}"#),
@@ -103,7 +103,7 @@ fn one_byte_at_a_time_takes_twice_the_steps_for_twice_the_input() {
 }
 
 #[test]
-fn a_reply_has_a_most_of_parts() {
+fn reply_has_most_of_parts() {
     for (name, dialect, event) in STREAMS {
         let stream: String =
             (0..MOST_PARTS * 4).map(|at| format!("data: {}\n\n", event(at))).collect();
@@ -140,7 +140,7 @@ fn a_reply_has_a_most_of_parts() {
 
 /// What honest replies have passes whole.
 #[test]
-fn a_thousand_parts_are_kept() {
+fn thousand_parts_are_kept() {
     let event = STREAMS[0].2;
     let stream: String = (0..1_000).map(|at| format!("data: {}\n\n", event(at))).collect();
     let (_, reply) = read_in(Dialect::Anthropic, stream.as_bytes(), 1 << 16);

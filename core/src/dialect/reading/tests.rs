@@ -29,7 +29,7 @@ const STREAM: &str = "event: message_start\ndata: {\"type\":\"message_start\",\"
 
 /// Forms that no recording has, but that the rules of event streams allow.
 #[test]
-fn an_event_stream_is_read_in_every_allowed_notation() {
+fn event_stream_is_read_in_every_allowed_notation() {
     let expected = read(Dialect::Anthropic, 200, Framing::Events, STREAM.as_bytes());
     assert!(expected.complete);
     assert!(expected.usage.total() == Some(5));
@@ -59,7 +59,7 @@ fn an_event_stream_is_read_in_every_allowed_notation() {
 }
 
 #[test]
-fn a_json_body_is_read_even_if_it_is_declared_an_event_stream() {
+fn json_body_is_read_even_if_it_is_declared_event_stream() {
     let body = r#"{"type":"message","id":"m","content":[],"stop_reason":"end_turn","usage":{"input_tokens":3,"output_tokens":2}}"#;
     for spelt in [body.to_owned(), format!("\n     \n{body}\n"), format!("\u{feff}{body}")] {
         for framing in [Framing::Events, Framing::Unknown] {
@@ -92,7 +92,7 @@ fn error_bodies_may_be_json_arrays_html_or_text() {
 }
 
 #[test]
-fn an_error_code_is_used_if_it_says_more_than_the_type() {
+fn error_code_is_used_if_it_says_more_than_type() {
     for (error, kind) in [
         (
             r#"{"type":"invalid_request_error","code":"context_length_exceeded"}"#,
@@ -115,7 +115,7 @@ fn an_error_code_is_used_if_it_says_more_than_the_type() {
 }
 
 #[test]
-fn an_invalid_event_does_not_affect_the_other_events() {
+fn invalid_event_spares_the_others() {
     for event in ["data: {\"type\":\n\n", "data: nonsense\n\n", "data: \u{0}\n\n", "data: {}}\n\n"]
     {
         let stream = format!("{event}{STREAM}");
@@ -133,7 +133,7 @@ fn an_invalid_event_does_not_affect_the_other_events() {
 
 /// A body may end inside its last frame if the reply ended before. If it ends inside a text, it is broken.
 #[test]
-fn a_body_that_ends_in_its_last_frame_is_not_broken() {
+fn body_that_ends_in_its_last_frame_is_not_broken() {
     let chat = "data: {\"id\":\"c\",\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Aye.\"},\"finish_reason\":\"stop\"}]}\n\n";
     for (dialect, stream) in [(Dialect::OpenaiChat, chat), (Dialect::Anthropic, STREAM)] {
         let end = "data: [DONE]";
@@ -149,7 +149,7 @@ fn a_body_that_ends_in_its_last_frame_is_not_broken() {
 }
 
 #[test]
-fn a_reader_gives_up_past_its_limit_with_a_note() {
+fn past_limit_reader_gives_up() {
     let long = "x".repeat(1 << 12);
     for body in [
         format!("data: \"{long}\"\n\n{STREAM}"),
@@ -167,7 +167,7 @@ fn a_reader_gives_up_past_its_limit_with_a_note() {
 }
 
 #[test]
-fn one_event_may_be_a_megabyte() {
+fn one_event_may_be_megabyte() {
     let text = "word ".repeat(1 << 18);
     let stream = STREAM.replacen(
         "event: message_delta",
@@ -188,7 +188,7 @@ fn one_event_may_be_a_megabyte() {
 }
 
 #[test]
-fn a_reply_is_complete_once_its_terminal_event_was_read() {
+fn reply_is_complete_once_its_terminal_event_was_read() {
     let mut reading = ResponseReader::new(Dialect::Anthropic, 200, Framing::Events, 1 << 12);
     let (before, last) = STREAM.split_at(STREAM.len() - 1);
     reading.push(before.as_bytes());
@@ -210,7 +210,7 @@ proptest::proptest! {
 
 /// `[DONE]` ends a stream. Only a reason to stop shows that the reply is whole.
 #[test]
-fn done_without_a_reason_is_a_broken_reply() {
+fn done_without_reason_is_broken() {
     let anthropic = r#"data: {"type":"message_start","message":{"id":"m","content":[],"usage":{"input_tokens":1}}}"#;
     let chat =
         r#"data: {"id":"c","choices":[{"index":0,"delta":{"content":"x"},"finish_reason":null}]}"#;

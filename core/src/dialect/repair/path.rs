@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn json_paths_are_found_in_every_notation() {
+    fn paths_are_found_in_every_notation() {
         let source = r#"{"data":"x"}"#;
         for (text, pattern, bytes, whole) in [
             (
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn a_json_path_to_a_missing_place_is_not_found() {
+    fn path_to_missing_place_is_not_found() {
         for text in ["messages.7.content", "messages.0.content.3", "messages: at least one", "x"] {
             assert_eq!(found(text), None, "{text}");
         }

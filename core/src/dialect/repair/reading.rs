@@ -291,7 +291,7 @@ mod tests {
 
     /// Whole response bodies, as recorded.
     #[test]
-    fn recorded_refusals_of_providers_are_read() {
+    fn recorded_refusals_are_read() {
         use RefusalDetail::{Bytes, Count, Document, Format, ModelLimit, Request};
         use RepairCause::{Empty, MaxTokens, Media, Prefill, ToolPairs};
         let gemini = |pattern: &str| {
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn pairing_is_read_in_the_words_of_any_provider() {
+    fn pairing_is_read_in_any_words() {
         let cause = |text: &str| captured(400, text).map(|seen| (seen.cause, seen.detail));
         for text in [
             "invalid params, tool result's tool id(call_function_g094w5htkglv_1) not found (2013)",
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn the_place_of_an_unknown_member_is_read_from_every_form() {
+    fn place_of_unknown_member_is_read_from_every_form() {
         let place = |body: &str| {
             let seen = captured(400, body).unwrap_or_else(|| panic!("{body}"));
             assert_eq!(seen.cause, RepairCause::Field, "{body}");
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_router_passes_on_is_read() {
+    fn what_router_passes_on_is_read() {
         let raw = r#"{"error":{"message":"Provider returned error","code":400,"metadata":{"raw":"{\"type\":\"error\",\"error\":{\"message\":\"messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: t1\"}}"}}}"#;
         assert_eq!(captured(400, raw).unwrap().cause, RepairCause::ToolPairs);
     }

@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn a_picture_keeps_its_type_and_shape() {
+    fn picture_keeps_its_type_and_shape() {
         for (mime, format) in FORMATS {
             let large = file(400, 100, format);
             let goal = Goal { side: 200, bytes: 1 << 20 };
@@ -175,7 +175,7 @@ mod tests {
 
     /// A small file with very many pixels is not decoded.
     #[test]
-    fn a_small_file_with_very_many_pixels_is_not_decoded() {
+    fn small_file_with_very_many_pixels_is_not_decoded() {
         let mut out = Cursor::new(Vec::new());
         let plain = image::GrayImage::new(9_000, 9_000);
         DynamicImage::ImageLuma8(plain).write_to(&mut out, ImageFormat::Png).unwrap();

@@ -91,7 +91,7 @@ fn invalid_characters_are_replaced_and_nothing_else() {
 }
 
 #[test]
-fn calls_and_results_of_anthropic_pair() {
+fn anthropic_calls_pair() {
     let call = |id: &str| {
         format!(
             r#"{{"role":"assistant","content":[{{"type":"tool_use","id":"{id}","name":"t","input":{{}}}}]}}"#
@@ -184,7 +184,7 @@ fn calls_and_results_of_chat_pair() {
 }
 
 #[test]
-fn calls_and_outputs_of_responses_pair() {
+fn responses_calls_pair() {
     let user = r#"{"role":"user","content":"a"}"#;
     let call = |id: &str| format!(r#"{{"type":"function_call","call_id":"{id}"}}"#);
     let output =
@@ -240,7 +240,7 @@ fn calls_and_responses_of_gemini_pair() {
 }
 
 #[test]
-fn a_repaired_tool_id_is_the_same_in_call_and_result() {
+fn repaired_id_is_same_in_result() {
     let body = r#"{"messages":[{"tool_calls":[{"id":"call_0fypS1hVX"}]},{"role":"tool","tool_call_id":"call_0fypS1hVX"},{"role":"tool","tool_call_id":"abcdefgh1"}]}"#;
     let out = repaired(&Repair::ToolIds { length: Some(9) }, Chat, body);
     let read: serde_json::Value = serde_json::from_str(&out).unwrap();
@@ -255,7 +255,7 @@ fn a_repaired_tool_id_is_the_same_in_call_and_result() {
 }
 
 #[test]
-fn surplus_cache_markers_are_removed_from_the_oldest_messages() {
+fn surplus_cache_markers_are_removed_from_oldest_messages() {
     let mark = r#","cache_control":{"type":"ephemeral"}"#;
     let body = format!(
         r#"{{"system":[{{"type":"text","text":"s"{mark}}}],"messages":[{{"content":[{{"type":"text","text":"a"{mark}}},{{"type":"text","text":"b"{mark}}}]}}]}}"#
@@ -268,7 +268,7 @@ fn surplus_cache_markers_are_removed_from_the_oldest_messages() {
 }
 
 #[test]
-fn a_refused_member_is_removed_in_every_matching_place() {
+fn refused_member_is_removed_in_every_matching_place() {
     let body = r#"{"messages":[{"role":"a","x":1,"content":[{"x":2}]},{"x":3,"role":"b"}],"x":4}"#;
     let field = |place: &str| repaired(&Repair::Field { place: place.into() }, Chat, body);
     assert_eq!(
@@ -306,7 +306,7 @@ fn references_to_tools_that_are_not_defined_are_removed() {
 }
 
 #[test]
-fn the_output_limit_is_lowered_and_the_thinking_budget_below_it() {
+fn output_limit_is_lowered_and_thinking_budget_below_it() {
     for (dialect, body, expected) in [
         (
             Anthropic,
@@ -371,7 +371,7 @@ const MESSAGES: [&[&str]; 4] = [
 proptest::proptest! {
     /// Whatever a history contains, its edits can be applied, the result is JSON, and it is not changed again.
     #[test]
-    fn no_history_is_changed_by_a_second_repair(
+    fn second_repair_changes_nothing(
         pieces in proptest::collection::vec(0usize..8, 0..12),
         dialect in 0usize..4,
     ) {

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_summary_replaces_the_beginning_and_leaves_all_other_bytes() {
+    fn summary_replaces_beginning_and_leaves_all_other_bytes() {
         let body = r#"{ "messages" : [ {"role":"user","content":"a"} , {"role":"assistant","content":"b"},
             {"role":"user", "content":"c"}], "x":1.0}"#;
         let expected = r#"{ "messages" : [ {"role":"user","content":"So \"far\"."},{"role":"assistant","content":"On."},
@@ -142,7 +142,7 @@ mod tests {
 
     /// Codex sends its tools as items. They are not part of the history, so they stay.
     #[test]
-    fn items_between_replaced_messages_stay() {
+    fn items_between_messages_stay() {
         let tools = r#"{"type":"additional_tools","tools":[]}"#;
         let body = format!(
             r#"{{"input":[{{"role":"user","content":"a"}},{tools},{{"role":"assistant","content":"b"}},{{"role":"user","content":"c"}}]}}"#
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn a_history_ends_at_the_given_message() {
+    fn history_ends_at_given_message() {
         let body =
             br#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}"#;
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", body);
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_boundary_message_of_the_model_is_removed() {
+    fn only_boundary_message_goes() {
         let dialects =
             [Dialect::Anthropic, Dialect::OpenaiChat, Dialect::OpenaiResponses, Dialect::Gemini];
         for dialect in dialects {
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_summary_that_is_not_a_list_of_json_objects_is_rejected() {
+    fn summary_that_is_not_list_of_json_objects_is_rejected() {
         let body =
             br#"{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}"#;
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", body);

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn the_diagnosis_is_requested_unless_the_client_does() {
+    fn diagnosis_is_requested_once() {
         let claude = |body: &str, previous| asked(Dialect::Anthropic, body, previous);
         assert_eq!(
             claude(r#"{"model":"m"}"#, Some("msg_1")).as_deref(),
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_is_removed_with_its_comma() {
+    fn answer_is_removed_with_its_comma() {
         let hidden = |dialect, body: &str| {
             let edits = hide_diagnosis(dialect, body.as_bytes());
             String::from_utf8(applied(body.as_bytes(), &edits)).unwrap()

@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn a_display_is_added_to_requested_thinking() {
+    fn display_is_added_to_thinking() {
         for (dialect, body, expected) in [
             (
                 Dialect::Anthropic,
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn requests_without_thinking_or_with_a_display_are_left_alone() {
+    fn requests_without_thinking_or_with_display_are_left_alone() {
         for (dialect, body) in [
             (Dialect::Anthropic, r#"{"messages":[]}"#),
             (Dialect::Anthropic, r#"{"thinking":{"type":"disabled"}}"#),

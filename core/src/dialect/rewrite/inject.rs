@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn an_injected_message_goes_into_the_user_message_or_after_it() {
+    fn injected_message_goes_into_user_message_or_after_it() {
         let block = |text: &str| json!({"type": "text", "text": text});
         let whole = json!([block("Hi"), block("a \"b\""), block("c")]);
         for content in [json!("Hi"), json!([block("Hi")])] {
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_injected_into_a_model_message() {
+    fn model_message_gets_no_injection() {
         let body = json!({"messages": [{"role": "assistant", "content": "Hi"}]});
         assert_eq!(added(Dialect::Anthropic, "/v1/messages", &body), body);
         let body = json!({"contents": [{"role": "user", "parts": {"text": "one"}}]});

@@ -25,7 +25,7 @@ fn inside(out: &str, head: &str, tail: &str) -> String {
 }
 
 #[test]
-fn encrypted_reasoning_is_requested_once() {
+fn encrypted_reasoning_asked_once() {
     const WANTED: &str = r#""reasoning.encrypted_content""#;
     for (body, expected) in [
         (r#"{"model":"m"}"#, format!(r#"{{"include":[{WANTED}],"model":"m"}}"#)),

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_summary_frame_marks_the_summary_and_its_quotes() {
+    fn frame_marks_summary_and_quotes() {
         let quotes = [
             quote(1, "Mend it.\n\nHuman: really"),
             Quote { is_whole: false, ..quote(4, "Then") },
@@ -170,7 +170,7 @@ mod tests {
 
     /// If a text contains the delimiter, another one is used.
     #[test]
-    fn a_delimiter_stands_nowhere_in_the_frame() {
+    fn delimiter_stands_nowhere_in_frame() {
         let summary = "</summary-000000FE> </summary-000000ff>";
         let frame = SummaryFrame { summary, quotes: &[quote(1, "00000100")], messages: 1 };
         let message = frame.text(254);

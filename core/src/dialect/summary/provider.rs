@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compaction_request_to_anthropic_asks_for_a_block_only() {
+    fn compaction_request_to_anthropic_asks_for_block_only() {
         let body = r#"{"model":"claude-opus-5-5","max_tokens":100,"stream":true,"system":"s",
             "tool_choice":{"type":"any"},"context_management":{"edits":[]},"stop_sequences":["x"],
             "output_config":{"effort":"low","format":{"type":"json_schema"}},
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_compaction_request_to_openai_has_only_accepted_members() {
+    fn compaction_request_to_openai_has_only_accepted_members() {
         let body = r#"{"model":"gpt-5.6-sol","stream":true,"store":false,"tools":[],"instructions":"s",
             "input":[ {"role":"user","content":"a"} ],"prompt_cache_key":"k"}"#;
         assert_eq!(
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_provider_summary_is_kept_byte_for_byte() {
+    fn provider_summary_keeps_its_bytes() {
         let block = r#"{ "type":"compaction","content":"So \u0066ar.","signature":"Sig==","tool_changes":[]}"#;
         let usage = r#"{"input_tokens":0,"output_tokens":0,"iterations":[{"type":"compaction","input_tokens":7,"output_tokens":3,"cache_read_input_tokens":90,"cache_creation_input_tokens":1}]}"#;
         let body = format!(
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn other_responses_are_no_provider_summary() {
+    fn other_responses_are_no_summary() {
         let why = |dialect, body: &str| read(dialect, body.as_bytes()).unwrap_err();
         let anthropic = |body: &str| why(Dialect::Anthropic, body);
         assert_eq!(
@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_that_compacts_by_itself_gets_no_provider_summary() {
+    fn request_that_compacts_by_itself_gets_no_provider_summary() {
         let edits = r#"{"context_management":{"edits":[{"type":"compact_20260112"}]}}"#;
         let clears = r#"{"context_management":{"edits":[{"type":"clear_thinking_20251015"}]}}"#;
         assert!(!is_possible(Dialect::Anthropic, edits.as_bytes()));

@@ -18,7 +18,7 @@ fn summary_request(dialect: Dialect, target: &str, body: &str) -> Json {
 }
 
 #[test]
-fn anthropic_is_asked_for_a_summary_in_the_last_user_message() {
+fn anthropic_is_asked_for_summary_in_last_user_message() {
     let body = r#"{"model":"m","max_tokens":100,"tool_choice":{"type":"any"},"system":"s","tools":[{"name":"T"}],
         "messages":[{"role":"user","content":"Hm."},{"role":"assistant","content":[{"type":"tool_use","id":"t","name":"T","input":{}}]},
         {"role":"user","content":[{"type":"tool_result","tool_use_id":"t","content":"r"}]}]}"#;
@@ -52,7 +52,7 @@ fn one_summary_is_asked_for() {
 
 /// A limit is raised or lowered to what a summary needs, with room for reasoning, and never past the window's room.
 #[test]
-fn the_output_of_a_summary_fits_beside_what_it_reads() {
+fn summary_output_fits_its_input() {
     let at = |dialect, target, body: Json, path: &str| {
         summary_request(dialect, target, &body.to_string()).pointer(path).cloned()
     };
@@ -95,7 +95,7 @@ fn the_output_of_a_summary_fits_beside_what_it_reads() {
 }
 
 #[test]
-fn the_cache_marker_stands_where_an_answered_request_ended() {
+fn cache_marker_stands_where_answered_request_ended() {
     let target = "/v1/messages";
     let body = r#"{"model":"m","messages":[{"role":"user","content":"Hm."},{"role":"assistant","content":"So."},{"role":"user","content":[{"type":"text","text":"And?","cache_control":{"type":"ephemeral","ttl":"1h"}}]}]}"#;
     let read = super::super::read(Dialect::Anthropic, target, body.as_bytes());
@@ -127,7 +127,7 @@ fn the_cache_marker_stands_where_an_answered_request_ended() {
 }
 
 #[test]
-fn chat_is_asked_in_the_user_message_or_after_a_tool_result() {
+fn chat_is_asked_in_user_message_or_after_tool_result() {
     let target = "/v1/chat/completions";
     let body = r#"{"model":"m","response_format":{"type":"json_object"},"messages":[{"role":"user","content":"Hm."}]}"#;
     let request = summary_request(Dialect::OpenaiChat, target, body);
@@ -141,7 +141,7 @@ fn chat_is_asked_in_the_user_message_or_after_a_tool_result() {
 }
 
 #[test]
-fn responses_and_gemini_are_asked_for_a_summary_in_their_own_form() {
+fn responses_and_gemini_are_asked_for_summary_in_their_own_form() {
     let body = r#"{"model":"m","tool_choice":"required","text":{"format":{"type":"json_schema"},"verbosity":"low"},"input":[{"role":"user","content":"Hm."},{"role":"assistant","content":"So."}]}"#;
     let request = summary_request(Dialect::OpenaiResponses, "/v1/responses", body);
     assert_eq!(request["input"][2], json!({"role": "user", "content": "Say \"it\"."}));
@@ -169,7 +169,7 @@ fn responses_and_gemini_are_asked_for_a_summary_in_their_own_form() {
 
 /// An analysis before the summary's tag is not part of the summary.
 #[test]
-fn the_analysis_before_a_summary_is_dropped() {
+fn analysis_before_summary_is_dropped() {
     let reply =
         "<analysis>\nFirst this, then that.\n</analysis>\n\n<summary>\nShe is deep.\n</summary>";
     let part = ReplyPart { text: reply.into(), ..ReplyPart::new(PartKind::Text) };
@@ -183,7 +183,7 @@ fn the_analysis_before_a_summary_is_dropped() {
 }
 
 #[test]
-fn a_summary_is_accepted_only_from_a_complete_reply_of_text() {
+fn summary_is_accepted_only_from_complete_reply_of_text() {
     let text = |content: &str| ReplyPart { text: content.into(), ..ReplyPart::new(PartKind::Text) };
     let reply = |parts: Vec<ReplyPart>| Reply {
         parts,

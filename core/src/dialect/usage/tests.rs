@@ -5,7 +5,7 @@ fn used(input: u64, output: u64) -> Usage {
 }
 
 #[test]
-fn no_window_of_the_catalogue_is_larger_than_the_largest() {
+fn no_window_of_catalogue_is_larger_than_largest() {
     let catalogue: toml::Table =
         toml::from_str(include_str!("../../../../config/models.toml")).unwrap();
     let models = catalogue["models"].as_table().unwrap();
@@ -14,7 +14,7 @@ fn no_window_of_the_catalogue_is_larger_than_the_largest() {
 }
 
 #[test]
-fn a_count_above_what_one_call_can_have_is_unknown_with_its_shares() {
+fn count_above_what_one_call_can_have_is_unknown_with_its_shares() {
     let limit = CountLimit::new(Some(200_000), Some(500));
     let mut usage = Usage { cache_read: Some(100), reasoning: Some(7), ..used(4_000_000_000, 40) };
     assert!(usage.forget_impossible(limit));
@@ -29,7 +29,7 @@ fn a_count_above_what_one_call_can_have_is_unknown_with_its_shares() {
 }
 
 #[test]
-fn a_request_that_was_estimated_above_its_window_is_believed() {
+fn request_that_was_estimated_above_its_window_is_believed() {
     let limit = CountLimit::new(Some(200_000), Some(290_000));
     assert!(!used(310_000, 40).forget_impossible(limit));
     assert!(used(580_001, 40).forget_impossible(limit));
@@ -39,7 +39,7 @@ fn a_request_that_was_estimated_above_its_window_is_believed() {
 }
 
 #[test]
-fn sums_over_several_calls_may_be_larger_than_a_window() {
+fn sums_over_several_calls_may_be_larger_than_window() {
     let limit = CountLimit::new(Some(200_000), None);
     let hosted = Usage { hosted_tools: true, ..used(560_000, 40) };
     assert!(!hosted.clone().forget_impossible(limit));
@@ -53,7 +53,7 @@ fn sums_over_several_calls_may_be_larger_than_a_window() {
 }
 
 #[test]
-fn everything_billed_is_listed_under_its_model() {
+fn billing_is_listed_by_model() {
     let advice = Attempt {
         kind: "advisor_message".into(),
         model: Some("claude-opus-5".into()),
@@ -72,7 +72,7 @@ fn everything_billed_is_listed_under_its_model() {
 }
 
 #[test]
-fn a_stored_count_that_cannot_be_is_unknown() {
+fn impossible_stored_count_is_unknown() {
     let stored = r#"{"input":9223372036854775808,"output":7,"cache_read":18446744073709551615}"#;
     let usage: Usage = serde_json::from_str(stored).unwrap();
     assert_eq!(usage, Usage { output: Some(7), ..Usage::default() });

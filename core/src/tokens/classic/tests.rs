@@ -10,7 +10,7 @@ fn all(raw: &str) -> (u64, u64) {
 }
 
 #[test]
-fn a_json_string_counts_its_unescaped_text() {
+fn json_string_counts_unescaped() {
     assert_eq!(all(r#""plain""#), (5, 0));
     assert_eq!(all(r#""a\nb\"\\\/c""#), (7, 0));
     assert_eq!(all(r#""\u0041\u00e9é""#), (1, 2));
@@ -27,7 +27,7 @@ fn json_counts_its_shortest_form() {
 }
 
 #[test]
-fn incomplete_json_is_counted_without_an_error() {
+fn incomplete_json_is_counted() {
     let odd: [&[u8]; 8] =
         [b"", b"\"", b"\"\\", b"\"\\u12", b"{\"a", b"{\"a\\", b"[\"\\u00", b"\xff\xfe\""];
     for raw in odd {
@@ -57,7 +57,7 @@ fn values() -> impl Strategy<Value = Value> {
 proptest! {
     /// A value is as long as its shortest JSON, however it is laid out. A string is as long as its text.
     #[test]
-    fn the_layout_of_json_does_not_change_its_count(value in values()) {
+    fn json_layout_does_not_count(value in values()) {
         let units = |text: &str| text.encode_utf16().count() as u64;
         let shortest = match value.as_str() {
             Some(text) => units(text),
@@ -70,14 +70,14 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_cause_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+    fn no_bytes_cause_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
         let at = Span { start: 0, end: bytes.len() };
         prop_assert!(length(at, &bytes) <= 6 * bytes.len() as u64);
     }
 }
 
 #[test]
-fn each_rounding_mode_rounds_as_it_is_named() {
+fn rounding_modes_round_as_named() {
     let round = |rounding: Rounding| [0.25, 0.5, 1.5, 2.0].map(|it| rounding.round(it));
     assert_eq!(round(Rounding::Nearest), [0.0, 1.0, 2.0, 2.0]);
     assert_eq!(round(Rounding::Up), [1.0, 1.0, 2.0, 2.0]);
@@ -118,7 +118,7 @@ fn every_kind_of_part_has_its_rule() {
 }
 
 #[test]
-fn unsent_parts_cost_nothing_and_a_placeholder_costs_its_text() {
+fn unsent_parts_cost_nothing_and_placeholder_costs_its_text() {
     let read = dialect::read(Dialect::Anthropic, "/v1/messages", BODY.as_bytes());
     let rules = ClassicRules { head: false, image_tokens: 0, ..ClassicRules::default() };
     let count = |rules: &ClassicRules, seen: fn(&Part) -> SentContent<'static>| {
@@ -159,7 +159,7 @@ fn other_characters_have_their_rate_in_short_texts() {
 
 /// Single parts and heads, after the factor and the last rounding.
 #[test]
-fn a_part_is_counted_by_itself() {
+fn part_is_counted_by_itself() {
     let read = dialect::read(Dialect::Anthropic, "/v1/messages", BODY.as_bytes());
     let rules = ClassicRules { factor: 10.0, ..ClassicRules::default() };
     let part = |message: usize, part: usize| &read.messages[message].parts[part];

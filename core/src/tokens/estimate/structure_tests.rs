@@ -169,7 +169,7 @@ fn gemini_parts_cost_their_measured_structure_tokens() {
 
 /// A marker, and a part that is contained in another part, are not in the prompt.
 #[test]
-fn what_is_not_in_the_prompt_costs_nothing() {
+fn what_is_not_sent_costs_nothing() {
     let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", BODY.as_bytes());
     let model = Catalogue::default().model("gpt-5", "");
     let mut counter = Tokenizer::whole(model.family).counter(&read, BODY.as_bytes(), &model);
@@ -242,7 +242,7 @@ fn samples_are_spread_evenly() {
 
 /// The tool's name is counted separately if it may not be read, and is not in the tally of the text.
 #[test]
-fn a_tool_name_that_may_not_be_read_is_counted_separately() {
+fn tool_name_that_may_not_be_read_is_counted_separately() {
     let mut read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", BODY.as_bytes());
     read.dialect = Dialect::Gemini;
     let model = Catalogue::default().model("gemini-2.5-pro", "");
@@ -261,7 +261,7 @@ fn a_tool_name_that_may_not_be_read_is_counted_separately() {
 
 /// Reasoning with a readable summary costs the summary's text, not its encrypted length.
 #[test]
-fn reasoning_costs_its_text_where_it_has_some() {
+fn reasoning_costs_its_text() {
     let body = r#"{"input":[{"type":"reasoning","encrypted_content":"AAAAAAAAAAAAAAAAAAAAAAAAAAAA",
         "summary":[{"type":"summary_text","text":"Three metres and a half."}]}]}"#;
     let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());

@@ -23,7 +23,7 @@ const BODY: &str = r#"{"input":[{"role":"user","content":"Hello, \u0077orld!"},
         {"type":"function_call_output","call_id":"c","output":"Hello, world!"}]}"#;
 
 #[test]
-fn gpts_structure_is_counted_to_the_token() {
+fn gpts_structure_is_counted_to_token() {
     let (parts, counting) = tokens(Family::O200k, BODY);
     // 4 and the text; 6, "functions.shell" and the text (`docs/estimates.md` 1.3).
     assert_eq!(parts[0], 4 + 4);
@@ -33,7 +33,7 @@ fn gpts_structure_is_counted_to_the_token() {
 
 /// Given costs apply to one tokenizer. Another one in the same process counts as before.
 #[test]
-fn given_costs_hold_for_the_tokenizer_that_has_them_and_no_other() {
+fn given_costs_hold_for_tokenizer_that_has_them_and_no_other() {
     let counted = |tokenizer: Tokenizer| tokenizer.reply().text("So many words of one token each.");
     let fitted = Tokenizer::whole(Family::ClaudeNew);
     let given = |cost| FamilyCosts::new(Family::ClaudeNew, Box::leak(Box::new([cost; CLASSES])));
@@ -57,7 +57,7 @@ fn given_costs_hold_for_the_tokenizer_that_has_them_and_no_other() {
 /// ` like `
 /// `. Older Geminis and other families count the carriage return.
 #[test]
-fn a_carriage_return_costs_gemini_3_nothing() {
+fn gemini_3_ignores_carriage_return() {
     let counted = |model: &str, text: &str| {
         let body = format!(r#"{{"contents":[{{"role":"user","parts":[{{"text":"{text}"}}]}}]}}"#);
         let path = format!("/v1beta/models/{model}:generateContent");
@@ -78,7 +78,7 @@ fn a_carriage_return_costs_gemini_3_nothing() {
 }
 
 #[test]
-fn other_families_are_counted_in_proportion() {
+fn other_families_scale() {
     let (parts, counting) = tokens(Family::ClaudeNew, BODY);
     assert_eq!(parts[0], 5);
     assert_eq!(parts[2], 48 + 5);
@@ -87,7 +87,7 @@ fn other_families_are_counted_in_proportion() {
 
 /// The rate is from recordings. Another part with encrypted content and no text is only a marker.
 #[test]
-fn an_encrypted_compaction_is_counted_by_its_length() {
+fn encrypted_compaction_is_counted_by_its_length() {
     let counted = |kind: &str, bytes: usize| {
         let encrypted = "g".repeat(bytes);
         let body =
@@ -113,7 +113,7 @@ fn an_encrypted_compaction_is_counted_by_its_length() {
 }
 
 #[test]
-fn text_past_the_limit_or_without_a_vocabulary_counts_by_length() {
+fn text_past_limit_or_without_vocabulary_counts_by_length() {
     let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", BODY.as_bytes());
     for tokenizer in [
         Tokenizer { limit: 5, ..Tokenizer::whole(Family::O200k) },
@@ -134,7 +134,7 @@ fn base64(length: u64) -> String {
 
 /// Text of no language, or no text at all: the work is limited, and the count is close to that of the whole.
 #[test]
-fn a_long_text_is_counted_from_samples() {
+fn long_text_is_counted_from_samples() {
     let base64 = base64(1 << 20);
     for (text, family) in [
         (base64.clone(), Family::O200k),
@@ -158,7 +158,7 @@ fn a_long_text_is_counted_from_samples() {
 }
 /// However long a text is and whatever it contains, only a limited number of bytes is tokenised.
 #[test]
-fn only_a_limited_number_of_bytes_is_tokenised_for_any_text() {
+fn only_limited_number_of_bytes_is_tokenised_for_any_text() {
     let most = |limit: usize| limit + SAMPLES * SAMPLE_BYTES;
     let many = format!(r#"a"}},{}{{"role":"user","content":"b"#, {
         r#"{"role":"user","content":"one\ud800two"},"#.repeat(40_000)

@@ -127,7 +127,7 @@ fn played(family: Family, counting: CountingMethod) -> Outcome {
 }
 
 #[test]
-fn learning_from_sample_sessions_has_the_exact_expected_outcome() {
+fn learning_from_sample_sessions_has_exact_expected_outcome() {
     // Streams drop reasoning, whatever else is known of the session; whole responses have it read.
     let believed = [2_000, 1_000, 2_000, 1_000, 2_000, 1_000];
     let exact = Outcome {
@@ -167,7 +167,7 @@ fn learning_from_sample_sessions_has_the_exact_expected_outcome() {
 
 /// What was learned of one tokenizer does not apply to another, nor to another way of counting.
 #[test]
-fn a_learned_state_applies_to_one_tokenizer_only() {
+fn state_is_of_one_tokenizer() {
     let learned = EstimatorState::new(Family::O200k);
     assert!(learned.is_of(Family::O200k));
     assert!(!learned.is_of(Family::Cl100k));
@@ -181,7 +181,7 @@ fn a_learned_state_applies_to_one_tokenizer_only() {
 
 /// A new model's range starts as wide as that of the sibling that learned most.
 #[test]
-fn a_new_model_starts_at_the_width_of_a_sibling() {
+fn new_model_has_siblings_width() {
     let of = |family, observations, off: u64| {
         let mut state = EstimatorState::new(family);
         let (seen, none) = (call(4, CountingMethod::Ratio), ByRetention::default());

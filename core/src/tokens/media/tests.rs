@@ -38,7 +38,7 @@ fn cost(model: &str, width: u32, height: u32, detail: &str) -> u32 {
 
 /// A picture of 30,000 pixels a side was once estimated at 477,000 tokens.
 #[test]
-fn no_picture_header_exceeds_the_cost_of_the_largest_picture() {
+fn no_picture_header_exceeds_cost_of_largest_picture() {
     for (model, most) in [
         ("claude-opus-4-6", 1_568),
         ("claude-opus-4-8", 4_784),
@@ -70,7 +70,7 @@ fn no_picture_header_exceeds_the_cost_of_the_largest_picture() {
 
 /// Such a picture was once estimated at 1,200 tokens; 160 to 420 were reported.
 #[test]
-fn a_picture_by_address_costs_what_recorded_ones_do() {
+fn picture_by_address_costs_what_recorded_ones_do() {
     let body = br#"{"model":"gpt-5-mini","messages":[{"role":"user","content":[
             {"type":"image_url","image_url":{"url":"https://example.com/cat.png"}}]}]}"#;
     let read = dialect::read(Dialect::OpenaiChat, "/v1/chat/completions", body);
@@ -85,7 +85,7 @@ fn a_picture_by_address_costs_what_recorded_ones_do() {
 
 /// Small pictures were once estimated at 20 and 258 tokens; Grok and Gemini 3 reported 256 and 1,089.
 #[test]
-fn a_small_picture_costs_grok_and_gemini_3_what_they_report() {
+fn small_picture_costs_grok_and_gemini_3_what_they_report() {
     for model in ["grok-4-1-fast-non-reasoning", "x-ai/grok-4.3"] {
         assert_eq!(cost(model, 128, 128, ""), 256, "{model}");
         assert_eq!(cost(model, 16_384, 16_384, ""), 7 * 256, "{model}");
@@ -126,7 +126,7 @@ fn document_of(model: &str, data: &str, resolution: &str) -> u32 {
 /// Two PDFs of one page each were once estimated at 4,000 tokens; Gemini 2.5 reported 516. Later Gemini 3 reported
 /// 560 a page.
 #[test]
-fn a_document_costs_gemini_its_pages() {
+fn document_costs_gemini_its_pages() {
     let old = |data: &str| document_of("gemini-2.5-flash", data, "");
     assert_eq!([old(&pdf(1, 0)), old(&pdf(7, 0))], [258, 7 * 258]);
     let new = |resolution| document_of("gemini-3.5-flash", &pdf(3, 0), resolution);
@@ -146,7 +146,7 @@ fn a_document_costs_gemini_its_pages() {
 
 /// Claude and GPT read a page as a picture and as text; a scan has no text. Once each document was 2,000.
 #[test]
-fn a_page_is_read_as_a_picture_and_as_text() {
+fn page_is_picture_and_text() {
     let text = pdf(4, 0);
     let with_fonts = standard(&format!(
         "{}/Font",
@@ -239,7 +239,7 @@ fn pictures_cost_what_is_documented() {
 
 /// A header is believed up to a size. A picture without a header, and a document, are guessed at a fixed cost.
 #[test]
-fn a_picture_of_impossible_size_has_a_guessed_cost() {
+fn impossible_picture_has_a_guess() {
     let rule = rule("claude-opus-4-5");
     let counted = |kind: PartKind, data: Option<String>| {
         let data = data.unwrap_or_else(|| "bm8gcGljdHVyZQ==".to_owned());
@@ -267,7 +267,7 @@ fn a_picture_of_impossible_size_has_a_guessed_cost() {
 
 /// The size is found after a camera's metadata, up to a limit; the rest is not decoded.
 #[test]
-fn only_so_much_of_a_picture_is_decoded() {
+fn only_so_much_of_picture_is_decoded() {
     // A JPEG with this many bytes of metadata before its size.
     let jpeg = |notes: usize| {
         let mut bytes = vec![0xff, 0xd8];

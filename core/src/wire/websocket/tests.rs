@@ -54,7 +54,7 @@ fn deflated(with: &mut Compress, text: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn the_examples_of_rfc_6455() {
+fn examples_of_rfc_6455() {
     let unmasked: &[u8] = &[0x81, 0x05, 0x48, 0x65, 0x6c, 0x6c, 0x6f];
     let masked: &[u8] = &[0x81, 0x85, 0x37, 0xfa, 0x21, 0x3d, 0x7f, 0x9f, 0x4d, 0x51, 0x58];
     let fragments: &[u8] = &[0x01, 0x03, 0x48, 0x65, 0x6c, 0x80, 0x02, 0x6c, 0x6f];
@@ -64,7 +64,7 @@ fn the_examples_of_rfc_6455() {
 }
 
 #[test]
-fn the_examples_of_rfc_7692() {
+fn examples_of_rfc_7692() {
     let one: &[u8] = &[0xc1, 0x07, 0xf2, 0x48, 0xcd, 0xc9, 0xc9, 0x07, 0x00];
     let fragments: &[u8] = &[0x41, 0x03, 0xf2, 0x48, 0xcd, 0x80, 0x04, 0xc9, 0xc9, 0x07, 0x00];
     let stored: &[u8] =
@@ -114,7 +114,7 @@ fn connection(keeps_context: bool, mask: Option<[u8; 4]>) -> (Vec<u8>, Vec<Strin
 }
 
 #[test]
-fn invariant_10_frames_may_be_cut_anywhere() {
+fn invariant_10_frames_cut_anywhere() {
     for (keeps, compression) in [(true, KEEPS), (false, FORGETS)] {
         for mask in [None, Some([1, 2, 3, 250])] {
             let (bytes, texts) = connection(keeps, mask);
@@ -133,7 +133,7 @@ fn invariant_10_frames_may_be_cut_anywhere() {
 }
 
 #[test]
-fn an_invalid_websocket_frame_ends_the_reading() {
+fn invalid_frame_ends_reading() {
     for (bytes, fault) in [
         (frame(0xc1, b"x", None), FrameError::Reserved),
         (frame(0xa1, b"x", None), FrameError::Reserved),
@@ -155,7 +155,7 @@ fn an_invalid_websocket_frame_ends_the_reading() {
 }
 
 #[test]
-fn messages_up_to_the_limit_are_read_and_longer_ones_are_not() {
+fn messages_up_to_limit_are_read_and_longer_ones_are_not() {
     let at = vec![b'a'; LIMIT];
     let past = vec![b'a'; LIMIT + 1];
     let last = frame(0x81, b"last", None);
@@ -179,7 +179,7 @@ fn messages_up_to_the_limit_are_read_and_longer_ones_are_not() {
 }
 
 #[test]
-fn the_compression_is_the_one_that_the_server_accepted() {
+fn compression_is_the_accepted_one() {
     for (header, settled) in [
         ("", (Compression::Plain, Compression::Plain)),
         ("permessage-deflate", (KEEPS, KEEPS)),
@@ -207,6 +207,6 @@ proptest! {
 /// Found by fuzzing: if a message contains the start of a new deflate stream and is cut there, the rest can look like
 /// the tail that senders leave off.
 #[test]
-fn bytes_like_a_deflate_tail_within_a_message_are_read_at_any_cut() {
+fn bytes_like_deflate_tail_within_message_are_read_at_any_cut() {
     fuzz(b"\x41\x2f\x23\x05\0\0\0\0\xff\xff\x10\x71\x71\x04");
 }

@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_is_called_after_it_was_loaded() {
+    fn tool_is_called_after_it_was_loaded() {
         let client = client();
         let mut body = first();
         let call = |id: &str, name: &str| json!([{"type": "tool_use", "id": id, "name": name, "input": {}}]);

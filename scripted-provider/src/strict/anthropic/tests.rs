@@ -80,7 +80,7 @@ fn two_turns(client: &Client, model: &str) -> Value {
 }
 
 #[test]
-fn a_well_formed_loop_is_accepted() {
+fn well_formed_loop_is_accepted() {
     for model in ["claude-sonnet-4-5", "claude-opus-4-6", "claude-fable-5-2", "claude-haiku-5-5"] {
         let client = client();
         let body = two_turns(&client, model);
@@ -175,7 +175,7 @@ fn malformed_requests_are_refused() {
 }
 
 #[test]
-fn a_system_message_may_follow_a_user_message() {
+fn system_may_follow_user() {
     let client = client();
     let mut body = open_loop(&client, "claude-opus-4-6", adaptive());
     push(&mut body, "messages", json!({"role": "system", "content": "12 tokens left"}));
@@ -185,7 +185,7 @@ fn a_system_message_may_follow_a_user_message() {
 }
 
 #[test]
-fn a_model_that_supports_prefill_accepts_it() {
+fn prefill_is_accepted_if_supported() {
     let client = client();
     let mut body = first("claude-sonnet-4-5", json!({"type": "disabled"}));
     push(&mut body, "messages", json!({"role": "assistant", "content": "So"}));
@@ -193,7 +193,7 @@ fn a_model_that_supports_prefill_accepts_it() {
 }
 
 #[test]
-fn unpaired_calls_and_results_are_refused() {
+fn unpaired_calls_are_refused() {
     let client = client();
     let body = open_loop(&client, "claude-opus-4-6", adaptive());
     let unanswered = "messages.1: `tool_use` ids were found without `tool_result` blocks immediately after: toolu_";
@@ -271,7 +271,7 @@ fn too_many_or_unordered_cache_markers_are_refused() {
 }
 
 #[test]
-fn thinking_options_that_a_model_does_not_support_are_refused() {
+fn thinking_options_that_model_does_not_support_are_refused() {
     let client = client();
     let check = |model: &str, thinking: Value, choice: Value, refused: Option<(Rule, &str)>| {
         let mut body = first(model, thinking);
@@ -319,7 +319,7 @@ fn thinking_options_that_a_model_does_not_support_are_refused() {
 }
 
 #[test]
-fn changed_or_incomplete_thinking_is_refused() {
+fn changed_thinking_is_refused() {
     let client = client();
     let body = two_turns(&client, "claude-opus-4-6");
     let invalid = "messages.1.content.0: Invalid `signature` in `thinking` block";
@@ -347,7 +347,7 @@ fn changed_or_incomplete_thinking_is_refused() {
 }
 
 #[test]
-fn the_newest_message_keeps_all_its_thinking_or_none() {
+fn newest_message_keeps_all_its_thinking_or_none() {
     let client = client();
     let mut body = first("claude-opus-4-6", adaptive());
     let reply = ScriptedReply::thinking("One.", 5)
@@ -396,7 +396,7 @@ fn redacted_and_hidden_thinking_are_checked_too() {
 }
 
 #[test]
-fn with_manual_thinking_an_open_loop_must_begin_with_thinking() {
+fn with_manual_thinking_open_loop_must_begin_with_thinking() {
     let client = client();
     let manual = json!({"type": "enabled", "budget_tokens": 2000});
     let mut body = open_loop(&client, "claude-sonnet-4-5", manual);
@@ -420,7 +420,7 @@ fn with_manual_thinking_an_open_loop_must_begin_with_thinking() {
 }
 
 #[test]
-fn newer_models_bind_thinking_to_its_prefix() {
+fn newer_models_bind_thinking() {
     let client = client();
     let body = two_turns(&client, "claude-fable-5-2");
     let bound = "Invalid `signature` in `thinking` block. The block is bound to a different conversation. Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to \"drop_block\".";
@@ -504,7 +504,7 @@ fn mismatched_thinking_is_dropped_where_that_is_asked_for() {
 }
 
 #[test]
-fn bound_thinking_may_be_removed_only_from_the_start() {
+fn bound_thinking_may_be_removed_only_from_start() {
     let client = client();
     let mut body = two_turns(&client, "claude-fable-5-2");
     let answer =
@@ -561,7 +561,7 @@ fn thinking_of_other_models_and_accounts_is_dropped_silently() {
 }
 
 #[test]
-fn only_thinking_that_the_model_keeps_is_counted() {
+fn only_kept_thinking_is_counted() {
     let client = client();
     let tokens = |model: &str, strip: bool| {
         let mut body = two_turns(&client, model);
@@ -577,7 +577,7 @@ fn only_thinking_that_the_model_keeps_is_counted() {
 }
 
 #[test]
-fn a_reply_costs_as_input_what_it_cost_as_output() {
+fn reply_costs_same_as_input() {
     let client = client();
     let mut body = first("claude-opus-4-6", adaptive());
     let answer = client.reply_to(&body, thinking_then_two_calls());
@@ -598,7 +598,7 @@ fn a_reply_costs_as_input_what_it_cost_as_output() {
 }
 
 #[test]
-fn a_request_past_the_window_is_refused() {
+fn request_past_window_is_refused() {
     let client = with(Rules { window: Some(1000), ..Rules::default() });
     let mut body = first("claude-opus-4-6", adaptive());
     body["messages"][0]["content"] = json!(filler_text("long", 1200));
@@ -670,7 +670,7 @@ fn earlier_thinking_is_cleared_where_that_is_asked_for() {
 }
 
 #[test]
-fn a_count_is_checked_like_a_reply() {
+fn count_is_checked_like_reply() {
     let mut client = client();
     let mut body = two_turns(&client, "claude-fable-5-2");
     let input = client.accept(&body).input_tokens;
@@ -720,7 +720,7 @@ fn miss(verdict: &RequestVerdict) -> Option<MissReason> {
 }
 
 #[test]
-fn the_cache_follows_a_growing_conversation() {
+fn cache_follows_growing_conversation() {
     let client = client();
     let body = cached(&client, 3);
     let verdict = client.validate(&marked(&body));
@@ -735,7 +735,7 @@ fn the_cache_follows_a_growing_conversation() {
 }
 
 #[test]
-fn a_cache_miss_names_the_first_difference() {
+fn cache_miss_names_first_difference() {
     let place = |message, block| MissReason::Changed(Place::Message { message, block });
     let table: &[(MissReason, BodyEdit)] = &[
         (MissReason::Changed(Place::Tool(0)), |b| b["tools"][0]["description"] = json!("Reads.")),
@@ -765,7 +765,7 @@ fn a_cache_miss_names_the_first_difference() {
 }
 
 #[test]
-fn a_cache_miss_caused_by_the_provider_is_not_a_loss() {
+fn providers_cache_miss_is_no_loss() {
     let client = client();
     let mut body = cached_by(&client, "claude-sonnet-4-5", 3);
     let answer = client
@@ -785,7 +785,7 @@ fn a_cache_miss_caused_by_the_provider_is_not_a_loss() {
 }
 
 #[test]
-fn a_top_level_cache_marker_covers_the_whole_prompt() {
+fn top_level_marker_covers_prompt() {
     let client = client();
     let mut body = first("claude-sonnet-4-6", adaptive());
     body["system"][0]["text"] = json!(filler_text("system", 1500));
@@ -795,7 +795,7 @@ fn a_top_level_cache_marker_covers_the_whole_prompt() {
 }
 
 #[test]
-fn a_generated_conversation_is_never_refused() {
+fn generated_is_never_refused() {
     for model in ["claude-sonnet-4-5", "claude-opus-4-6", "claude-fable-5-2", "claude-sonnet-5-5"] {
         let client = client();
         let mut body = first(model, adaptive());

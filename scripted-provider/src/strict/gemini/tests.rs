@@ -71,7 +71,7 @@ fn place(message: usize, block: usize) -> Place {
 }
 
 #[test]
-fn a_well_formed_loop_is_accepted() {
+fn well_formed_loop_is_accepted() {
     for path in [PRO, OLD] {
         let client = client(path);
         let mut body = open_loop(&client);
@@ -85,7 +85,7 @@ fn a_well_formed_loop_is_accepted() {
 }
 
 #[test]
-fn camel_case_and_snake_case_fields_are_read() {
+fn both_cases_of_fields_are_read() {
     let client = client(PRO);
     let body = open_loop(&client);
     let whole = client.accept(&body).input_tokens;
@@ -216,7 +216,7 @@ fn unpaired_function_calls_and_responses_are_refused() {
 }
 
 #[test]
-fn the_first_call_of_each_step_needs_a_signature() {
+fn first_call_needs_signature() {
     let client = client(PRO);
     let mut body = open_loop(&client);
     let answer =
@@ -276,7 +276,7 @@ fn invalid_or_moved_signatures_are_refused_on_any_part() {
 }
 
 #[test]
-fn an_absent_signature_that_is_not_required_is_a_loss() {
+fn absent_signature_that_is_not_required_is_loss() {
     let old = client(OLD);
     let mut body = open_loop(&old);
     body["contents"][1]["parts"][2].as_object_mut().unwrap().remove("thoughtSignature");
@@ -296,7 +296,7 @@ fn an_absent_signature_that_is_not_required_is_a_loss() {
 }
 
 #[test]
-fn thoughts_are_counted_only_in_their_own_turn() {
+fn thoughts_count_in_their_turn() {
     let client = client(PRO);
     let mut body = first();
     let answer = client.reply_to(&body, thinking_then_two_calls());
@@ -319,7 +319,7 @@ fn thoughts_are_counted_only_in_their_own_turn() {
 }
 
 #[test]
-fn a_request_past_the_window_is_refused() {
+fn request_past_window_is_refused() {
     let client = with(PRO, Rules { window: Some(1000), ..Rules::default() });
     let mut body = first();
     client.accept(&body);
@@ -334,7 +334,7 @@ fn a_request_past_the_window_is_refused() {
 }
 
 #[test]
-fn prefixes_are_cached_without_markers() {
+fn prefixes_cached_without_markers() {
     let client = client(PRO);
     let mut body = first();
     body["systemInstruction"]["parts"][0]["text"] = json!(filler_text("system", 5000));
@@ -360,7 +360,7 @@ fn prefixes_are_cached_without_markers() {
 }
 
 #[test]
-fn a_count_request_has_contents_or_a_whole_request() {
+fn count_request_has_one_body() {
     let mut client = client(PRO);
     let body = open_loop(&client);
     let whole = client.accept(&body).input_tokens;
@@ -375,7 +375,7 @@ fn a_count_request_has_contents_or_a_whole_request() {
 }
 
 #[test]
-fn a_generated_conversation_is_never_refused() {
+fn generated_is_never_refused() {
     for path in [PRO, OLD] {
         let client = client(path);
         let mut body = first();

@@ -56,7 +56,7 @@ fn open_loop(client: &Client, model: &str) -> Value {
 }
 
 #[test]
-fn a_well_formed_loop_is_accepted_everywhere() {
+fn well_formed_loop_is_accepted() {
     for model in [
         "gpt-5.5",
         "deepseek-v3.2",
@@ -123,7 +123,7 @@ fn malformed_requests_are_refused() {
 }
 
 #[test]
-fn unpaired_calls_and_results_are_refused() {
+fn unpaired_calls_are_refused() {
     let client = client();
     let body = open_loop(&client, "gpt-5.5");
     let edit = |edit: fn(&mut Vec<Value>)| {
@@ -182,7 +182,7 @@ fn reasoning_is_required_by_some() {
 
 /// The model says the same again, after other reasoning: the first reply still has its own.
 #[test]
-fn replies_with_the_same_text_are_told_apart_by_their_reasoning() {
+fn replies_with_same_text_are_told_apart_by_their_reasoning() {
     let client = client();
     let mut body = open_loop(&client, "kimi-k2.6");
     push(&mut body, "messages", json!({"role": "user", "content": "And?"}));
@@ -220,7 +220,7 @@ fn reasoning_is_refused_by_others() {
 }
 
 #[test]
-fn signed_details_come_back_as_they_were() {
+fn signed_details_come_back_whole() {
     let client = client();
     let body = open_loop(&client, "anthropic/claude-sonnet-4.5");
     let raw = "Invalid `signature` in `thinking` block";
@@ -253,7 +253,7 @@ fn signed_details_come_back_as_they_were() {
 }
 
 #[test]
-fn gemini_behind_chat_wants_its_signatures() {
+fn gemini_in_chat_wants_signatures() {
     let client = client();
     let body = open_loop(&client, "gemini-3-pro");
     let call = |body: &Value, n: usize| body["messages"][2]["tool_calls"][n].clone();
@@ -281,7 +281,7 @@ fn gemini_behind_chat_wants_its_signatures() {
 }
 
 #[test]
-fn a_request_past_the_window_gets_the_error_of_its_host() {
+fn overflow_has_error_of_its_host() {
     for (model, message) in [
         ("gpt-5.5", "Your input exceeds the context window of this model."),
         (
@@ -311,7 +311,7 @@ fn a_request_past_the_window_gets_the_error_of_its_host() {
 }
 
 #[test]
-fn a_reply_costs_as_input_what_it_cost_as_output() {
+fn reply_costs_same_as_input() {
     for model in ["deepseek-v4", "glm-5.2", "anthropic/claude-opus-5", "never-seen"] {
         let client = client();
         let mut body = first(model);
@@ -327,7 +327,7 @@ fn a_reply_costs_as_input_what_it_cost_as_output() {
 }
 
 #[test]
-fn output_ends_at_the_output_limit() {
+fn output_ends_at_output_limit() {
     let client = client();
     let mut body = first("gpt-5.5");
     body["max_completion_tokens"] = json!(20);
@@ -340,7 +340,7 @@ fn output_ends_at_the_output_limit() {
 }
 
 #[test]
-fn prefixes_are_cached_without_markers() {
+fn prefixes_cached_without_markers() {
     let miss = |edit: BodyEdit| {
         let client = client();
         let mut body = first("gpt-5.5");
@@ -371,7 +371,7 @@ fn prefixes_are_cached_without_markers() {
 }
 
 #[test]
-fn a_generated_conversation_is_never_refused() {
+fn generated_is_never_refused() {
     for model in
         ["gpt-5.5", "deepseek-v4", "kimi-k3", "glm-5.3", "anthropic/claude-opus-5", "gemini-3-pro"]
     {

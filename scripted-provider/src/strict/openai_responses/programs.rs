@@ -91,7 +91,7 @@ mod tests {
 
     /// Whatever the output for a program says, it costs the same; it names its caller, and nothing else may come with it.
     #[test]
-    fn outputs_for_a_program_cost_nothing_and_come_alone() {
+    fn outputs_for_program_cost_nothing_and_come_alone() {
         let client =
             Client::new("/v1/responses", &[("authorization", "Bearer key")], Rules::default());
         let parameters = json!({"type": "object", "properties": {}});

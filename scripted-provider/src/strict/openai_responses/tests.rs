@@ -78,7 +78,7 @@ fn place(message: usize) -> Place {
 }
 
 #[test]
-fn a_well_formed_conversation_is_accepted() {
+fn well_formed_is_accepted() {
     for model in ["gpt-5.5", "gpt-5.3-codex", "gpt-6.1-sol", "never-seen"] {
         let client = client();
         assert_eq!(client.accept(&two_turns(&client, model)).losses, [], "{model}");
@@ -125,7 +125,7 @@ fn malformed_requests_are_refused() {
 }
 
 #[test]
-fn unpaired_calls_and_outputs_are_refused() {
+fn unpaired_calls_are_refused() {
     let client = client();
     let body = open_loop(&client, "gpt-5.5");
     let id = body["input"][3]["call_id"].as_str().unwrap();
@@ -170,7 +170,7 @@ fn unpaired_calls_and_outputs_are_refused() {
 }
 
 #[test]
-fn item_ids_must_fit_their_type_and_be_unique() {
+fn item_ids_fit_type_and_are_unique() {
     let client = client();
     let body = open_loop(&client, "gpt-5.5");
     for (at, prefix) in [(1, "rs"), (2, "msg"), (3, "fc")] {
@@ -188,7 +188,7 @@ fn item_ids_must_fit_their_type_and_be_unique() {
 }
 
 #[test]
-fn reasoning_without_the_item_after_it_is_refused() {
+fn lone_reasoning_is_refused() {
     let client = client();
     let body = open_loop(&client, "gpt-5.5");
     let rs = body["input"][1]["id"].as_str().unwrap();
@@ -288,7 +288,7 @@ fn stored_responses_are_found_again() {
 }
 
 #[test]
-fn reasoning_is_withheld_without_an_error() {
+fn reasoning_withheld_without_error() {
     let client = client();
     let body = two_turns(&client, "gpt-5.6-sol");
     let whole = client.accept(&body);
@@ -322,7 +322,7 @@ fn reasoning_is_withheld_without_an_error() {
 }
 
 #[test]
-fn earlier_models_are_not_bound_to_the_prefix() {
+fn earlier_models_bind_nothing() {
     let client = client();
     let mut body = open_loop(&client, "gpt-5.5");
     body["input"][5]["output"] = json!("cut");
@@ -364,7 +364,7 @@ fn absent_reasoning_and_phases_are_reported_as_losses() {
 }
 
 #[test]
-fn replies_with_the_same_text_are_told_apart_by_their_calls() {
+fn replies_with_same_text_are_told_apart_by_their_calls() {
     let client = client();
     let mut body = open_loop(&client, "gpt-5.6-sol");
     for item in body["input"].as_array_mut().unwrap() {
@@ -385,7 +385,7 @@ fn replies_with_the_same_text_are_told_apart_by_their_calls() {
 
 /// Two replies with the same text, before and after a question: the reasoning of the second one is missed.
 #[test]
-fn a_reply_ends_before_the_next_question() {
+fn reply_ends_before_next_question() {
     let client = client();
     let mut body = first("gpt-5.5");
     let says = || ScriptedReply::thinking("Hm.", 50).with_text("I will look.");
@@ -404,7 +404,7 @@ fn a_reply_ends_before_the_next_question() {
 }
 
 #[test]
-fn a_request_past_the_window_is_refused() {
+fn request_past_window_is_refused() {
     let client = with(Rules { window: Some(1000), ..Rules::default() });
     let mut body = open_loop(&client, "gpt-5.5");
     client.accept(&body);
@@ -415,7 +415,7 @@ fn a_request_past_the_window_is_refused() {
 }
 
 #[test]
-fn a_reply_costs_as_input_what_it_cost_as_output() {
+fn reply_costs_same_as_input() {
     let client = client();
     let mut body = first("gpt-5.5");
     let answer = client.reply_to(&body, thinking_then_two_calls());
@@ -428,7 +428,7 @@ fn a_reply_costs_as_input_what_it_cost_as_output() {
 }
 
 #[test]
-fn output_ends_at_the_output_limit() {
+fn output_ends_at_output_limit() {
     let client = client();
     let mut body = first("gpt-5.5");
     body["max_output_tokens"] = json!(30);
@@ -449,7 +449,7 @@ fn output_ends_at_the_output_limit() {
 }
 
 #[test]
-fn prefixes_are_cached_without_markers() {
+fn prefixes_cached_without_markers() {
     let miss = |edit: BodyEdit| {
         let client = client();
         let mut body = first("gpt-5.6-sol");
@@ -481,7 +481,7 @@ fn prefixes_are_cached_without_markers() {
 }
 
 #[test]
-fn a_count_is_checked_like_a_reply() {
+fn count_is_checked_like_reply() {
     let mut client = client();
     let mut body = open_loop(&client, "gpt-5.5");
     let input = client.accept(&body).input_tokens;
@@ -493,7 +493,7 @@ fn a_count_is_checked_like_a_reply() {
 }
 
 #[test]
-fn a_generated_conversation_is_never_refused() {
+fn generated_is_never_refused() {
     for model in ["gpt-5.5", "gpt-5.6-sol", "gpt-4.1"] {
         let client = client();
         let mut body = first(model);

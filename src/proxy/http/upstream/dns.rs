@@ -61,7 +61,7 @@ mod tests {
 
     /// Past the limit a query waits, and is answered once a permit is free.
     #[tokio::test]
-    async fn past_the_limit_a_query_waits_for_a_permit() {
+    async fn past_limit_query_waits_for_permit() {
         let permits = PERMITS.acquire_many(AT_ONCE as u32).await.unwrap();
         let mut lookup = DnsResolver.call("localhost".parse().unwrap());
         let soon = std::time::Duration::from_millis(20);

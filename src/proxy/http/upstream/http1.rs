@@ -388,7 +388,7 @@ mod tests {
     /// The queue of a connection took a request while the connection ended: the request fails once the last sender is
     /// dropped.
     #[tokio::test]
-    async fn a_request_that_was_queued_as_its_connection_ended_fails() {
+    async fn request_that_was_queued_as_its_connection_ended_fails() {
         let (queue, lost) = oneshot::channel::<()>();
         let mut ended = tokio::spawn(async {});
         let answered = outcome(lost, queue, &mut ended);

@@ -53,7 +53,7 @@ async fn error_events_fit_each_dialect() {
 }
 
 #[tokio::test]
-async fn comments_repeat_until_the_limit() {
+async fn comments_repeat_until_limit() {
     let mut silence = silence(Dialect::Anthropic, &[], (400, 20));
     let mut comments = 0;
     loop {

@@ -159,7 +159,7 @@ async fn invariant_5_frames_and_trailers_are_forwarded_unchanged_in_order() {
 }
 
 #[tokio::test]
-async fn invariant_5_errors_are_the_same() {
+async fn invariant_5_errors_are_same() {
     let mut bench = Bench::new(reading()).await;
     bench.send(EVENTS[0]);
     bench.feed.as_ref().unwrap().send(Err("cut by the script".into())).unwrap();
@@ -226,7 +226,7 @@ async fn late_commits_hold_nothing() {
 }
 
 #[tokio::test]
-async fn plain_ends_wait_for_the_commit() {
+async fn plain_ends_wait_for_commit() {
     for left in [None, Some(1)] {
         let (actions, done) = committing();
         let mut bench = Bench::with(actions, left, 60_000).await;

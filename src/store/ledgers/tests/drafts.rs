@@ -189,7 +189,7 @@ async fn oldest_drafts_are_written_first() {
 }
 
 #[tokio::test]
-async fn the_draft_writer_sleeps() {
+async fn draft_writer_sleeps() {
     use futures_util::FutureExt as _;
     let ours = ledgers(&Arc::new(MemoryStore::default()));
     let opened = ours.open(lookup("t", Some("s"), "1"), &conversation(&user("hi"))).await.unwrap();

@@ -281,7 +281,7 @@ fn known(ledgers: &Ledgers) -> Option<Vec<String>> {
 }
 
 #[test]
-fn no_order_loses_a_turn() {
+fn no_order_loses_turn() {
     for (is_coarse, loads_fail) in [(false, false), (true, true)] {
         let cast = Cast { evictions: 1, loads_fail, is_coarse, ..Cast::default() };
         let runs = in_every_order(|choices| {
@@ -320,7 +320,7 @@ fn nothing_comes_back(names: &[&'static str], is_coarse: bool) {
 }
 
 #[test]
-fn no_order_of_a_load_undeletes() {
+fn no_order_of_load_undeletes() {
     nothing_comes_back(&["one"], false);
 }
 
@@ -330,7 +330,7 @@ fn no_order_of_requests_undeletes() {
 }
 
 #[test]
-fn waiting_requests_share_a_read() {
+fn waiting_requests_share_read() {
     let runs = in_every_order(|choices| {
         let mut world = World::new();
         let mut stay = Vec::new();

@@ -10,7 +10,7 @@ use crate::store::conformance::{self, scope, turn};
 /// A query by the admin API keeps the log from being reused while it runs. When the log gets long, the query is ended.
 /// What is written meanwhile is neither lost nor refused.
 #[tokio::test(flavor = "multi_thread")]
-async fn admin_queries_do_not_grow_the_log() {
+async fn admin_queries_do_not_grow_log() {
     const LOOK: &str =
         "WITH RECURSIVE n(i) AS (SELECT count(*) FROM facts UNION ALL SELECT i + 1 FROM n)
         SELECT count(*) FROM n";
@@ -51,7 +51,7 @@ async fn admin_queries_do_not_grow_the_log() {
 
 /// While sessions come and go as fast as possible, file and log stay near the limit.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_size_limit_holds_under_load() {
+async fn size_limit_holds_under_load() {
     const BOUND: u64 = 8 << 20;
     let folder = conformance::folder();
     let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
@@ -89,7 +89,7 @@ async fn the_size_limit_holds_under_load() {
 /// A store that starts far past its limit works at once, and is reduced step by step.
 #[tokio::test(flavor = "multi_thread")]
 #[allow(clippy::print_stdout, reason = "times are told, not judged")]
-async fn a_store_past_its_limit_serves() {
+async fn store_past_its_limit_serves() {
     const BOUND: u64 = 1 << 20;
     let folder = conformance::folder();
     let path = folder.path().join("p.db");
@@ -134,7 +134,7 @@ async fn a_store_past_its_limit_serves() {
 /// The clock was a year ahead for a while. Sessions from that time do not count as in use for a year, and sessions in
 /// use are not deleted instead of them.
 #[tokio::test]
-async fn a_wrong_clock_expires_in_order() {
+async fn wrong_clock_expires_in_order() {
     const YEAR: Millis = 365 * 24 * 3600 * 1000;
     const NOW: Millis = 56 * YEAR;
     let folder = conformance::folder();
@@ -170,7 +170,7 @@ async fn a_wrong_clock_expires_in_order() {
 /// Another program may lock the file for longer than any request waits. What the writer was given is stored when the
 /// lock is released.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_held_file_costs_no_turn() {
+async fn held_file_costs_no_turn() {
     let folder = conformance::folder();
     let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     let holder = Connection::open(store.path()).unwrap();

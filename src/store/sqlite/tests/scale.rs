@@ -215,7 +215,7 @@ async fn steps_of_a_start(path: &Path) -> u64 {
 
 /// The number of steps must not depend on the number of turns: reading all of them would delay requests.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_start_does_not_read_all_turns() {
+async fn start_does_not_read_all_turns() {
     const TURNS: u64 = 2_000;
     const COPIES: u64 = 30;
     let folder = conformance::folder();

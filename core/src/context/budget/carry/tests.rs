@@ -58,7 +58,7 @@ const ALL: (bool, bool, bool) = (true, true, false);
 const NOTHING: (bool, bool, bool) = (false, false, true);
 
 #[test]
-fn a_reply_without_reasoning_carries_none_over() {
+fn no_reasoning_is_not_carried() {
     for (letters, comes) in [("Tw", ALL), ("tw", ALL), ("Tc", ALL), ("w", NOTHING), ("c", NOTHING)]
     {
         assert_eq!(back(&outlook(), letters), comes, "{letters}");
@@ -99,7 +99,7 @@ fn reasoning_that_policy_may_strip_is_not_carried_over() {
 }
 
 #[test]
-fn half_a_call_is_not_answered() {
+fn half_call_is_not_answered() {
     let mut half = reply("c");
     assert!(outlook().reply_carry(&half).goes_on);
     half.parts[0].key = None;
@@ -151,7 +151,7 @@ const LOSES: ReplyCarry = ReplyCarry {
 };
 
 #[test]
-fn the_carry_over_is_input_reply_and_the_reasoning_that_is_read() {
+fn carry_over_is_input_reply_and_reasoning_that_is_read() {
     use ReasoningRetention::{Drops, Keeps, Loops, Turns};
     let of = |back, retention| {
         let carry = outlook().carried(&turn(), back, retention, false);
@@ -175,7 +175,7 @@ fn the_carry_over_is_input_reply_and_the_reasoning_that_is_read() {
 
 /// Some providers also count reasoning that is not sent back.
 #[test]
-fn reasoning_not_sent_back_counts_if_the_provider_counts_it() {
+fn reasoning_not_sent_back_counts_if_provider_counts_it() {
     let of = |back, counted| {
         let carry = outlook().carried(&turn(), back, ReasoningRetention::Keeps, counted);
         (carry.tokens, carry.reasoning)
@@ -186,7 +186,7 @@ fn reasoning_not_sent_back_counts_if_the_provider_counts_it() {
 }
 
 #[test]
-fn reasoning_that_policy_strips_is_not_in_the_carry_over() {
+fn reasoning_that_policy_strips_is_not_in_carry_over() {
     let of = |strip, may, may_in_loop, back| {
         let outlook = CarryOutlook {
             strip,
@@ -228,7 +228,7 @@ fn reasoning_that_policy_strips_is_not_in_the_carry_over() {
 
 /// Reasoning behind a signature on a call is not removed with the reasoning that a client sends.
 #[test]
-fn reasoning_behind_a_signature_stays_with_its_call() {
+fn reasoning_behind_signature_stays_with_its_call() {
     let signed = TokenSums { reasoning: 3_000, ..TokenSums::default() };
     let of = |strip| {
         let outlook = CarryOutlook {
@@ -249,7 +249,7 @@ fn reasoning_behind_a_signature_stays_with_its_call() {
 /// The client sends again what the provider cleared. The provider clears it again if the request asks for it and the
 /// prompt is large enough.
 #[test]
-fn cleared_tokens_come_back_unless_the_provider_clears_them_again() {
+fn cleared_tokens_come_back_unless_provider_clears_them_again() {
     let mut turn = turn();
     turn.usage.cleared = Some(ClearingReport { input_tokens: 500, ..ClearingReport::default() });
     let of = |clears_past| {
@@ -263,7 +263,7 @@ fn cleared_tokens_come_back_unless_the_provider_clears_them_again() {
 
 /// Without reported usage, only the estimate and the tokens counted in the reply are known.
 #[test]
-fn without_usage_the_estimate_is_carried_over() {
+fn without_usage_estimate_carries() {
     let mut turn = turn();
     turn.usage = Usage::default();
     let estimate = turn.estimate.take().unwrap();
@@ -281,7 +281,7 @@ fn without_usage_the_estimate_is_carried_over() {
 /// By an agent's rules, the reply counts as its client will send it back, with one rounding for all that is new. The call
 /// before it stays the basis.
 #[test]
-fn without_usage_the_reply_counts_by_the_rules() {
+fn without_usage_rules_count() {
     let text = ReplyPart {
         text: "12345678".into(),
         key: Some(PartKey(1)),
@@ -341,7 +341,7 @@ fn without_usage_the_reply_counts_by_the_rules() {
 
 /// If a reply broke off, its counted tokens are used if they are more than was reported.
 #[test]
-fn an_incomplete_reply_is_measured_by_what_arrived() {
+fn incomplete_reply_is_measured_by_what_arrived() {
     let of = |change: fn(&mut Usage)| {
         let mut turn = turn();
         turn.usage.lower_bound = true;
@@ -359,7 +359,7 @@ fn an_incomplete_reply_is_measured_by_what_arrived() {
 
 /// OpenAI's Chat Completions does not show reasoning, so it never comes back.
 #[test]
-fn the_context_after_a_turn_is_its_stored_carry_over() {
+fn turn_leaves_its_stored_carry_over() {
     let mut turn = turn();
     assert_eq!(turn.carried_by_rules(), Some(1100));
     assert_eq!(turn.carried(), Some(1100));
@@ -378,7 +378,7 @@ fn the_context_after_a_turn_is_its_stored_carry_over() {
 
 /// A client drops reasoning if reasoning was expected back and did not come, or if that was seen before.
 #[test]
-fn a_client_that_drops_reasoning_is_detected() {
+fn client_dropping_reasoning_is_seen() {
     let thought = |key| SketchPart {
         key: PartKey(key),
         tokens: 9,
@@ -413,7 +413,7 @@ fn a_client_that_drops_reasoning_is_detected() {
 
 /// A client that repeats its request, or goes on without the reply, says nothing about the reply's reasoning.
 #[test]
-fn a_repeated_request_does_not_show_that_its_client_drops_reasoning() {
+fn repeated_request_does_not_show_that_its_client_drops_reasoning() {
     let has = |letters: &str| {
         let scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
         let reply = scene.reply(&json!([
@@ -429,7 +429,7 @@ fn a_repeated_request_does_not_show_that_its_client_drops_reasoning() {
 
 /// A turn stores the tokens by each way of counting, what its messages are made of, and the limits of the window.
 #[test]
-fn a_turn_stores_its_carry_over_and_its_window_limits() {
+fn turn_stores_its_carry_over_and_its_window_limits() {
     use crate::context::policy::ClassicRole;
     let carried = |change: fn(&mut SessionFixture)| {
         let mut scene = SessionFixture::new("claude-opus-4-6", &messages("u"));

@@ -24,7 +24,7 @@ fn of(rules: &ClassicRules, scene: &SessionFixture, last: Option<&Turn>) -> Clas
 /// New messages begin after the earlier request and its reply. If neither is found again, they begin after the model's
 /// last message.
 #[test]
-fn new_messages_begin_after_the_earlier_request_and_its_reply() {
+fn new_messages_begin_after_earlier_request_and_its_reply() {
     let turn = turn(&SessionFixture::new(FREE, &messages("u")));
     let anchor = Anchor { turn: &turn, sketch: &turn.sketch.added };
     let user = |text: &str| json!({"role": "user", "content": text});
@@ -97,7 +97,7 @@ fn system_prompt_and_tools_count_once() {
 
 /// The factor applies to new content and to what was added to it, not to reported tokens.
 #[test]
-fn the_factor_is_not_applied_to_reported_tokens() {
+fn factor_spares_reported_tokens() {
     let scene = SessionFixture::new(FREE, &messages("uau"));
     let last = turn(&SessionFixture::new(FREE, &messages("u")));
     let rules = ClassicRules { factor: 1.5, ..ClassicRules::default() };
@@ -109,7 +109,7 @@ fn the_factor_is_not_applied_to_reported_tokens() {
 }
 
 #[test]
-fn history_held_by_the_provider_counts_as_reported() {
+fn held_history_counts_as_reported() {
     let body = json!({"model": "gpt-5", "previous_response_id": "r", "input": "12345678"});
     let scene = SessionFixture::read(Dialect::OpenaiResponses, "/v1/responses", "gpt-5", &body);
     let last = turn(&SessionFixture::new(FREE, &messages("u")));
@@ -123,7 +123,7 @@ fn history_held_by_the_provider_counts_as_reported() {
 /// System prompt and tools that grow or shrink between two calls are in the estimate at once, where the rules counted
 /// those of the earlier call.
 #[test]
-fn a_changed_system_prompt_counts_at_once() {
+fn changed_system_counts_at_once() {
     let scene = |system: &str| {
         let body =
             json!({"model": FREE, "max_tokens": 9, "system": system, "messages": messages("u")});

@@ -51,7 +51,7 @@ fn counted(scene: &SessionFixture) -> (u64, u64, u64) {
 /// The rules are not used, are shown beside the estimate, or decide. If they decide, their number is the estimate, it
 /// is counted by length, and it has no band.
 #[test]
-fn classic_rules_are_unused_or_shown_beside_the_estimate_or_decide() {
+fn classic_rules_are_unused_or_shown_beside_estimate_or_decide() {
     let mut scene = ruled("uau");
     let by_rules = decided(&scene);
     scene.policy.estimate.decides = ClassicRole::Nothing;
@@ -83,7 +83,7 @@ fn classic_rules_are_unused_or_shown_beside_the_estimate_or_decide() {
 
 /// If everything is counted, a cut result counts as its placeholder.
 #[test]
-fn a_cut_result_is_counted_as_its_placeholder() {
+fn cut_result_counts_as_placeholder() {
     let mut scene = ruled("ucrau");
     assert_eq!(counted(&scene), (1_002, 2, 0), "what is not new was reported");
     scene.policy.estimate.rules.anchored = false;
@@ -112,7 +112,7 @@ fn a_cut_result_is_counted_as_its_placeholder() {
 /// The input of the earlier call contains what was cleared since. It is subtracted once, and told as removed in each
 /// request.
 #[test]
-fn what_was_cleared_since_the_last_call_is_subtracted_once() {
+fn what_was_cleared_since_last_call_is_subtracted_once() {
     let mut scene = ruled("ucrau");
     scene.ledger.add(Fact::Cut(Box::new(Cut {
         epoch: None,
@@ -141,7 +141,7 @@ fn what_was_cleared_since_the_last_call_is_subtracted_once() {
 
 /// Injected messages count in the first request that contains them, and if everything is counted.
 #[test]
-fn injected_messages_count_where_they_are_new() {
+fn new_injected_messages_count() {
     let mut scene = ruled("uau");
     scene.ledger.add(Fact::Queued(Box::new(QueuedMessage {
         id: "q".into(),
@@ -163,7 +163,7 @@ fn injected_messages_count_where_they_are_new() {
 
 /// Agents do not know our summaries. With a new summary, what is sent is counted as if nothing had been reported.
 #[test]
-fn after_a_new_summary_the_whole_request_is_counted() {
+fn new_summary_recounts_the_request() {
     let mut scene = ruled("uauau");
     let summary = CompactionRecord { tokens: 70, ..scene.summary(2) };
     scene.ledger.add(Fact::Compact(Box::new(summary)));
@@ -183,7 +183,7 @@ fn after_a_new_summary_the_whole_request_is_counted() {
 }
 
 #[test]
-fn a_summary_weighs_the_same_in_every_protocol() {
+fn summary_weighs_same_everywhere() {
     let plain = r#"{"role":"user","content":"12345678"}"#;
     let gemini = r#"{"role":"user","parts":[{"text":"12345678"}]}"#;
     let of = [

@@ -34,7 +34,7 @@ fn followed(name: &'static str) -> SessionFixture {
 }
 
 #[test]
-fn injected_messages_add_their_counted_tokens_to_the_estimate() {
+fn injected_messages_add_their_counted_tokens_to_estimate() {
     let mut scene = followed("claude-opus-4-6");
     let before = measured(&scene);
     scene.ledger.add(Fact::Queued(Box::new(QueuedMessage {
@@ -66,7 +66,7 @@ fn injected_messages_add_their_counted_tokens_to_the_estimate() {
 }
 
 #[test]
-fn a_summary_adds_its_counted_tokens_to_the_estimate() {
+fn summary_adds_its_counted_tokens() {
     let mut scene = followed("claude-opus-4-6");
     scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
     scene.send(&messages("uauau"));

@@ -133,7 +133,7 @@ const TOOL: &str =
 /// A new process has no vocabulary yet. What was counted by length in its first request was never counted again: 13,906
 /// tokens were estimated for 25,267.
 #[test]
-fn parts_counted_by_length_are_recounted_once_a_vocabulary_is_loaded() {
+fn parts_counted_by_length_are_recounted_once_vocabulary_is_loaded() {
     let signs = "let x = a[i];\\n".repeat(400);
     let first = Case::new(&signs, TOOL, &user(&signs));
     let whole = first.answered(TEXT, usage(9_000, 50));
@@ -165,7 +165,7 @@ fn parts_counted_by_length_are_recounted_once_a_vocabulary_is_loaded() {
 
 /// Only parts counted by length have the mark in the store. Parts stored before the mark existed can be read.
 #[test]
-fn how_a_part_was_counted_is_stored_with_it() {
+fn method_is_stored_with_each_part() {
     let counted = Case::new("S", TOOL, &user("How deep?")).measure(None).parts[0];
     let saved = serde_json::to_string(&counted).unwrap();
     assert!(!saved.contains("by_length"), "{saved}");
@@ -212,7 +212,7 @@ fn prompt_sections_are_recognised() {
 }
 
 #[test]
-fn a_first_request_is_estimated_in_full() {
+fn first_request_is_estimated_in_full() {
     let measured = Case::new("You are calm.", TOOL, &user("How deep is she?")).measure(None);
     assert_eq!(measured.estimate.method, EstimateMethod::Estimated);
     assert_eq!(measured.estimate.new, measured.estimate.tokens);
@@ -222,7 +222,7 @@ fn a_first_request_is_estimated_in_full() {
 }
 
 #[test]
-fn the_next_estimate_is_the_last_usage_plus_the_new_parts() {
+fn estimate_is_usage_plus_new_parts() {
     let before = Case::new("S", TOOL, &user("How deep?")).answered(TEXT, usage(50_000, 20));
     let next = [user("How deep?"), model(TEXT), user("And unloaded?")].join(",");
     let measured = Case::new("S", TOOL, &next).measure(Some(&before));
@@ -239,7 +239,7 @@ fn the_next_estimate_is_the_last_usage_plus_the_new_parts() {
 
 /// What the provider clears of a prompt is missing in its count, but is in the sketch.
 #[test]
-fn cleared_tokens_stay_out_while_the_request_asks_for_clearing() {
+fn cleared_tokens_stay_out_while_request_asks_for_clearing() {
     let reported = Usage {
         cleared: Some(ClearingReport { tool_uses: 9, input_tokens: 60_000 }),
         ..usage(50_000, 20)
@@ -274,7 +274,7 @@ fn cleared_tokens_stay_out_while_the_request_asks_for_clearing() {
 }
 
 #[test]
-fn a_history_that_shrank_lowers_the_estimate() {
+fn shrunk_history_lowers_estimate() {
     let long = "deep and deeper ".repeat(500);
     let history = [user(&long), model(TEXT), user("go")].join(",");
     let before = Case::new("S", TOOL, &history).answered(TEXT, usage(3_000, 20));
@@ -287,7 +287,7 @@ fn a_history_that_shrank_lowers_the_estimate() {
 /// An error teaches only if all earlier parts are still there: not if the history shrank, has parts that no exchange
 /// showed, was counted by another tokenizer, or has no anchor.
 #[test]
-fn only_a_history_that_plainly_grew_teaches_the_estimator() {
+fn only_history_that_plainly_grew_teaches_estimator() {
     let long = "deep and deeper ".repeat(500);
     let history = [user(&long), model(TEXT), user("go")];
     let of = |messages: &[String]| Case::new("S", TOOL, &messages.join(","));
@@ -313,7 +313,7 @@ fn only_a_history_that_plainly_grew_teaches_the_estimator() {
 /// A long history was counted a fifth too low. When most of it leaves, that error leaves with it, and the rest costs
 /// what it costs when counted alone.
 #[test]
-fn removed_parts_take_their_share_of_the_counting_error_along() {
+fn removed_parts_take_their_share_of_counting_error_along() {
     let long = "deep and deeper ".repeat(2_000);
     let case = Case::new("S", "", &[user(&long), model(TEXT), user("go")].join(","));
     let counted = case.measure(None).estimate.tokens;
@@ -326,7 +326,7 @@ fn removed_parts_take_their_share_of_the_counting_error_along() {
 }
 
 #[test]
-fn the_message_tokens_of_a_breakdown_are_never_negative() {
+fn message_tokens_of_breakdown_are_never_negative() {
     let before = Case::new(&"calm ".repeat(400), TOOL, &user("hi")).answered(TEXT, usage(30, 5));
     let next = [user("hi"), model(TEXT), user("go")].join(",");
     let measured = Case::new(&"calm ".repeat(400), TOOL, &next).measure(Some(&before));
@@ -346,7 +346,7 @@ fn the_message_tokens_of_a_breakdown_are_never_negative() {
 }
 
 #[test]
-fn a_changed_system_prompt_or_tool_list_changes_the_estimate() {
+fn changed_system_prompt_or_tool_list_changes_estimate() {
     let before = Case::new("Short.", TOOL, &user("hi")).answered(TEXT, usage(1_000, 10));
     let next = [user("hi"), model(TEXT), user("go")].join(",");
     let same = Case::new("Short.", TOOL, &next).measure(Some(&before)).estimate.tokens;
@@ -361,7 +361,7 @@ fn a_changed_system_prompt_or_tool_list_changes_the_estimate() {
 
 /// A response schema that was counted as 590 tokens left a prompt of 341: the next prompt was estimated at 0.
 #[test]
-fn an_anchored_estimate_is_not_zero_after_a_schema_is_removed() {
+fn anchored_estimate_is_not_zero_after_schema_is_removed() {
     let fields = (0..90).map(|at| format!(r#""field_{at}":{{"type":"string"}}"#));
     let format = fields.collect::<Vec<_>>().join(",");
     let format = format!(
@@ -392,7 +392,7 @@ fn an_anchored_estimate_is_not_zero_after_a_schema_is_removed() {
 
 /// A response schema is not a tool: the provider adds no instructions on how to call it.
 #[test]
-fn a_response_schema_is_not_counted_as_a_tool() {
+fn response_schema_is_no_tool() {
     let format = r#"{"type":"json_schema","schema":{"type":"object"}}"#;
     let of = |head: &str| Case {
         body: format!(r#"{{"model":"m",{head}"messages":[{}]}}"#, user("Hi")),
@@ -406,7 +406,7 @@ fn a_response_schema_is_not_counted_as_a_tool() {
 }
 
 #[test]
-fn a_model_of_the_same_tokenizer_keeps_the_anchor() {
+fn same_tokenizer_keeps_anchor() {
     let before = Case::new("S", "", &user("hi")).answered(TEXT, usage(9_000, 10));
     let next = [user("hi"), model(TEXT), user("go")].join(",");
     let within = Case::new("S", "", &next).of("claude-sonnet-4-5").measure(Some(&before)).estimate;
@@ -414,7 +414,7 @@ fn a_model_of_the_same_tokenizer_keeps_the_anchor() {
 }
 
 #[test]
-fn a_model_of_another_tokenizer_rescales_the_whole() {
+fn other_tokenizer_rescales_whole() {
     let text = "How deep is this ship when she is fully loaded? ".repeat(50);
     let case = Case::new("S", "", &user(&text));
     let estimated = case.measure(None).estimate.tokens;
@@ -442,7 +442,7 @@ fn reasoning_that_is_not_sent_back_is_not_counted() {
 }
 
 #[test]
-fn reasoning_of_earlier_turns_is_counted_where_the_model_reads_it() {
+fn reasoning_of_earlier_turns_is_counted_where_model_reads_it() {
     let reply = [THINKING, TEXT].join(",");
     let next = [user("hi"), model(&reply), user("go")].join(",");
     let estimate = |name| {
@@ -465,7 +465,7 @@ fn empty_reasoning_makes_no_tokens() {
 }
 
 #[test]
-fn an_aborted_call_anchors_by_the_input_that_it_reported_at_the_start() {
+fn aborted_call_anchors_by_input_that_it_reported_at_start() {
     let cut = Usage { lower_bound: true, ..usage(1_000, 1) };
     let mut before = Case::new("S", "", &user("hi")).answered(TEXT, cut);
     let next = [user("hi"), model(TEXT), user("go")].join(",");
@@ -498,7 +498,7 @@ fn concurrent_calls_on_one_thread_do_not_see_each_other() {
 }
 
 #[test]
-fn hosted_tools_are_measured_by_the_last_call() {
+fn hosted_tools_measured_by_last_call() {
     use crate::dialect::LastCall;
     let last_call = Some(LastCall { input: 15_000, output: 17 });
     let reported = Usage { hosted_tools: true, last_call, ..usage(21_023, 400) };
@@ -509,7 +509,7 @@ fn hosted_tools_are_measured_by_the_last_call() {
 }
 
 #[test]
-fn a_request_with_an_unknown_held_history_is_estimated_as_held() {
+fn request_with_unknown_held_history_is_estimated_as_held() {
     let body = r#"{"messages":[],"thread":{"type":"continue","previous_message_id":"m"}}"#;
     let case = Case { body: body.into(), model: "claude-opus-4-5" };
     assert_eq!(case.measure(None).estimate.method, EstimateMethod::Held);
@@ -518,7 +518,7 @@ fn a_request_with_an_unknown_held_history_is_estimated_as_held() {
 /// In a stream with parallel calls, some providers report the first call only. The client sends all of them back all
 /// the same.
 #[test]
-fn a_reply_is_counted_itself_if_far_fewer_tokens_were_reported() {
+fn reply_is_counted_itself_if_far_fewer_tokens_were_reported() {
     let case = Case::new("", "", &user("Go."));
     let call = |id: &str| {
         let text = "every word of the file that is to be written ".repeat(30);
@@ -539,7 +539,7 @@ fn a_reply_is_counted_itself_if_far_fewer_tokens_were_reported() {
 /// Claude writes the arguments of a call as they are; GPT writes them as JSON. In recorded replies of Claude of 800 tokens and
 /// more, the count with escapes was 0.89 to 1.52 times the reported output, without them 0.81 to 0.92 times.
 #[test]
-fn claude_writes_arguments_without_escapes() {
+fn claude_arguments_have_no_escapes() {
     let code = r#"let path = \"a\";\n"#.repeat(40);
     let call =
         format!(r#"{{"type":"tool_use","id":"a","name":"Write","input":{{"text":"{code}"}}}}"#);
@@ -557,7 +557,7 @@ fn claude_writes_arguments_without_escapes() {
 /// Some providers neither send nor report reasoning. It was carried over as if the text were as long: an estimate of 2,578
 /// for 580.
 #[test]
-fn output_that_the_parts_cannot_be_was_reasoning() {
+fn output_beyond_parts_was_reasoning() {
     let text = "The main file prints a greeting and ends. ".repeat(5);
     let text = format!(r#"{{"type":"text","text":"{text}"}}"#);
     for name in ["claude-opus-4-6", "gpt-4.1", "gemini-2.5-pro", "nobody-knows"] {
@@ -585,7 +585,7 @@ fn output_that_the_parts_cannot_be_was_reasoning() {
 
 /// Of several replies, the client continues with one. What the others cost is no part of the next request.
 #[test]
-fn the_estimate_after_any_of_several_replies_is_that_after_one() {
+fn estimate_after_any_of_several_replies_is_that_after_one() {
     let reply = |word: &str| format!(r#"{{"type":"text","text":"{}"}}"#, word.repeat(60));
     let case = Case::new("S", TOOL, &user("hi"));
     let one = case.answered(&reply("left "), usage(500, 60));
@@ -622,7 +622,7 @@ fn the_estimate_after_any_of_several_replies_is_that_after_one() {
 }
 
 #[test]
-fn a_reply_shares_its_output_among_its_parts() {
+fn reply_shares_output_among_parts() {
     let before = Case::new("S", "", &user("hi"))
         .answered(&[TEXT, CALL].join(","), Usage { reasoning: Some(50), ..usage(100, 150) });
     assert_eq!(sum(&before.turn.reply), 100);
@@ -632,7 +632,7 @@ fn a_reply_shares_its_output_among_its_parts() {
 
 /// Reasoning that the client sends again cost the 2,000 tokens that the reply before it had been billed for.
 #[test]
-fn hidden_reasoning_is_not_that_of_an_older_reply() {
+fn hidden_reasoning_is_of_its_reply() {
     let history = |old: &str| [user("hi"), model(&[old, TEXT].join("")), user("go")];
     let before = |hidden| {
         let mut before = Case::new("S", "", &history("").join(","))
@@ -651,7 +651,7 @@ fn hidden_reasoning_is_not_that_of_an_older_reply() {
 /// A reply of 2,060 tokens, 2,000 of them reasoning that is neither sent nor reported, made the next estimate 2,000 too
 /// high where code of the provider had ended in it.
 #[test]
-fn hidden_reasoning_beside_a_result_of_code_is_not_carried_over() {
+fn hidden_reasoning_beside_result_of_code_is_not_carried_over() {
     const RESULT: &str = r#"{"type":"code_execution_tool_result","tool_use_id":"srvtoolu_1","content":{"type":"code_execution_result","stdout":"17","stderr":"","return_code":0,"content":[]}}"#;
     let before =
         Case::new("S", "", &user("hi")).answered(&[RESULT, TEXT].join(","), usage(100, 2_060));
@@ -661,7 +661,7 @@ fn hidden_reasoning_beside_a_result_of_code_is_not_carried_over() {
 proptest! {
     /// Whatever is sent and reported, nothing panics and the parts sum to the total.
     #[test]
-    fn invariant_8_never_panics_and_always_sums(
+    fn invariant_8_always_sums(
         first in "[a-z \\\\n]{0,40}", second in "[a-zA-Z {}]{0,40}", system in "[a-z ]{0,200}",
         input in any::<Option<u64>>(), output in any::<Option<u64>>(), reasoning in any::<Option<u64>>(),
     ) {
@@ -686,7 +686,7 @@ fn responses(body: &str, before: Option<&Before>) -> MeasuredEstimate {
 
 /// The cost of an encrypted compaction is a guess, so the error of such a request says nothing about the head.
 #[test]
-fn an_encrypted_compaction_teaches_the_estimator_nothing() {
+fn encrypted_compaction_teaches_estimator_nothing() {
     let with = |item: &str| {
         responses(&format!(r#"{{"instructions":"Be calm.","input":[{item}{}]}}"#, user("hi")), None)
     };
@@ -702,7 +702,7 @@ fn an_encrypted_compaction_teaches_the_estimator_nothing() {
 }
 
 #[test]
-fn history_that_the_provider_holds_is_measured_from_its_turn() {
+fn history_that_provider_holds_is_measured_from_its_turn() {
     let first = r#"{"input":"hi","instructions":"Be calm."}"#;
     let mut before = Case::new("", "", &user("hi"))
         .of("gpt-5")
@@ -725,7 +725,7 @@ fn history_that_the_provider_holds_is_measured_from_its_turn() {
 
 /// Items at the start of a history are held with it; `instructions` and `tools` are sent with each request.
 #[test]
-fn items_at_the_start_of_a_held_history_count_as_held() {
+fn items_at_start_of_held_history_count_as_held() {
     let item = |text: &str| {
         format!(
             r#"{{"type":"message","role":"developer","content":[{{"type":"input_text","text":"{text}"}}]}}"#
@@ -763,7 +763,7 @@ fn items_at_the_start_of_a_held_history_count_as_held() {
 }
 
 #[test]
-fn a_repeated_user_text_counts_as_new() {
+fn repeated_user_text_counts_as_new() {
     let before = Case::new("S", "", &user("go on")).answered(TEXT, usage(1_000, 20));
     let next = [user("go on"), model(TEXT), user("go on")].join(",");
     let estimate = Case::new("S", "", &next).measure(Some(&before)).estimate;
@@ -773,7 +773,7 @@ fn a_repeated_user_text_counts_as_new() {
 }
 
 #[test]
-fn reasoning_that_is_not_read_is_not_counted_in_a_tool_loop_either() {
+fn reasoning_that_is_not_read_is_not_counted_in_tool_loop_either() {
     let reply = [THINKING, CALL].join(",");
     let reported = Usage { reasoning: Some(700), ..usage(1_000, 800) };
     let before = Case::new("S", "", &user("hi")).of("gemini-2.5-pro").answered(&reply, reported);
@@ -821,7 +821,7 @@ proptest! {
 }
 
 #[test]
-fn a_context_after_a_turn_leaves_out_reasoning_that_cannot_come_back() {
+fn context_after_turn_leaves_out_reasoning_that_cannot_come_back() {
     let reported = Usage { reasoning: Some(700), ..usage(1_000, 720) };
     let mut before = Case::new("S", "", &user("hi")).of("gpt-5").answered(TEXT, reported);
     before.turn.dialect = Dialect::OpenaiChat;
@@ -852,7 +852,7 @@ fn pictured(width: u32, height: u32) -> String {
 
 /// What cannot be counted by a tokenizer has another method and a wider band.
 #[test]
-fn uncountable_content_has_its_own_method_and_a_wider_band() {
+fn uncountable_content_has_its_own_method_and_wider_band() {
     let before = Case::new("Be brief.", "", &user("Hello.")).answered(TEXT, usage(1_000, 7));
     let grown = |more: &str| {
         let messages = format!("{},{},{more}", user("Hello."), model(TEXT));
@@ -881,7 +881,7 @@ fn uncountable_content_has_its_own_method_and_a_wider_band() {
 /// The parts of a breakdown add up to the total. If the provider counted less than the estimates of system prompt and
 /// tools, these share the total in proportion, and the breakdown is marked as capped.
 #[test]
-fn a_breakdown_adds_up_to_what_was_counted() {
+fn breakdown_adds_up() {
     let parts = Breakdown { system: 300, tools: 100, reasoning: 40, ..Breakdown::default() };
     let of = |total| {
         let fitted = fit(parts, total);
@@ -901,7 +901,7 @@ fn a_breakdown_adds_up_to_what_was_counted() {
 
 /// New content is counted by kind. A single result has the name of its tool.
 #[test]
-fn new_content_is_described_by_kind_and_tool() {
+fn new_content_has_kind_and_tool() {
     let before = Case::new("S", TOOL, &user("hi")).answered(CALL, usage(1_000, 20));
     let seen = |messages: &[&str]| {
         let history = [user("hi"), model(CALL), messages.join(",")];

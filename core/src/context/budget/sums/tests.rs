@@ -64,7 +64,7 @@ fn reasoning_is_summed_by_section_and_counted_by_retention() {
 
 /// An estimate is the reported tokens, plus what came, less what left. Parts that stayed cancel out.
 #[test]
-fn an_estimate_is_the_reported_tokens_plus_new_less_gone_parts() {
+fn estimate_is_reported_tokens_plus_new_less_gone_parts() {
     let (turn, sketch) = (turn(5_000, 100), [part(4_000, PromptSection::History)]);
     let anchor = Anchor { turn: &turn, sketch: &sketch };
     let of = |all, left| grown(&anchor, ReasoningRetention::Keeps, all, 0, left, None);
@@ -87,7 +87,7 @@ fn what_is_new_counts_whatever_leaves() {
 
 /// A wrong count of the whole is corrected down to half of it or up to double.
 #[test]
-fn a_wrong_count_is_shared_out_within_bounds() {
+fn wrong_count_is_shared_in_bounds() {
     assert_eq!(miscounted(5_000, 4_000, 2_000), 500);
     assert_eq!(miscounted(3_000, 4_000, 2_000), -500);
     assert_eq!(miscounted(90_000, 4_000, 2_000), 2_000);
@@ -107,7 +107,7 @@ fn another_tokenizers_count_is_scaled() {
 }
 
 #[test]
-fn cleared_tokens_are_left_out_if_the_provider_clears_again() {
+fn cleared_tokens_are_left_out_if_provider_clears_again() {
     let (turn, sketch) = (cleared_turn(1_000, 500), [part(1_500, PromptSection::History)]);
     let anchor = Anchor { turn: &turn, sketch: &sketch };
     let of = |past| grown(&anchor, ReasoningRetention::Keeps, 1_600, 0, 0, past);
@@ -122,7 +122,7 @@ fn cleared_tokens_are_left_out_if_the_provider_clears_again() {
 
 /// New is what came; gone is what makes the sum right.
 #[test]
-fn new_and_gone_tokens_add_up_to_the_estimate() {
+fn new_and_gone_tokens_add_up() {
     let turn = turn(1_000, 100);
     let anchor = Anchor { turn: &turn, sketch: &[] };
     for (counted, tokens, new, moves) in [
@@ -140,7 +140,7 @@ fn new_and_gone_tokens_add_up_to_the_estimate() {
 
 /// A guess does not fall below what is sent now, scaled by the error of the whole. What left makes its band wider.
 #[test]
-fn a_predicted_total_never_falls_to_zero() {
+fn prediction_never_falls_to_zero() {
     let (turn, sketch) = (turn(1_000, 0), [part(2_000, PromptSection::History)]);
     let anchor = Anchor { turn: &turn, sketch: &sketch };
     let now = TokenSums { content: 800, ..TokenSums::default() };
@@ -160,7 +160,7 @@ fn a_predicted_total_never_falls_to_zero() {
 }
 
 #[test]
-fn reply_reasoning_is_the_output_that_other_parts_do_not_explain() {
+fn reply_reasoning_is_output_that_other_parts_do_not_explain() {
     let mut turn = turn(1_000, 100);
     turn.reply[0].tokens = 70;
     assert_eq!(reasoning_of(&turn), 30);

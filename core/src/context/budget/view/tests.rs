@@ -15,7 +15,7 @@ fn view() -> ContextView {
 }
 
 #[test]
-fn the_text_of_a_context_view_has_its_exact_layout() {
+fn text_view_has_exact_layout() {
     let text = "\
 Context Usage: 52,100 / 200,000 tokens (26%)
 ━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━━
@@ -40,7 +40,7 @@ Free space: 131,900 tokens (after 16,000 output buffer)";
 
 /// With hidden input, a difference is no error of the estimate, so none is shown.
 #[test]
-fn hidden_input_is_shown_in_place_of_an_error() {
+fn hidden_input_replaces_error() {
     let view = ContextView {
         last_error_percent: None,
         hidden_input: Some(HiddenInput::HostedTools),
@@ -53,7 +53,7 @@ fn hidden_input_is_shown_in_place_of_an_error() {
 
 /// Each section stands below the item that contains it.
 #[test]
-fn sections_are_listed_below_the_item_that_contains_them() {
+fn sections_are_listed_below_item_that_contains_them() {
     let sections = SectionTokens { mcp_tools: 5_000, memory: 2_900, skills: 700, agents: 0 };
     let breakdown = Breakdown { sections, ..view().breakdown };
     let text = ContextView { breakdown, ..view() }.to_string();
@@ -72,7 +72,7 @@ fn sections_are_listed_below_the_item_that_contains_them() {
 }
 
 #[test]
-fn the_token_count_of_the_provider_is_shown_in_the_view() {
+fn provider_count_is_in_view() {
     let counted = Some(ProviderCount { of_original: false, tokens: 51_987 });
     let text = ContextView { counted, ..view() }.to_string();
     assert!(text.ends_with("\n\nCounted by the provider: 51,987 tokens, as it was sent"), "{text}");
@@ -89,7 +89,7 @@ fn numbers_are_grouped_in_threes() {
 }
 
 #[test]
-fn a_view_without_reported_usage_is_marked_as_estimated() {
+fn view_without_reported_usage_is_marked_as_estimated() {
     let view = ContextView { method: Some(EstimateMethod::Estimated), basis: None, ..view() };
     let text = view.to_string();
     assert!(
@@ -102,7 +102,7 @@ fn a_view_without_reported_usage_is_marked_as_estimated() {
 }
 
 #[test]
-fn gone_tokens_and_capped_messages_are_shown() {
+fn view_shows_gone_and_capped() {
     let breakdown = Breakdown { capped: true, system: 30, tools: 70, ..<_>::default() };
     let basis = Some(EstimateBasis {
         input: 2_000_000,
@@ -118,7 +118,7 @@ fn gone_tokens_and_capped_messages_are_shown() {
 }
 
 #[test]
-fn a_window_that_is_overfull_or_unknown_has_no_room() {
+fn window_that_is_overfull_or_unknown_has_no_room() {
     let full = ContextView::new(Breakdown { messages: 250_000, ..<_>::default() }, 200_000, 16_000);
     assert_eq!(full.free, 0);
     assert_eq!(full.percent, 125.0);
@@ -129,7 +129,7 @@ fn a_window_that_is_overfull_or_unknown_has_no_room() {
 
 /// Rewrites stand below the free space. Without any there is no line.
 #[test]
-fn rewrites_have_one_line_in_the_view() {
+fn rewrites_have_one_line_in_view() {
     let rewriting_line = |rewriting: RewriteView| {
         let text = ContextView { rewriting, ..view() }.to_string();
         let line = text.lines().next_back().unwrap().to_owned();
@@ -156,13 +156,13 @@ fn rewrites_have_one_line_in_the_view() {
 }
 
 #[test]
-fn a_request_in_flight_is_marked_in_the_view() {
+fn request_in_flight_is_marked() {
     let text = ContextView { in_flight: true, ..view() }.to_string();
     assert!(text.starts_with("Context Usage: 52,100 / 200,000 tokens (26%) (in flight)\n"));
 }
 
 #[test]
-fn a_context_view_survives_a_json_round_trip() {
+fn view_survives_json_round_trip() {
     let json = serde_json::to_string(&view()).unwrap();
     assert_eq!(serde_json::from_str::<ContextView>(&json).unwrap(), view());
 }
@@ -225,7 +225,7 @@ fn limits() -> WindowLimits {
 /// The full text: sections and contents stand below the item that contains them, then come the basis of the
 /// calculation, the free space, the counts, the changes and the limits.
 #[test]
-fn a_view_with_every_line_has_its_exact_layout() {
+fn full_view_has_exact_layout() {
     let view = whole();
     let overflow = view.rewriting.overflow.unwrap();
     let text = format!(
@@ -280,7 +280,7 @@ Thresholds:
 
 /// A limit that does not exist, and a number that is 0, have no line.
 #[test]
-fn zero_counts_and_missing_limits_have_no_line() {
+fn zero_counts_have_no_line() {
     let view = whole();
     // A count of 0 has no line, and a reply that was not cut was reported. A guessed window does not decide.
     let unknown = WindowLimits { pruning: Some(0), refusing: None, buffer: None, ..limits() };
@@ -300,7 +300,7 @@ fn zero_counts_and_missing_limits_have_no_line() {
 /// If the contents of the messages are shown, they replace the lines for sections and reasoning, so that these appear
 /// once.
 #[test]
-fn sections_and_reasoning_are_shown_once() {
+fn sections_are_shown_once() {
     let sections = SectionTokens { skills: 300, ..<_>::default() };
     let breakdown = Breakdown { sections, reasoning: 2_000, ..view().breakdown };
     let view = ContextView { breakdown, ..view() };
@@ -359,7 +359,7 @@ fn rewritten() -> (Turn, RewriteView) {
 /// The view after a turn, and the view of a request in flight: each number is that of the turn, the plan or the
 /// estimate.
 #[test]
-fn a_view_shows_the_numbers_of_its_turn_plan_and_estimate() {
+fn view_shows_numbers_of_its_turn_plan_and_estimate() {
     let (mut turn, rewriting) = rewritten();
     let after = ContextView::after(&turn);
     let expected = ContextView {
@@ -420,7 +420,7 @@ fn a_view_shows_the_numbers_of_its_turn_plan_and_estimate() {
 
 /// Without reported input there is no error to show, nor if the reported input is 0.
 #[test]
-fn a_reported_input_of_zero_shows_no_estimate_error() {
+fn reported_input_of_zero_shows_no_estimate_error() {
     use crate::context::scene::{SessionFixture, messages};
     let scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
     let mut turn = scene.turn(&scene.reply(&serde_json::json!([{"type": "text", "text": "Aye."}])));
@@ -432,7 +432,7 @@ fn a_reported_input_of_zero_shows_no_estimate_error() {
 
 /// The number of further deferred tools is not written if it is 0.
 #[test]
-fn the_number_of_further_deferred_tools_is_not_written_if_zero() {
+fn number_of_further_deferred_tools_is_not_written_if_zero() {
     let written = |deferred_more| {
         serde_json::to_value(MessageTokens { deferred_more, ..MessageTokens::default() }).unwrap()
             ["deferred_more"]

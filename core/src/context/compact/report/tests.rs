@@ -60,7 +60,7 @@ fn times(scene: &SessionFixture, turn: usize) -> (Vec<Millis>, Option<Millis>) {
 }
 
 #[test]
-fn a_turn_reports_only_the_summaries_that_were_sent_with_it() {
+fn turn_reports_only_summaries_that_were_sent_with_it() {
     let scene = session();
     assert_eq!(times(&scene, 2), (vec![10], None));
     assert_eq!(times(&scene, 1), (vec![], None), "the turn before knew of none");
@@ -88,7 +88,7 @@ fn a_turn_reports_only_the_summaries_that_were_sent_with_it() {
 /// Older summaries are part of the newest one if they are on the same branch, have another cut, and were first used no
 /// later.
 #[test]
-fn older_summaries_of_the_line_are_folded_into_the_newest() {
+fn older_summaries_of_line_are_folded_into_newest() {
     let mut scene = session();
     let add = |scene: &mut SessionFixture, about, at, request| {
         scene.ledger.add(Fact::Compact(record(about, at, request)));
@@ -103,7 +103,7 @@ fn older_summaries_of_the_line_are_folded_into_the_newest() {
 
 /// The newest summary that was written on the branch since, and is not used yet, is the ready one.
 #[test]
-fn the_newest_unused_summary_of_the_branch_is_the_ready_one() {
+fn newest_unused_summary_of_branch_is_ready_one() {
     let mut scene = session();
     let add = |scene: &mut SessionFixture, about, at, request| {
         scene.ledger.add(Fact::Summary(record(about, at, request)));

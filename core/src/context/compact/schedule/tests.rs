@@ -213,7 +213,7 @@ impl Walk<'_> {
 /// Whatever the request becomes after each action, it is sent in the end: every path ends, and its last action sends
 /// the request.
 #[test]
-fn every_request_is_sent_after_a_bounded_number_of_steps() {
+fn every_request_is_sent_after_bounded_number_of_steps() {
     let contexts = contexts();
     let most = |state, counts| {
         Walk { contexts: &contexts, counts, most: HashMap::new() }.most(state, Planned)
@@ -228,7 +228,7 @@ fn every_request_is_sent_after_a_bounded_number_of_steps() {
 
 /// A request waits for a summary only if it needs one, and nothing is done where nothing may be decided.
 #[test]
-fn the_schedule_acts_only_if_a_summary_is_needed_and_allowed() {
+fn schedule_acts_only_if_summary_is_needed_and_allowed() {
     let states = [START, OVERFLOW, FRESH, USED, USED_FRESH, USED_TWICE];
     let mut seen = 0;
     for context in contexts() {
@@ -252,7 +252,7 @@ fn the_schedule_acts_only_if_a_summary_is_needed_and_allowed() {
 
 /// Three failures are the maximum here, and each cools the thread down until the given time.
 #[test]
-fn the_summary_writer_follows_each_start_end_and_failure() {
+fn summary_writer_follows_each_start_end_and_failure() {
     type Change = fn(WriterState) -> WriterState;
     let begun: Change = WriterState::begun;
     let elsewhere: Change = WriterState::found_elsewhere;

@@ -35,7 +35,7 @@ fn output(scene: &SessionFixture, plan: &Plan) -> u64 {
 }
 
 #[test]
-fn the_limit_is_lowered_to_what_the_refusal_names() {
+fn limit_is_lowered_as_refusal_says() {
     use RefusalDetail::{Bytes, ModelLimit, ModelLimitExclusive, Window};
     let of = |requested, detail, limit| {
         repair_of(&proposed(&asking(requested), &refused(detail, limit)))
@@ -73,7 +73,7 @@ fn the_limit_is_lowered_to_what_the_refusal_names() {
 /// A repair that the request already had when it was refused fixes nothing, even if the limit is computed from other
 /// numbers now.
 #[test]
-fn a_repair_that_the_refused_request_already_had_is_no_repair() {
+fn repair_that_refused_request_already_had_is_no_repair() {
     let mut scene = asking(100_000);
     let facts = proposed(&scene, &refused(Some(RefusalDetail::Window), 200_000));
     assert!(!facts.is_empty());
@@ -85,7 +85,7 @@ fn a_repair_that_the_refused_request_already_had_is_no_repair() {
 /// The room in the window is computed again for each prompt: less a margin if the prompt is only estimated, and not
 /// below what policy leaves.
 #[test]
-fn output_fits_beside_the_prompt() {
+fn output_fits_beside_prompt() {
     let mut scene = asking(100_000);
     let fitted = |scene: &SessionFixture, input, is_counted| {
         let mut plan = scene.plan();
@@ -116,7 +116,7 @@ fn output_fits_beside_the_prompt() {
 /// An overflow is one of the output if the prompt fits: by the provider's count, else by the estimate in the window that
 /// it names, else in the one that is known.
 #[test]
-fn the_output_gives_way_first_if_the_prompt_fits() {
+fn output_gives_way_if_prompt_fits() {
     let of = |requested, window, input, estimate| {
         let stated = Overflow { window, input, is_inferred: false };
         let mut scene = asking(requested);
@@ -142,7 +142,7 @@ fn the_output_gives_way_first_if_the_prompt_fits() {
 /// A limit that another request's refusal named is applied before this one is refused (`docs/healing.md` "Learned
 /// output limits").
 #[test]
-fn a_learned_limit_spares_a_refusal() {
+fn learned_limit_spares_refusal() {
     let spared = |scene: &SessionFixture, most| {
         spare(&scene.request(), &scene.known(), most).map(|fact| repair_of(&[fact]).unwrap())
     };

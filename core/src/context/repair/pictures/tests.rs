@@ -51,7 +51,7 @@ fn gone(pictures: &[Value], refusal: &Refusal) -> Vec<usize> {
 }
 
 #[test]
-fn the_refused_picture_and_all_over_the_same_limit_are_replaced() {
+fn refused_picture_and_all_over_same_limit_are_replaced() {
     use RefusalDetail::{Bytes, Count, Pixels, Request, Unsupported};
     let at = |place: &str, refusal: Refusal| Refusal {
         place: of_place(RepairCause::Media, place).place,
@@ -126,7 +126,7 @@ fn pictures_that_do_not_match_their_declared_type_are_replaced() {
 
 /// The text names type, size and reason.
 #[test]
-fn the_placeholder_says_what_stood_there() {
+fn placeholder_says_what_stood_there() {
     use RefusalDetail::{Bytes, Count, Format, Pixels, Request, Unsupported};
     let placeholder = |picture: Value, detail| {
         let refusal = Refusal { detail, ..refusal(RepairCause::Media) };

@@ -63,7 +63,7 @@ fn decided_of(
 const PLENTY: usize = 1 << 20;
 
 #[test]
-fn only_a_refusal_for_size_makes_pictures_smaller() {
+fn only_refusal_for_size_makes_pictures_smaller() {
     let mut scene = shown(&[noise(64, 48, 1)]);
     let may = |scene: &SessionFixture, detail| {
         may_be_smaller(&scene.request(), &Refusal { detail, ..refusal(RepairCause::Media) })
@@ -83,7 +83,7 @@ fn only_a_refusal_for_size_makes_pictures_smaller() {
 /// As small as the refusal demands: a side in pixels, a length of base64, or a quarter of its size if the request is
 /// too large.
 #[test]
-fn a_picture_becomes_as_small_as_it_has_to_be() {
+fn picture_shrinks_as_far_as_needed() {
     let whole = noise(200, 100, 1);
     let mut scene = shown(std::slice::from_ref(&whole));
     let pixels = refused(RefusalDetail::Pixels, Some(100));
@@ -120,7 +120,7 @@ fn a_picture_becomes_as_small_as_it_has_to_be() {
 
 /// After one refusal, as many pictures are made smaller as fit into the room together, eight at most.
 #[test]
-fn only_a_limited_number_of_pictures_is_shrunk_at_once() {
+fn only_limited_number_of_pictures_is_shrunk_at_once() {
     let all: Vec<String> = (1..11).map(|seed| noise(64, 48, seed)).collect();
     let scene = shown(&all);
     let pixels = refused(RefusalDetail::Pixels, Some(40));
@@ -136,7 +136,7 @@ fn only_a_limited_number_of_pictures_is_shrunk_at_once() {
 
 /// If the refusal names no size, the longer side becomes 2,000 pixels.
 #[test]
-fn without_a_named_limit_a_picture_is_shrunk_to_2000_pixels() {
+fn without_named_limit_picture_is_shrunk_to_2000_pixels() {
     let scene = shown(&[noise(2_100, 2, 1)]);
     let (_, sizes) = decided_of(&scene, &refused(RefusalDetail::Pixels, None), PLENTY);
     assert_eq!(sizes[0].unwrap().0, 2_000);

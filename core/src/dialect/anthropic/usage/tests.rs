@@ -37,7 +37,7 @@ fn counts(usage: &Usage) -> [Option<u64>; 4] {
 }
 
 #[test]
-fn a_later_report_counts_unless_the_input_is_smaller() {
+fn later_report_counts() {
     let start = json!({"input_tokens": 15, "cache_creation_input_tokens": 200, "cache_read_input_tokens": 3000, "output_tokens": 1});
     let known = [Some(3215), Some(200), Some(3000), Some(42)];
     for (end, expected) in [
@@ -79,7 +79,7 @@ fn a_later_report_counts_unless_the_input_is_smaller() {
 }
 
 #[test]
-fn a_count_that_cannot_be_is_unknown_and_noted() {
+fn impossible_count_is_unknown() {
     let fine = json!({"output_tokens": 42});
     for wrong in [json!(-1), json!(0.5), json!(9_007_199_254_740_993_u64), json!(1e300)] {
         let reply = streamed(&json!({"input_tokens": wrong, "cache_read_input_tokens": 3}), &fine);
@@ -98,7 +98,7 @@ fn a_count_that_cannot_be_is_unknown_and_noted() {
 
 /// The numbers are those of the documentation of the advisor, whose top level has the first call's input only.
 #[test]
-fn advice_is_an_attempt_of_its_model_and_the_calls_of_the_model_that_answered_are_summed() {
+fn advice_is_attempt_of_its_model_and_calls_of_model_that_answered_are_summed() {
     let advice = call("advisor_message", Some("claude-opus-5"), 823, 1612);
     let second = json!({"type": "message", "input_tokens": 1348, "cache_read_input_tokens": 412, "output_tokens": 442});
     let iterations = json!([call("message", None, 412, 89), advice, second]);
@@ -115,7 +115,7 @@ fn advice_is_an_attempt_of_its_model_and_the_calls_of_the_model_that_answered_ar
 
 /// Nobody makes so many calls for a reply: what is past them is not kept, and that is noted. Names have a limit, too.
 #[test]
-fn a_reply_has_a_most_of_attempts() {
+fn reply_has_most_of_attempts() {
     let attempts = |count: usize, model: &str| {
         let iterations = vec![call("advisor_message", Some(model), 5, 7); count];
         streamed(&json!({}), &json!({"output_tokens": 1, "iterations": iterations}))
@@ -130,7 +130,7 @@ fn a_reply_has_a_most_of_attempts() {
 }
 
 #[test]
-fn a_fallback_is_counted_under_the_model_that_answered() {
+fn fallback_is_counted_under_model_that_answered() {
     let served = call("fallback_message", Some("claude-opus-5"), 412, 264);
     let usage = |declined: Json| {
         let end =
@@ -158,7 +158,7 @@ fn a_fallback_is_counted_under_the_model_that_answered() {
 }
 
 #[test]
-fn a_refusal_before_any_output_is_not_billed() {
+fn early_refusal_is_not_billed() {
     let usage = json!({"input_tokens": 412, "output_tokens": 0});
     let refused = whole("refusal", &json!([]), &usage);
     assert!(refused.unbilled);
@@ -176,7 +176,7 @@ fn a_refusal_before_any_output_is_not_billed() {
 }
 
 #[test]
-fn a_compaction_reported_at_the_start_is_not_the_input_of_the_message() {
+fn compaction_reported_at_start_is_not_input_of_message() {
     let end = json!({"input_tokens": 181, "cache_read_input_tokens": 0, "output_tokens": 8, "iterations": [
         {"type": "compaction", "input_tokens": 100, "cache_read_input_tokens": 55096, "output_tokens": 83},
         call("message", None, 181, 8)]});

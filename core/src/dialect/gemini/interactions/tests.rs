@@ -27,7 +27,7 @@ fn stream(events: &[Json]) -> String {
 }
 
 #[test]
-fn a_request_has_its_model_and_input_and_what_it_continues() {
+fn request_has_its_model_and_input_and_what_it_continues() {
     let read = request(&json!({"model": "gemini-3.8-flash", "input": "hello", "stream": true}));
     assert_eq!(read.model.as_deref(), Some("gemini-3.8-flash"));
     assert!(read.stream);
@@ -86,7 +86,7 @@ fn usage_has_members_of_its_own() {
 }
 
 #[test]
-fn a_stream_is_read_event_by_event_and_a_cut_is_a_lower_bound() {
+fn stream_is_read_event_by_event_and_cut_is_lower_bound() {
     let usage = json!({"total_tokens": 299, "total_input_tokens": 138, "total_cached_tokens": 0,
         "total_output_tokens": 20, "total_tool_use_tokens": 0, "total_thought_tokens": 141});
     let events = [

@@ -48,7 +48,7 @@ fn check_cuts(dialect: Dialect, keep_media: bool, cases: &[(&str, &str)]) {
 }
 
 #[test]
-fn a_cut_of_anthropic_changes_the_content_alone() {
+fn anthropic_cut_changes_content() {
     let image =
         r#"{"type":"image","source":{"type":"base64","media_type":"image/png","data":"aQ=="}}"#;
     let both = format!(r#""content":[{{"type":"text","text":"a"}}, {image}],"#);
@@ -133,7 +133,7 @@ fn pictures_stay_where_they_are_and_markers_move_to_what_stays_before() {
 }
 
 #[test]
-fn a_cut_of_a_chat_completions_result_changes_only_its_content() {
+fn cut_of_chat_completions_result_changes_only_its_content() {
     let picture = r#"{"type":"image_url","image_url":{"url":"https://a/b.png"}}"#;
     let both = format!(r#""content":[{{"type":"text","text":"a"}},"b",{picture}],"#);
     let kept = format!(r#""content":[{{"type":"text","text":§}},{picture}],"#);
@@ -172,7 +172,7 @@ fn a_cut_of_a_chat_completions_result_changes_only_its_content() {
 }
 
 #[test]
-fn a_cut_of_a_responses_result_changes_only_its_output() {
+fn cut_of_responses_result_changes_only_its_output() {
     for kind in ["function_call_output", "custom_tool_call_output"] {
         let kind = format!(r#""type":"{kind}","output":"#);
         let of = |output: &str| format!("{kind}{output},");
@@ -218,7 +218,7 @@ fn a_cut_of_a_responses_result_changes_only_its_output() {
 }
 
 #[test]
-fn a_cut_of_gemini_stays_an_object() {
+fn cut_of_gemini_stays_object() {
     let parts = r#""parts":[{"inlineData":{"mimeType":"image/png","data":"aQ=="}}]"#;
     check_cuts(
         Dialect::Gemini,

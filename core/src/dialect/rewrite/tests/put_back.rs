@@ -24,7 +24,7 @@ fn back(dialect: Dialect, message: &str, blocks: &[(usize, &str)]) -> String {
 }
 
 #[test]
-fn thinking_goes_back_among_the_blocks_of_anthropic() {
+fn thinking_goes_back_among_blocks_of_anthropic() {
     type Case<'a> = (&'a str, &'a [(usize, &'a str)], &'a str);
     let cases: [Case<'_>; 12] = [
         (r#"[{"type":"text","text":"a"}]"#, &[(0, "{}")], r#"[{},{"type":"text","text":"a"}]"#),
@@ -66,7 +66,7 @@ fn thinking_goes_back_among_the_blocks_of_anthropic() {
 }
 
 #[test]
-fn thoughts_go_back_among_the_parts_of_gemini() {
+fn gemini_thoughts_go_back() {
     let of = |parts: &str| format!(r#"{{"role":"model","parts":{parts}}}"#);
     for (parts, before, expected) in [
         (
@@ -86,7 +86,7 @@ fn thoughts_go_back_among_the_parts_of_gemini() {
 }
 
 #[test]
-fn items_of_reasoning_go_back_beside_the_item_they_led_to() {
+fn items_of_reasoning_go_back_beside_item_they_led_to() {
     let sealed = r#"{"id":"rs_1", "type":"reasoning","summary":[],"encrypted_content":"c"}"#;
     let bare = r#"{"type":"reasoning","summary":[],"encrypted_content":"c"}"#;
     let unsealed = r#"{"id":"rs_1","type":"reasoning","summary":[]}"#;
@@ -141,7 +141,7 @@ fn check_members(cases: &[(&str, &str, &str)]) {
 }
 
 #[test]
-fn members_go_back_into_messages_of_chat() {
+fn chat_members_go_back() {
     let thinking = r#"{"content":[{"type":"thinking","thinking":[]}]}"#;
     let cases = [
         // A field becomes the first member.
@@ -208,7 +208,7 @@ fn members_go_back_into_messages_of_chat() {
 }
 
 #[test]
-fn thinking_in_tags_goes_back_before_the_same_text() {
+fn tagged_thinking_goes_back() {
     let tagged = r#"{"content":"<think>t</think>\n\nwords"}"#;
     let only_thought = r#"{"content":"<think>t</think>"}"#;
     check_members(&[
@@ -229,7 +229,7 @@ fn thinking_in_tags_goes_back_before_the_same_text() {
 }
 
 #[test]
-fn a_signature_goes_back_on_its_part() {
+fn signature_goes_back_on_its_part() {
     let sealed = |dialect: Dialect, body: &str, at: PartIndex| {
         let conversation = read(dialect, "/", body.as_bytes());
         spliced(

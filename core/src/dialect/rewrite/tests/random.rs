@@ -350,7 +350,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn the_invariants_hold_of_any_conversation(steps in prop::collection::vec(step(), 1..4), json_style in json_style()) {
+    fn invariants_always_hold(steps in prop::collection::vec(step(), 1..4), json_style in json_style()) {
         for (dialect, body) in bodies(&steps, json_style) {
             check(dialect, &steps, &body);
         }
@@ -358,7 +358,7 @@ proptest! {
 
     /// Invariant 8, for bodies with changed and missing bytes.
     #[test]
-    fn invariant_8_bent_bodies_are_rewritten_by_the_rules_or_not_at_all(
+    fn invariant_8_bent_bodies_are_rewritten_by_rules_or_not_at_all(
         steps in prop::collection::vec(step(), 1..3),
         json_style in json_style(),
         bends in prop::collection::vec((any::<prop::sample::Index>(), prop::sample::select(br#""{}[],:\ne0"#.to_vec())), 1..4),

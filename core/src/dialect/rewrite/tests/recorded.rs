@@ -21,7 +21,7 @@ fn apply(dialect: Dialect, target: &str, body: &[u8], tried: &mut [InvariantCoun
 }
 
 #[test]
-fn recorded_clients_are_rewritten_by_the_rules() {
+fn recorded_clients_obey_rules() {
     let mut tried = [InvariantCounts::default(); 4];
     for path in
         files(&data("agents")).iter().filter(|path| path.extension().is_some_and(|it| it == "zst"))
@@ -42,7 +42,7 @@ fn recorded_clients_are_rewritten_by_the_rules() {
 }
 
 #[test]
-fn the_corpus_is_rewritten_by_the_rules() {
+fn corpus_is_rewritten_by_rules() {
     let Some(corpus) = corpus() else { return };
     let mut tried = [InvariantCounts::default(); 4];
     for folder in ["conversations", "conversations_partial"] {

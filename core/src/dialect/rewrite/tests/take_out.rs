@@ -50,7 +50,7 @@ fn thinking_blocks_are_removed_with_their_commas() {
 }
 
 #[test]
-fn a_message_of_thinking_alone_is_removed_entirely() {
+fn message_of_thinking_alone_is_removed_entirely() {
     let thought =
         r#"{"role":"assistant","content":[{"type":"thinking","thinking":"","signature":"s"}]}"#;
     let user = r#"{"role":"user","content":"Go on."}"#;
@@ -119,7 +119,7 @@ fn chat_reasoning_is_removed_as_member_or_block() {
 }
 
 #[test]
-fn reasoning_items_are_removed_with_the_ids_of_items_bound_to_them() {
+fn reasoning_items_are_removed_with_ids_of_items_bound_to_them() {
     let filled = |input: &str, store: &str| {
         let input = input
             .replace("RR", r#"{"type":"reasoning","id":"rs","summary":[],"encrypted_content":"c"}"#)

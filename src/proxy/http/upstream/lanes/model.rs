@@ -185,7 +185,7 @@ fn retired_connections_are_replaced() {
 }
 
 #[test]
-fn only_an_idle_connection_expires() {
+fn only_idle_connection_expires() {
     explore(|| {
         run(
             &LaneTable::new(1, 2),

@@ -43,7 +43,7 @@ fn bursts_open_enough_connections() {
 }
 
 #[test]
-fn one_stream_before_the_limit_is_known() {
+fn one_stream_before_limit_is_known() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 3), (0, 1));
     let (id, actions) = lanes.opened('a', NOW);
@@ -57,7 +57,7 @@ fn one_stream_before_the_limit_is_known() {
 }
 
 #[test]
-fn streams_are_limited_by_the_peer_and_by_our_own_limit() {
+fn streams_are_limited_by_peer_and_by_our_own_limit() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 20), (0, 1));
     let (id, placed, more) = open(&mut lanes, 'a', 1);
@@ -120,7 +120,7 @@ fn first_free_connection_is_used() {
 }
 
 #[test]
-fn retired_connections_count_to_the_end() {
+fn retired_connections_count_to_end() {
     let mut lanes = Play::new(LaneBounds { connections: 1, ..BOUNDS });
     request(&mut lanes, 1);
     let (id, ..) = open(&mut lanes, 'a', 100);
@@ -145,7 +145,7 @@ fn failed_dials_fail_their_requests() {
 }
 
 #[test]
-fn http1_is_kept_until_a_failure() {
+fn http1_is_kept_until_failure() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 2), (0, 1));
     assert_eq!(lanes.opened_http1().placed, [(0, LanePlacement::Http1), (1, LanePlacement::Http1)]);

@@ -35,7 +35,7 @@ fn check(upstreams: &[Upstream], path: &str, hints: &[(&'static str, &'static st
 }
 
 #[test]
-fn dialects_select_the_upstream() {
+fn dialects_select_upstream() {
     let known = known();
     check(&known, "/v1/messages?beta=true", &[], "https://api.anthropic.com/v1/messages?beta=true");
     check(&known, "/v1/chat/completions", &[], "https://api.openai.com/v1/chat/completions");

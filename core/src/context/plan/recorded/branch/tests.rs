@@ -78,7 +78,7 @@ fn thought() -> ReasoningRecord {
 /// A picture that the branch has sent is not replaced, unless it was refused there. A repair by a rule applies
 /// everywhere.
 #[test]
-fn a_picture_that_the_branch_sent_is_not_replaced() {
+fn sent_picture_is_not_replaced() {
     let ledger = Ledger::default();
     let (part, text) = (PartKey(1), || "words".into());
     let of = |sent: Option<&[u128]>, request: &str, repair: Repair| {
@@ -104,7 +104,7 @@ fn a_picture_that_the_branch_sent_is_not_replaced() {
 
 /// An injected message stays where it was sent. It also applies if the part before it is new here, whole or cut.
 #[test]
-fn injected_messages_apply_only_in_a_branch_that_sent_them() {
+fn injected_messages_apply_only_in_branch_that_sent_them() {
     let ledger = Ledger::default();
     let injected = |request: &str| InjectedMessage {
         id: "q".into(),
@@ -139,7 +139,7 @@ fn injected_messages_apply_only_in_a_branch_that_sent_them() {
 /// Reasoning that was put back applies if this branch sent it or sent nothing of its reply. What a branch left out
 /// stays out.
 #[test]
-fn reasoning_put_back_applies_only_in_a_branch_that_sent_it() {
+fn reasoning_put_back_applies_only_in_branch_that_sent_it() {
     let ledger = Ledger::default();
     let reasoning = thought();
     let why = DecisionReason::Birth;
@@ -200,7 +200,7 @@ fn reasoning_removed_in_another_branch_stays_where_it_was_sent() {
 
 /// The branch sent one of a reply's two blocks: the other stays out.
 #[test]
-fn a_block_that_was_left_out_stays_out_beside_one_that_was_sent() {
+fn block_that_was_left_out_stays_out_beside_one_that_was_sent() {
     let ledger = Ledger::default();
     let mut reasoning = thought();
     let mut second = reasoning.blocks[0].clone();
@@ -222,7 +222,7 @@ fn a_block_that_was_left_out_stays_out_beside_one_that_was_sent() {
 
 /// A decision that was revoked twice in a branch, or once for good, is not made there again.
 #[test]
-fn a_decision_revoked_twice_is_given_up_in_its_branch() {
+fn decision_revoked_twice_is_given_up_in_its_branch() {
     let given_up = |all: &[(&str, Option<&str>, Renewal)]| {
         let mut ledger = Ledger::default();
         for (at, (request, parent, renewal)) in all.iter().enumerate() {
@@ -248,7 +248,7 @@ fn a_decision_revoked_twice_is_given_up_in_its_branch() {
 
 /// A decision belongs to the model of its turn. A refused request leaves decisions and no turn: they are of no model.
 #[test]
-fn a_decision_belongs_to_the_model_of_its_turn() {
+fn decision_belongs_to_its_model() {
     let mut scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
     scene.answered(&json!([{"type": "text", "text": "Aye."}]));
     let is = |request, model| {
@@ -263,7 +263,7 @@ fn a_decision_belongs_to_the_model_of_its_turn() {
 
 /// A long session forgets its oldest turns, and keeps their decisions: what was sent goes on being sent.
 #[test]
-fn a_forgotten_turn_leaves_its_decisions() {
+fn forgotten_turn_leaves_decisions() {
     let mut scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
     scene.answered(&json!([{"type": "text", "text": "Aye."}]));
     let turn = scene.ledger.turn(&"r1".into()).unwrap();
@@ -282,7 +282,7 @@ fn a_forgotten_turn_leaves_its_decisions() {
 /// The client edited the text of a reply before its call. The reasoning before that text is new, though the parent turn
 /// sent reasoning that is the same to the letter.
 #[test]
-fn reasoning_of_an_edited_reply_is_new() {
+fn reasoning_of_edited_reply_is_new() {
     let id = "toolu_03AbCdEfGh03";
     let call = json!({"type": "tool_use", "id": id, "name": "Read", "input": {"n": 3}});
     let reply = |text: &str| json!([thinking(1), {"type": "text", "text": text}, call]);
@@ -328,7 +328,7 @@ fn reasoning_that_its_client_had_dropped_is_new() {
 
 /// A branch is followed from turn to turn to its first one. If facts form a circle, it ends all the same.
 #[test]
-fn a_branch_is_followed_back_to_its_first_turn() {
+fn branch_is_followed_to_first_turn() {
     let mut scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
     scene.answered(&json!([{"type": "text", "text": "Said 1."}]));
     scene.send(&messages("uau"));
@@ -358,7 +358,7 @@ fn a_branch_is_followed_back_to_its_first_turn() {
 /// The client edited the reply to the last request: what that request sent is known all the same. Of a second reply no
 /// request is known.
 #[test]
-fn an_edited_reply_hides_nothing_of_what_its_branch_sent() {
+fn edited_reply_hides_nothing_of_what_its_branch_sent() {
     let mut scene = SessionFixture::new("claude-opus-4-6", &messages("uau"));
     scene.answered(&json!([{"type": "text", "text": "Said without a footer."}]));
     let mut is_known = |letters| {
@@ -376,7 +376,7 @@ fn an_edited_reply_hides_nothing_of_what_its_branch_sent() {
 
 /// A result without a reply yet was sent by no earlier request, even if it is not known what was sent.
 #[test]
-fn an_unanswered_result_stays_whole_if_the_branch_is_unknown() {
+fn unanswered_result_stays_whole_if_branch_is_unknown() {
     let ledger = Ledger::default();
     let has = |sent: Option<&[u128]>, request: &str, why, is_new| {
         let cut = Cut {
@@ -406,7 +406,7 @@ fn an_unanswered_result_stays_whole_if_the_branch_is_unknown() {
 /// The same picture stands in several messages. The parent sent a summary in place of the first ones, and the last one
 /// cut: equal parts are matched from the end. What follows the parent's request was not sent.
 #[test]
-fn equal_parts_are_matched_from_the_end() {
+fn equal_parts_are_matched_from_end() {
     let ledger = Ledger::default();
     let picture = PartKey(7);
     let keyed_parts: Vec<KeyedPart> = [7, 1, 7, 2, 7]

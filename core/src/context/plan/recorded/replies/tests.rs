@@ -68,7 +68,7 @@ fn unsigned(model: &Value, signatures: &[PlacedSignature]) -> Vec<(usize, String
 /// Gemini's signatures go back to the parts that had them. Within a text, a signature needs the same piece, or it is
 /// left out.
 #[test]
-fn a_signature_stands_on_the_same_part_or_piece() {
+fn signature_keeps_its_part() {
     let call = |name: &str| json!({"functionCall": {"name": name, "args": {}}});
     let text = |text: &str| json!({"text": text});
     let signatures = [
@@ -104,7 +104,7 @@ fn a_signature_stands_on_the_same_part_or_piece() {
 /// A block goes back before the part that followed it. If it led to a tool that ran at the provider, it goes before
 /// that.
 #[test]
-fn a_reasoning_block_goes_back_before_the_part_that_followed_it() {
+fn reasoning_block_goes_back_before_part_that_followed_it() {
     let message = |text: &str| json!({"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": text}]});
     let ran = |id: &str| json!({"type": "web_search_call", "id": id, "status": "completed"});
     let user = |text: &str| json!({"role": "user", "content": text});
@@ -146,7 +146,7 @@ fn a_reasoning_block_goes_back_before_the_part_that_followed_it() {
 
 /// A reply of reasoning alone is found where the client sends reasoning.
 #[test]
-fn a_reply_of_nothing_but_thought_is_found_by_its_place() {
+fn reply_of_nothing_but_thought_is_found_by_its_place() {
     let mut all = messages("uau");
     all[1]["content"] = json!([thinking(1)]);
     let found = |all: &Value| {
@@ -182,7 +182,7 @@ fn signed(scene: &SessionFixture) -> Vec<String> {
 
 /// The client changed its first message, so replies are found by their own text, and their texts are equal.
 #[test]
-fn replies_with_the_same_text_are_distinguished() {
+fn equal_replies_are_distinguished() {
     let text = json!({"type": "text", "text": "The tide comes in from the west, and it will be here by noon."});
     for letters in ["uauau", "uaucr", "ucrau", "uauauau"] {
         let mut all = messages(letters);
