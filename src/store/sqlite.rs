@@ -54,6 +54,9 @@ const ADMIN: ReaderLimits =
 /// How long a query of the admin API waits for what is not in the database yet.
 const MOVE: Duration = Duration::from_secs(1);
 
+/// How long a backup waits for a server to move its journal into the database.
+const BACKUP_WAIT: Duration = Duration::from_secs(2);
+
 /// Records in a file. Clones share it.
 #[derive(Clone)]
 pub struct SqliteStore {
@@ -254,6 +257,7 @@ fn bytes_on_disk(path: &Path) -> u64 {
 pub(crate) fn backup(path: &Path, copy: &Path) -> Result<u64, StoreError> {
     use std::os::unix::fs::OpenOptionsExt as _;
     examine(path)?;
+    journal::wait_until_moved(path, BACKUP_WAIT);
     // Only its owner may read it, like the store; an existing file is not overwritten.
     let file = std::fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(copy);
     let file = file.map_err(|error| not_writable(copy, &error))?;

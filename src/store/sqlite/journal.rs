@@ -9,7 +9,7 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension as _, params};
@@ -291,6 +291,17 @@ pub(super) fn applied(connection: &Connection) -> rusqlite::Result<u64> {
     let query = "SELECT value FROM secrets WHERE name = ?1";
     let stored = connection.query_row(query, [APPLIED], |row| row.get(0)).optional()?;
     Ok(stored.map_or(0, u64::from_be_bytes))
+}
+
+/// Returns once the files that are beside `database` now are gone, because the process that uses it has moved them, or
+/// after `limit`.
+pub(super) fn wait_until_moved(database: &Path, limit: Duration) {
+    let until = Instant::now() + limit;
+    for number in numbers_beside(database).unwrap_or_default() {
+        while file_path(database, number).exists() && Instant::now() < until {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
 }
 
 fn numbers_beside(database: &Path) -> io::Result<Vec<u64>> {
