@@ -112,7 +112,7 @@ impl StoreWrapper for Less {
         match self.keeps {
             Keeps::Undrafted | Keeps::All => self.store.append(scope, records, only_if),
             Keeps::Unwaited | Keeps::Nothing => {
-                let put = self.put(scope, records, only_if);
+                let put = StoreWrapper::put(self, scope, records, only_if);
                 Box::pin(async move { put.await.map(drop) })
             }
         }

@@ -23,12 +23,32 @@ macro_rules! passed_on {
             $(fn $name(&self $(, $argument: $type)*) -> $answer {
                 self.inner().$name($($argument),*)
             })*
+
+            // By way of `put`, so that a wrapper that changes that one sees all that is written.
+            fn append(
+                &self,
+                scope: Scope,
+                records: Vec<Record>,
+                only_if: Precondition,
+            ) -> StoreFuture<'_, ()> {
+                let put = StoreWrapper::put(self, scope, records, only_if);
+                Box::pin(async move { put.await.map(drop) })
+            }
         }
 
         impl<W: StoreWrapper> Store for W {
             $(fn $name(&self $(, $argument: $type)*) -> $answer {
                 StoreWrapper::$name(self $(, $argument)*)
             })*
+
+            fn append(
+                &self,
+                scope: Scope,
+                records: Vec<Record>,
+                only_if: Precondition,
+            ) -> StoreFuture<'_, ()> {
+                StoreWrapper::append(self, scope, records, only_if)
+            }
         }
     };
 }
