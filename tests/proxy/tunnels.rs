@@ -332,13 +332,15 @@ struct Turn {
 
 /// `more`: further members of the request. `reply`: the text of the reply.
 fn turn(id: &str, more: &str, input: &str, input_tokens: u64, reply: &str) -> Turn {
+    // As a real model's: the text, and what surrounds it.
+    let output_tokens = reply.len() as u64 / 4 + 4;
     let reply =
         if reply.is_empty() { String::new() } else { message("assistant", "output", reply) };
     Turn {
         request: format!(r#"{{"type":"response.create","model":"gpt-5"{more},"input":[{input}]}}"#),
         answered: format!(
-            r#"{{"type":"response.completed","sequence_number":1,"response":{{"id":"{id}","status":"completed","output":[{reply}],"usage":{{"input_tokens":{input_tokens},"output_tokens":20,"total_tokens":{}}}}}}}"#,
-            input_tokens + 20
+            r#"{{"type":"response.completed","sequence_number":1,"response":{{"id":"{id}","status":"completed","output":[{reply}],"usage":{{"input_tokens":{input_tokens},"output_tokens":{output_tokens},"total_tokens":{}}}}}}}"#,
+            input_tokens + output_tokens
         ),
     }
 }
@@ -369,7 +371,7 @@ async fn conversation_changes_websocket() {
         vec![
             warm("w2"),
             turn("r2", &after("w2"), &whole, 536, "Yes."),
-            turn("r3", &after("r2"), &second, 562, "Yes!"),
+            turn("r3", &after("r2"), &second, 547, "Yes!"),
         ],
     ];
     let mut exchanges = Vec::new();
