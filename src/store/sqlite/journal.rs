@@ -38,7 +38,7 @@ pub(super) enum AppendOutcome {
     Appended { waiting: usize },
     /// Its session was deleted.
     Deleted,
-    /// It is not in the file: the disk does not take it, another entry is being written, or too much waits.
+    /// It is not in the file: disk or database take nothing, another entry is being written, or too much waits.
     Refused(JournalEntry),
 }
 
@@ -67,6 +67,8 @@ struct Tail {
     /// How many of them the writer is moving.
     taken: usize,
     bytes: usize,
+    /// The database did not take what was written last.
+    is_stuck: bool,
     tombstones: Tombstones,
 }
 
@@ -195,7 +197,8 @@ impl Journal {
             if since.is_some_and(|since| tail.tombstones.is_deleted(&entry.scope, since)) {
                 return AppendOutcome::Deleted;
             }
-            if tail.entries.len() >= QUEUE || tail.bytes + bytes > QUEUE_BYTES {
+            // While the database takes nothing, the writer's answers say so, and why.
+            if tail.is_stuck || tail.entries.len() >= QUEUE || tail.bytes + bytes > QUEUE_BYTES {
                 return AppendOutcome::Refused(entry);
             }
         }
@@ -230,6 +233,11 @@ impl Journal {
         }
         tail.taken = tail.entries.len();
         JournalBatch { entries: tail.entries.clone(), last: files.last }
+    }
+
+    /// Whether the database took what was written last.
+    pub(super) fn set_stuck(&self, is_stuck: bool) {
+        lock(&self.tail).is_stuck = is_stuck;
     }
 
     /// Whether a scope was deleted since a time.

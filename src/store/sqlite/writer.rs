@@ -401,6 +401,7 @@ impl WriterThread {
             self.upkeep_due.get_or_insert_with(Instant::now);
         }
         self.is_full = written.as_ref().is_err_and(is_full_disk);
+        self.journal.set_stuck(written.is_err());
         match written {
             Ok(outcomes) => {
                 self.since += batch.entries.len();
