@@ -375,6 +375,11 @@ def terms(entry, base):
     return {"audio": audio and audio * 1e6, "search": search, "tiers": tiers}
 
 
+def has_price_of_a_search(name):
+    """Google bills Gemini up to 2.5 by the prompt that searched, not by the search ("Pricing", Gemini API)."""
+    return not re.match(r"gemini-[12]\.", name)
+
+
 def regional(name):
     """Claude from 4.5 on costs a tenth more where a call has to stay in a region ("Pricing", Anthropic's documentation)."""
     return 1.1 if name.startswith("claude") and claude_generation(name)[1] >= 4.5 else None
@@ -527,6 +532,8 @@ def main():
             own = makers_price(maker, name)
             kept = {key: value for key, value in (listed or {}).items() if key != "long" or not own}
             price = {**kept, **(own or {}), "regional": regional(name)} if own or listed else None
+            if price and not has_price_of_a_search(name):
+                price.pop("search", None)
             print(line(maker, name, window, output, price))
     print("\n# By the beginning of a name, for models newer than this file: the family is certain, the rest is a guess.")
     print("[families]")

@@ -1,6 +1,6 @@
 //! What tokens cost: the configured prices, or else those of the catalogue.
 //!
-//! Prices are today's, not those of the time when a turn was made.
+//! For calls whose cost was not known when they were made: that is kept with their turns (`Turn::cost`).
 
 use crate::config::Config;
 use crate::dialect::models::{Catalogue, Price};

@@ -256,7 +256,7 @@ pub(super) async fn answer(admin: &Admin, request: &Request<Incoming>) -> AdminR
     loop {
         let lines = admin.ledgers.sessions(page).await?;
         // Newest first: the rest was last used before.
-        let used: Vec<&ScopeLine> = lines.iter().filter(|line| line.newest >= since).collect();
+        let used: Vec<&ScopeLine> = lines.iter().filter(|line| line.cursor.used >= since).collect();
         for line in &used {
             let prices = admin.prices.clone();
             let scope = line.scope.clone();

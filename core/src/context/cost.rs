@@ -24,8 +24,20 @@ pub fn billed(
 impl Turn {
     /// What it cost, US dollars: at the prices of its time if they were known then, else at these. `price`: that of a model.
     pub fn cost(&self, price: impl Fn(&str) -> Option<Price>) -> Option<f64> {
+        let price = |model: &str| self.price_of(model, &price);
         self.dollars
             .or_else(|| billed(&self.usage, self.answered_by(), self.dialect, self.at, price))
+    }
+
+    /// The price of a model that was called for it. `price`: that of a model.
+    pub(super) fn price_of(
+        &self,
+        model: &str,
+        price: impl Fn(&str) -> Option<Price>,
+    ) -> Option<Price> {
+        // A server's own name that nobody knows is only another name for what was requested.
+        let is_answer = self.served.as_deref() == Some(model);
+        price(model).or_else(|| if is_answer { price(&self.model) } else { None })
     }
 
     /// What each model's calls for it cost: the name, what was billed, US dollars. `price`: that of a model.
@@ -36,7 +48,7 @@ impl Turn {
         let mut costs = Vec::new();
         for (by, usage) in self.usage.billed() {
             let model = by.unwrap_or(self.answered_by());
-            let rates = price(model).and_then(|price| {
+            let rates = self.price_of(model, &price).and_then(|price| {
                 let rates = price.rates(terms(usage, &self.usage.billing, self.at))?;
                 of_tokens(usage, rates, &usage.billing, &price, self.dialect)
             });

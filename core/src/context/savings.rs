@@ -101,7 +101,7 @@ impl<'a> SavingsInput<'a> {
             estimate: turn.estimate.as_ref(),
             before: parent.map(|parent| &parent.usage),
             window: turn.window,
-            price: price(answered),
+            price: turn.price_of(answered, &price),
             spent: turn.cost(price),
             dialect: turn.dialect,
             at: turn.at,

@@ -385,8 +385,7 @@ impl OpenTurn {
         if model == self.info.model_name() || requested.has_own_price {
             return requested.price;
         }
-        // A name of a server's own is only another name for what was requested.
-        proxy.catalogue.model(model, "").price.or(requested.price)
+        proxy.catalogue.model(model, "").price
     }
 
     fn forget_impossible_counts(&self, proxy: &Proxy, record: &mut ReplyRecord, reply: &mut Reply) {

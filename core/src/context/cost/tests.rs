@@ -1,4 +1,7 @@
+use serde_json::json;
+
 use super::*;
+use crate::context::scene::{SessionFixture, messages};
 use crate::dialect::Attempt;
 use crate::dialect::billing::ServiceTier;
 use crate::dialect::models::Catalogue;
@@ -66,6 +69,19 @@ fn region_costs_tenth_more_also_for_other_models_calls() {
     let billing = Billing { regional: true, ..Billing::default() };
     let call = Usage { attempts: vec![advice], billing, ..usage(10_000, 1_000) };
     near(bill(&call, "claude-opus-5-5"), 2.0 * 0.06 * 1.1);
+}
+
+/// A deployment's own name has the price of what was asked for.
+#[test]
+fn unknown_name_of_answer_has_requested_price() {
+    let scene = SessionFixture::new("gpt-6-astra", &messages("u"));
+    let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
+    turn.usage = usage(100_000, 10_000);
+    turn.served = Some("our-deployment".into());
+    near(turn.cost(price), 1.5);
+    assert_eq!(turn.costs_by_model(price)[0].2, turn.cost(price));
+    turn.served = Some("gpt-6-luna".into());
+    assert_ne!(turn.cost(price), Some(1.5), "a known one has its own");
 }
 
 #[test]
