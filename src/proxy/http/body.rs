@@ -416,8 +416,9 @@ pub(crate) async fn collect(
             through.front.push_back(data);
             return CollectOutcome::NoMemory(through);
         }
-        // There is memory for more.
-        large.get_or_insert_with(|| body.large_reads());
+        if collecting.length() >= LARGE_BODY {
+            large.get_or_insert_with(|| body.large_reads());
+        }
         if collecting.length() > limit {
             return CollectOutcome::TooLarge(collecting.through(body));
         }
@@ -468,6 +469,9 @@ struct BodyCollector {
     waited: bool,
 }
 
+/// A body of which this many bytes have come is read in large pieces. Its connection's buffer becomes as large, and stays
+/// so while it stalls; thousands that begin a body must not each have one.
+const LARGE_BODY: usize = 128 * 1024;
 /// Memory beside the body while it arrives in pieces: the buffers of the pieces.
 const BUFFERS: usize = 32 * 1024;
 /// An allocation with more bytes than this has an overhead of [`LARGE_OVERHEAD`].

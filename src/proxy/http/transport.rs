@@ -24,8 +24,9 @@ pub(crate) const BUFFER: usize = 64 * 1024;
 /// bytes for each of them whenever it parses a message: with 4,096 for a request and 8,192 for its response, a
 /// small request took 30 to 55 µs more.
 pub(crate) const MOST_HEADERS: usize = 256;
-/// Most bytes of one read: as much as a TLS record.
-pub(crate) const READ: usize = 16 * 1024;
+/// Most bytes of one read: about a TLS record. A byte less than a power of two, because hyper doubles the buffer of a
+/// connection whenever a read fills it.
+pub(crate) const READ: usize = 16 * 1024 - 1;
 /// The same while a body is being collected: its memory is reserved.
 const LARGE_READ: usize = 32 * 1024;
 
