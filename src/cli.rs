@@ -319,7 +319,7 @@ impl ConfigFlags {
     /// The sources that the configuration is read from.
     fn sources(&self) -> ConfigSources {
         let variant_name = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
-            value().map(|it| it.get_name().to_owned())
+            value().map(|value| value.get_name().to_owned())
         };
         let mode = variant_name(&|| self.mode?.to_possible_value());
         let log = variant_name(&|| self.log?.to_possible_value());

@@ -144,7 +144,7 @@ impl Telemetry {
     pub(crate) fn open_exchanges(&self, fits: impl Fn(&OpenExchange) -> bool) -> Vec<OpenExchange> {
         let open_exchanges = self.open_exchanges.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found: Vec<OpenExchange> =
-            open_exchanges.values().filter(|it| fits(it)).cloned().collect();
+            open_exchanges.values().filter(|exchange| fits(exchange)).cloned().collect();
         drop(open_exchanges);
         found.sort_by(|a, b| (b.at, &b.id).cmp(&(a.at, &a.id)));
         found

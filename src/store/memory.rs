@@ -258,7 +258,8 @@ impl Store for MemoryStore {
         let mut lines: Vec<ScopeLine> =
             records_by_scope.iter().filter_map(|(scope, records)| line(scope, records)).collect();
         lines.sort_by_key(|line| std::cmp::Reverse(line.cursor));
-        let rest = lines.into_iter().filter(|line| page.after.is_none_or(|it| line.cursor < it));
+        let rest =
+            lines.into_iter().filter(|line| page.after.is_none_or(|after| line.cursor < after));
         answer(rest.skip(page.skip).take(page.count).collect())
     }
 

@@ -22,7 +22,7 @@ impl Tombstones {
         self.0.retain(|_, at| at.elapsed() < LIFE);
         self.0.insert(scope, Instant::now());
         if self.0.len() > MOST
-            && let Some(oldest) = self.0.iter().min_by_key(|(_, at)| **at).map(|(it, _)| it.clone())
+            && let Some(oldest) = self.0.iter().min_by_key(|(_, at)| **at).map(|(id, _)| id.clone())
         {
             self.0.remove(&oldest);
         }

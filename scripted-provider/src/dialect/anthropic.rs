@@ -135,12 +135,12 @@ pub(crate) fn stream_events(body: &Value) -> Vec<Event> {
     if let Some(usage) = message["usage"].as_object_mut() {
         usage.remove("output_tokens_details");
     }
-    let mut all =
+    let mut events =
         vec![Event::named("message_start", &json!({"type": "message_start", "message": message}))];
     for (index, block) in items(&body["content"]).enumerate() {
-        block_events(&mut all, index, block);
+        block_events(&mut events, index, block);
         if index == 0 {
-            all.push(Event::named("ping", &json!({"type": "ping"})));
+            events.push(Event::named("ping", &json!({"type": "ping"})));
         }
     }
     let usage = &body["usage"];
@@ -157,9 +157,9 @@ pub(crate) fn stream_events(body: &Value) -> Vec<Event> {
     if let Some(edits) = body.get("context_management") {
         delta["context_management"] = edits.clone();
     }
-    all.push(Event::named("message_delta", &delta));
-    all.push(Event::named("message_stop", &json!({"type": "message_stop"})));
-    all
+    events.push(Event::named("message_delta", &delta));
+    events.push(Event::named("message_stop", &json!({"type": "message_stop"})));
+    events
 }
 
 fn block_events(all: &mut Vec<Event>, index: usize, block: &Value) {

@@ -115,11 +115,11 @@ pub(crate) fn stream_events(body: &Value) -> Vec<Event> {
             parts.push(part.clone());
             continue;
         }
-        let last = chunks.len() - 1;
+        let final_piece = chunks.len() - 1;
         for (at, piece) in chunks.into_iter().enumerate() {
             let mut partial = part.clone();
             partial["text"] = json!(piece);
-            if at < last
+            if at < final_piece
                 && let Some(fields) = partial.as_object_mut()
             {
                 fields.remove("thoughtSignature");
@@ -130,12 +130,12 @@ pub(crate) fn stream_events(body: &Value) -> Vec<Event> {
     if parts.is_empty() {
         return vec![Event::data(body)];
     }
-    let last = parts.len() - 1;
+    let final_part = parts.len() - 1;
     let chunk = |(at, part): (usize, Value)| {
         let mut chunk = body.clone();
         let candidate = &mut chunk["candidates"][0];
         candidate["content"]["parts"] = json!([part]);
-        if at < last
+        if at < final_part
             && let Some(fields) = candidate.as_object_mut()
         {
             fields.remove("finishReason");

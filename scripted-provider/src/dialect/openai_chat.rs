@@ -98,8 +98,8 @@ pub(crate) fn stream_events(body: &Value, include_usage: bool) -> Vec<Event> {
         chunk
     };
     let message = &body["choices"][0]["message"];
-    let mut all = Vec::new();
-    let mut push = |delta: Value| all.push(Event::data(&chunk(delta, &Value::Null)));
+    let mut events = Vec::new();
+    let mut push = |delta: Value| events.push(Event::data(&chunk(delta, &Value::Null)));
     push(json!({"role": "assistant", "content": ""}));
     for part in deltas(text(&message["reasoning_content"])) {
         push(json!({"reasoning_content": part}));
@@ -122,13 +122,13 @@ pub(crate) fn stream_events(body: &Value, include_usage: bool) -> Vec<Event> {
             push(json!({"tool_calls": [more]}));
         }
     }
-    all.push(Event::data(&chunk(json!({}), &body["choices"][0]["finish_reason"])));
+    events.push(Event::data(&chunk(json!({}), &body["choices"][0]["finish_reason"])));
     if include_usage {
-        let mut last = chunk(json!({}), &Value::Null);
-        last["choices"] = json!([]);
-        last["usage"] = body["usage"].clone();
-        all.push(Event::data(&last));
+        let mut usage_chunk = chunk(json!({}), &Value::Null);
+        usage_chunk["choices"] = json!([]);
+        usage_chunk["usage"] = body["usage"].clone();
+        events.push(Event::data(&usage_chunk));
     }
-    all.push(Event { name: None, data: "[DONE]".into() });
-    all
+    events.push(Event { name: None, data: "[DONE]".into() });
+    events
 }

@@ -117,11 +117,11 @@ pub(crate) fn stream_events(body: &Value) -> Vec<Event> {
     started["status"] = json!("in_progress");
     started["output"] = json!([]);
     (started["usage"], started["incomplete_details"]) = (Value::Null, Value::Null);
-    let mut all = Vec::new();
+    let mut events = Vec::new();
     let mut push = |name: &'static str, mut data: Value| {
         data["type"] = json!(name);
-        data["sequence_number"] = json!(all.len());
-        all.push(Event::named(name, &data));
+        data["sequence_number"] = json!(events.len());
+        events.push(Event::named(name, &data));
     };
     push("response.created", json!({"response": started}));
     push("response.in_progress", json!({"response": started}));
@@ -129,9 +129,9 @@ pub(crate) fn stream_events(body: &Value) -> Vec<Event> {
         item_events(&mut push, index, item);
     }
     let incomplete = body["status"] == "incomplete";
-    let last = if incomplete { "response.incomplete" } else { "response.completed" };
-    push(last, json!({"response": body}));
-    all
+    let name = if incomplete { "response.incomplete" } else { "response.completed" };
+    push(name, json!({"response": body}));
+    events
 }
 
 fn item_events(push: &mut impl FnMut(&'static str, Value), index: usize, item: &Value) {

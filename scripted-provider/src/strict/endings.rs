@@ -89,8 +89,8 @@ impl StoredReplies {
         }
         let is_done = *polls == 0;
         *polls = polls.saturating_sub(1);
-        let shown = if is_done { body.clone() } else { queued(body.clone()) };
-        json_response(StatusCode::OK, &shown)
+        let reply = if is_done { body.clone() } else { queued(body.clone()) };
+        json_response(StatusCode::OK, &reply)
     }
 }
 
@@ -146,7 +146,7 @@ pub(super) fn frames(
             }
         }
         Some(ReplyEnding::SeveralLines) => {
-            return events.iter().map(|it| lines(it, crlf)).collect();
+            return events.iter().map(|event| lines(event, crlf)).collect();
         }
         None => {}
     }

@@ -31,16 +31,16 @@ pub(super) fn change(kind: Miscount, dialect: Dialect, body: &mut Value) {
     match kind {
         Miscount::Zeros => {}
         Miscount::Absurd => {
-            let before = usage[input].as_u64().unwrap_or(0);
-            usage[input] = ABSURD[before as usize % ABSURD.len()].into();
+            let input_tokens = usage[input].as_u64().unwrap_or(0);
+            usage[input] = ABSURD[input_tokens as usize % ABSURD.len()].into();
         }
         Miscount::Advice if dialect == Dialect::Anthropic => {
-            let mut own = usage.clone();
-            own["type"] = "message".into();
+            let mut message = usage.clone();
+            message["type"] = "message".into();
             let advice = json!({"type": "advisor_message", "model": "claude-opus-5",
                 "input_tokens": 90_314, "cache_read_input_tokens": 0,
                 "cache_creation_input_tokens": 0, "output_tokens": 5_644});
-            usage["iterations"] = json!([advice, own]);
+            usage["iterations"] = json!([advice, message]);
         }
         Miscount::Advice => {}
     }

@@ -288,9 +288,9 @@ impl StrictProvider {
 /// Whether the provider itself changed the prompt at `place`, the first difference, or between it and the
 /// piece before.
 fn is_provider_edit(edits: &[Place], pieces: &[PromptPiece], place: Place) -> bool {
-    let at = pieces.iter().position(|piece| piece.place == place).unwrap_or(pieces.len());
-    let before = at.checked_sub(1).map(|at| pieces[at].place);
-    edits.iter().any(|edit| *edit <= place && before.is_none_or(|before| *edit > before))
+    let index = pieces.iter().position(|piece| piece.place == place).unwrap_or(pieces.len());
+    let previous = index.checked_sub(1).map(|index| pieces[index].place);
+    edits.iter().any(|edit| *edit <= place && previous.is_none_or(|previous| *edit > previous))
 }
 
 impl State {

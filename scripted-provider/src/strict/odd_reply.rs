@@ -82,30 +82,31 @@ impl OddReply {
                 bill_hidden_reasoning(dialect, body, is_reported);
             }
             (Self::SplitChoices, Dialect::Chat) => {
-                let first = &mut body["choices"][0];
-                let calls = first["message"]["tool_calls"].take();
-                if let Some(message) = first["message"].as_object_mut() {
+                let choice = &mut body["choices"][0];
+                let calls = choice["message"]["tool_calls"].take();
+                if let Some(message) = choice["message"].as_object_mut() {
                     message.remove("tool_calls");
                 }
                 let message = json!({"role": "assistant", "content": null, "tool_calls": calls});
-                let second = json!({"index": 1, "message": message, "finish_reason": first["finish_reason"]});
+                let second = json!({"index": 1, "message": message, "finish_reason": choice["finish_reason"]});
                 push(&mut body["choices"], second);
             }
             (Self::SplitChoices, Dialect::Gemini) => {
-                let at = first_call(body).unwrap_or_default();
-                let first = &mut body["candidates"][0];
-                let parts = first["content"]["parts"].as_array_mut().map(|all| all.split_off(at));
+                let call = first_call(body).unwrap_or_default();
+                let candidate = &mut body["candidates"][0];
+                let parts =
+                    candidate["content"]["parts"].as_array_mut().map(|all| all.split_off(call));
                 let second = json!({"content": {"parts": parts, "role": "model"}, "index": 1,
-                    "finishReason": first["finishReason"]});
+                    "finishReason": candidate["finishReason"]});
                 push(&mut body["candidates"], second);
             }
             (Self::RepeatedCall { has_ids }, _) => {
-                let first = first_call(body).unwrap_or_default();
+                let call = first_call(body).unwrap_or_default();
                 let parts = &mut body["candidates"][0]["content"]["parts"];
                 for part in parts.as_array_mut().into_iter().flatten().filter(|_| !has_ids) {
                     remove(&mut part["functionCall"], "id");
                 }
-                let mut again = parts[first].clone();
+                let mut again = parts[call].clone();
                 remove(&mut again, "thoughtSignature");
                 push(parts, again);
             }
@@ -204,11 +205,11 @@ pub(super) fn events_of_choices(request: &ReceivedRequest, body: &Value) -> Vec<
     let with_usage = request.body["stream_options"]["include_usage"] == true;
     let (mut waiting, mut end) = (VecDeque::new(), Vec::new());
     for choice in items(&body[name]) {
-        let mut one = body.clone();
-        one[name] = json!([choice]);
+        let mut single = body.clone();
+        single[name] = json!([choice]);
         let mut events = match request.dialect {
-            Dialect::Chat => openai_chat::stream_events(&one, with_usage),
-            _ => gemini::stream_events(&one),
+            Dialect::Chat => openai_chat::stream_events(&single, with_usage),
+            _ => gemini::stream_events(&single),
         };
         if request.dialect == Dialect::Chat {
             // The usage and `[DONE]` are for all.
@@ -219,17 +220,17 @@ pub(super) fn events_of_choices(request: &ReceivedRequest, body: &Value) -> Vec<
         }
         waiting.push_back(VecDeque::from(events));
     }
-    let mut all = Vec::new();
+    let mut merged = Vec::new();
     while let Some(mut events) = waiting.pop_front() {
-        all.extend(events.pop_front());
+        merged.extend(events.pop_front());
         match (events.is_empty(), in_turn) {
             (true, _) => {}
             (false, true) => waiting.push_back(events),
             (false, false) => waiting.push_front(events),
         }
     }
-    all.extend(end);
-    all
+    merged.extend(end);
+    merged
 }
 
 fn bill_hidden_reasoning(dialect: Dialect, body: &mut Value, is_reported: bool) {

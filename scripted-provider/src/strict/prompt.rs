@@ -113,10 +113,10 @@ pub(super) fn hash(texts: &[&str]) -> u128 {
 
 /// The next link of a chain of hashes.
 pub(super) fn link(chain: u128, hash: u128) -> u128 {
-    let mut both = [0; 32];
-    both[..16].copy_from_slice(&chain.to_le_bytes());
-    both[16..].copy_from_slice(&hash.to_le_bytes());
-    xxh3_128(&both)
+    let mut pair = [0; 32];
+    pair[..16].copy_from_slice(&chain.to_le_bytes());
+    pair[16..].copy_from_slice(&hash.to_le_bytes());
+    xxh3_128(&pair)
 }
 
 /// Fields that are not rendered.

@@ -200,19 +200,19 @@ impl ReplyStore {
             responses.push(response);
             next = response.previous.as_deref();
         }
-        let mut all = Vec::new();
+        let mut conversation = Vec::new();
         for response in responses.iter().rev() {
             if let Some(text) = response.request["input"].as_str() {
-                all.push(json!({"type": "message", "role": "user", "content": text}));
+                conversation.push(json!({"type": "message", "role": "user", "content": text}));
             }
             for item in items(&response.request["input"]).chain(items(&response.output)) {
-                all.extend(match text(&item["type"]) {
+                conversation.extend(match text(&item["type"]) {
                     "item_reference" => self.stored_item(text(&item["id"]), account).cloned(),
                     _ => Some(item.clone()),
                 });
             }
         }
-        Some(all)
+        Some(conversation)
     }
 
     /// Stores a response with its request and its items.

@@ -116,7 +116,7 @@ struct Delivery {
 fn respond_once(request: &ReceivedRequest, state: &mut State) -> (HttpResponse, Delivery) {
     let mut response = state.respond(request);
     // Not the reply to a request for a summary, which is none of the client's.
-    let is_summary = state.matched_replies.iter().any(|it| body_has(request, &it.text))
+    let is_summary = state.matched_replies.iter().any(|reply| body_has(request, &reply.text))
         || request.body["compaction"].is_object();
     let is_reply = request.operation == Operation::Reply && response.status == 200;
     let miscount = if is_reply && !is_summary { state.miscount.take() } else { None };

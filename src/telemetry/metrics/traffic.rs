@@ -143,8 +143,10 @@ impl TrafficMetrics {
             self.cache_reported.get(model).inc();
             self.cache_hits.get(model).inc_by(u64::from(read > 0));
         }
-        let filled = exchange.actual().or(exchange.estimate.as_ref().map(|it| it.tokens));
-        if let (Some(filled), Some(window)) = (filled, exchange.window.filter(|it| *it > 0)) {
+        let filled =
+            exchange.actual().or(exchange.estimate.as_ref().map(|estimate| estimate.tokens));
+        if let (Some(filled), Some(window)) = (filled, exchange.window.filter(|window| *window > 0))
+        {
             self.fill.get(model).observe(filled as f64 / window as f64);
         }
         if let Some(us) = exchange.longest_gap_us {

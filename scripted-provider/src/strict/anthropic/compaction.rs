@@ -55,7 +55,8 @@ pub(super) fn check(
             continue;
         }
         let summary = store.summary(DIALECT, text(block.field("signature")));
-        let Some(summary) = summary.filter(|it| Some(it.account) == request.account) else {
+        let Some(summary) = summary.filter(|summary| Some(summary.account) == request.account)
+        else {
             let message = "The `compaction` block's `signature` does not verify.";
             return refuse_with_code("compaction_signature_invalid", message);
         };
@@ -120,8 +121,9 @@ pub(super) fn chain(
         return chain;
     }
     let summary = store.summary(DIALECT, text(block.field("signature")));
-    let continues = |it: &&IssuedSummary| next.is_none_or(|next| next.role != it.last_role);
-    match summary.filter(|it| it.keeps_prefix).filter(continues) {
+    let continues =
+        |summary: &&IssuedSummary| next.is_none_or(|next| next.role != summary.last_role);
+    match summary.filter(|summary| summary.keeps_prefix).filter(continues) {
         Some(summary) => summary.prefix.messages,
         None => link(chain, block.measured.hash),
     }

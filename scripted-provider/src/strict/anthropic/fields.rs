@@ -254,10 +254,10 @@ fn check_cache_markers(body: &Value) -> Result<(), ApiError> {
     }
     markers.extend(marker_of(body));
     if markers.len() > 4 {
-        let found = markers.len();
+        let count = markers.len();
         return refuse(
             Rule::CacheMarkers,
-            format!("A maximum of 4 blocks with cache_control may be provided. Found {found}."),
+            format!("A maximum of 4 blocks with cache_control may be provided. Found {count}."),
         );
     }
     let mut has_short = false;
@@ -357,9 +357,9 @@ fn check_system_message(
     let texts = items(&messages[at]["content"])
         .all(|block| ["text", "tool_addition", "tool_removal"].contains(&text(&block["type"])));
     let role = |at: usize| messages.get(at).map(|message| text(&message["role"]));
-    let after = matches!(role(at.wrapping_sub(1)), Some("user" | "system"));
-    let before = matches!(role(at + 1), None | Some("assistant" | "system"));
-    match texts && after && before {
+    let follows_user = matches!(role(at.wrapping_sub(1)), Some("user" | "system"));
+    let precedes_reply = matches!(role(at + 1), None | Some("assistant" | "system"));
+    match texts && follows_user && precedes_reply {
         true => Ok(()),
         false => refuse(
             Rule::SystemRole,

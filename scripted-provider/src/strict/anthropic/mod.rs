@@ -214,7 +214,7 @@ fn blocks(body: &Value) -> Vec<Block<'_>> {
             // The model reads only the text of a summary.
             let summary = value["content"].as_str().filter(|_| value["type"] == "compaction");
             let measured =
-                summary.map_or_else(|| measure(role, value), |it| measure_text(role, it));
+                summary.map_or_else(|| measure(role, value), |text| measure_text(role, text));
             all.push(Block {
                 message: at,
                 block,

@@ -8,12 +8,13 @@ use crate::strict::verdict::{ApiError, Rule};
 /// Checks all pairs. Consecutive messages of one role count as one turn.
 pub(super) fn check(blocks: &[Block<'_>], turns: &[MessageRun<'_>]) -> Result<(), ApiError> {
     for (at, turn) in turns.iter().enumerate() {
-        let here = &blocks[turn.blocks.clone()];
-        let next = turns.get(at + 1).map_or(&[][..], |next| &blocks[next.blocks.clone()]);
-        let before = at.checked_sub(1).map_or(&[][..], |at| &blocks[turns[at].blocks.clone()]);
+        let blocks_here = &blocks[turn.blocks.clone()];
+        let following =
+            turns.get(at + 1).map_or(&[][..], |following| &blocks[following.blocks.clone()]);
+        let previous = at.checked_sub(1).map_or(&[][..], |at| &blocks[turns[at].blocks.clone()]);
         match turn.role {
-            "assistant" => check_calls(here, next)?,
-            "user" => check_results(here, before)?,
+            "assistant" => check_calls(blocks_here, following)?,
+            "user" => check_results(blocks_here, previous)?,
             _ => {}
         }
     }

@@ -86,7 +86,10 @@ fn check_data(blocks: &[Block<'_>], turns: &[MessageRun<'_>]) -> Result<(), ApiE
         let callers = blocks.iter().filter(|call| call.kind == "tool_use");
         for call in callers.filter(|call| is_hidden(blocks, call)) {
             let code = &call.field("caller")["tool_id"];
-            if !blocks.iter().any(|it| it.kind == "server_tool_use" && it.field("id") == code) {
+            if !blocks
+                .iter()
+                .any(|block| block.kind == "server_tool_use" && block.field("id") == code)
+            {
                 let message = format!("{}: the code that called it is not there", call.path());
                 return refuse(Rule::CallUnanswered, message);
             }
@@ -107,7 +110,8 @@ fn tool<'b>(body: &'b Value, name: &str) -> Option<&'b Value> {
 
 /// The tokens of the definitions that a block is the first to load.
 pub(super) fn loaded_tokens(body: &Value, blocks: &[Block<'_>], at: usize) -> u64 {
-    let is_new = |name: &&str| blocks[..at].iter().all(|it| references(it).all(|old| old != *name));
+    let is_new =
+        |name: &&str| blocks[..at].iter().all(|block| references(block).all(|old| old != *name));
     let names = references(&blocks[at]).filter(is_new);
     names.filter_map(|name| tool(body, name)).map(|tool| measure("tool", tool).tokens).sum()
 }
@@ -115,7 +119,8 @@ pub(super) fn loaded_tokens(body: &Value, blocks: &[Block<'_>], at: usize) -> u6
 /// Whether a tool may be called after these blocks.
 pub(super) fn is_loaded(tool: &Value, blocks: &[Block<'_>]) -> bool {
     let name = text(&tool["name"]);
-    tool["defer_loading"] != true || blocks.iter().any(|it| references(it).any(|it| it == name))
+    tool["defer_loading"] != true
+        || blocks.iter().any(|block| references(block).any(|loaded| loaded == name))
 }
 
 fn check_loaded(body: &Value, blocks: &[Block<'_>]) -> Result<(), ApiError> {

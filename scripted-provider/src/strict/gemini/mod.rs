@@ -39,14 +39,14 @@ fn get<'v>(value: &'v Value, name: &str) -> &'v Value {
 
 /// `functionCall` as `function_call`.
 fn snake(name: &str) -> String {
-    let mut all = String::with_capacity(name.len() + 4);
+    let mut spelled = String::with_capacity(name.len() + 4);
     for letter in name.chars() {
         if letter.is_ascii_uppercase() {
-            all.push('_');
+            spelled.push('_');
         }
-        all.push(letter.to_ascii_lowercase());
+        spelled.push(letter.to_ascii_lowercase());
     }
-    all
+    spelled
 }
 
 /// `function_call` as `functionCall`.

@@ -55,9 +55,9 @@ pub(super) fn parse(
     let input = PROMPT_TOKENS + pieces.iter().map(|piece| piece.tokens).sum::<u64>();
     let room = check_window(request, model, input)?;
     let last_user = messages.iter().rposition(|message| message["role"] == "user");
-    let after = last_user.map_or(0, |at| at + 1);
+    let current = last_user.map_or(0, |at| at + 1);
     let user_hash = last_user.map_or(0, |at| hash(&[&messages[at]["content"].to_string()]));
-    let rounds = messages[after..].iter().filter(|m| m["role"] == "assistant").count() as u64;
+    let rounds = messages[current..].iter().filter(|m| m["role"] == "assistant").count() as u64;
     let max_output = ["max_completion_tokens", "max_tokens"];
     let max_output = max_output.iter().find_map(|name| request.body[*name].as_u64());
     let parent = messages.iter().rev().find_map(|message| find_reply(store, message));
@@ -208,7 +208,7 @@ fn find_reply(store: &ReplyStore, message: &Value) -> Option<usize> {
             None => items(&message["content"]).map(|part| text(&part["text"])).collect(),
         };
         // Several replies may say the same: it is the one with its reasoning.
-        let whole = message_reasoning(message).map(|it| format!("{it}\n{full_text}"));
+        let whole = message_reasoning(message).map(|reasoning| format!("{reasoning}\n{full_text}"));
         whole
             .and_then(|whole| store.find_reply(DIALECT, "reasoning and text", &whole))
             .or_else(|| store.find_reply(DIALECT, "text", &full_text))

@@ -25,8 +25,8 @@ pub(super) fn check(
 ) -> Result<(), ApiError> {
     for item in list.iter().filter(|item| item.kind == "compaction") {
         let summary = store.summary(DIALECT, text(item.field("encrypted_content")));
-        let fits = |it: &&IssuedSummary| {
-            Some(it.account) == request.account && it.content_hash == hash(&[&model.name])
+        let fits = |summary: &&IssuedSummary| {
+            Some(summary.account) == request.account && summary.content_hash == hash(&[&model.name])
         };
         if summary.filter(fits).is_none() {
             let id = item.id().unwrap_or("(no id)");

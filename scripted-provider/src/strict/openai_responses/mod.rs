@@ -260,10 +260,10 @@ fn check_window(
         let code = Some("context_length_exceeded");
         return Err(ApiError::openai(Rule::Overflow, 400, code, Some("input"), message.into()));
     }
-    let mut left = input;
+    let mut remaining = input;
     let too_many = pieces[front..].iter().take_while(|piece| {
-        let over = left > model.window;
-        left -= if over { piece.tokens } else { 0 };
+        let over = remaining > model.window;
+        remaining -= if over { piece.tokens } else { 0 };
         over
     });
     let too_many = too_many.count();

@@ -57,9 +57,9 @@ pub(super) fn check(list: &[InputItem<'_>]) -> Result<(), ApiError> {
 /// What programs give back that have now what they waited for.
 pub(super) fn outputs(request: &ReceivedRequest, ids: &mut IdGenerator) -> Vec<Value> {
     let of =
-        |kind: &'static str| items(&request.body["input"]).filter(move |it| it["type"] == kind);
-    let ended: HashSet<&str> = of("program_output").map(|it| text(&it["call_id"])).collect();
-    let open = of("program").map(|it| text(&it["call_id"])).filter(|id| !ended.contains(id));
+        |kind: &'static str| items(&request.body["input"]).filter(move |item| item["type"] == kind);
+    let ended: HashSet<&str> = of("program_output").map(|item| text(&item["call_id"])).collect();
+    let open = of("program").map(|item| text(&item["call_id"])).filter(|id| !ended.contains(id));
     let open: Vec<&str> = open.collect();
     let output = |id: &str, ids: &mut IdGenerator| {
         json!({"id": ids.id("po_"), "type": "program_output", "call_id": id, "result": "17",
@@ -70,7 +70,7 @@ pub(super) fn outputs(request: &ReceivedRequest, ids: &mut IdGenerator) -> Vec<V
 
 /// Whether the calls of a reply are made by a program: every second time, if the request lets programs call.
 pub(super) fn calls_by_program(request: &ReceivedRequest, rounds: u64) -> bool {
-    let may = items(&request.body["tools"]).any(|it| it["type"] == "programmatic_tool_calling");
+    let may = items(&request.body["tools"]).any(|tool| tool["type"] == "programmatic_tool_calling");
     may && request.body["stream"] != true && rounds.is_multiple_of(2)
 }
 
