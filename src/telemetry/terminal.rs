@@ -37,7 +37,7 @@ pub(crate) fn visible_json(json: &str) -> Cow<'_, str> {
 
 fn spelled(text: &str, spell: impl Fn(char, &mut String)) -> Cow<'_, str> {
     // The case of nearly all texts.
-    let Some(first) = text.find(is_control) else { return Cow::Borrowed(text) };
+    let Some(first) = first_control(text) else { return Cow::Borrowed(text) };
     let (plain, rest) = text.split_at(first);
     let mut out = String::with_capacity(text.len());
     out.push_str(plain);
@@ -49,6 +49,21 @@ fn spelled(text: &str, spell: impl Fn(char, &mut String)) -> Cow<'_, str> {
         }
     }
     Cow::Owned(out)
+}
+
+fn first_control(text: &str) -> Option<usize> {
+    // Nearly all bytes are plain, and need not be decoded.
+    let is_plain = |byte: &u8| matches!(byte, b' '..=b'~');
+    let mut at = 0;
+    while let Some(plain) = text.as_bytes()[at..].iter().position(|byte| !is_plain(byte)) {
+        at += plain;
+        let c = text[at..].chars().next()?;
+        if is_control(c) {
+            return Some(at);
+        }
+        at += c.len_utf8();
+    }
+    None
 }
 
 #[cfg(test)]

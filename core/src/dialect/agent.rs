@@ -7,7 +7,7 @@ use std::sync::LazyLock;
 
 use http::HeaderMap;
 use http::header::USER_AGENT;
-use memchr::memmem;
+use memchr::memmem::{self, Finder};
 use serde::{Deserialize, Serialize};
 
 use super::{Conversation, Role};
@@ -50,7 +50,7 @@ struct AgentRow {
     #[serde(default)]
     user_agent: Vec<Box<str>>,
     #[serde(default)]
-    prompt: Vec<Box<str>>,
+    prompt: Vec<Phrase>,
     /// User agents of another agent, which prove nothing by themselves.
     #[serde(default)]
     only_by_prompt: Vec<Box<str>>,
@@ -58,7 +58,26 @@ struct AgentRow {
 
 #[derive(Deserialize)]
 struct ProjectRow {
-    before: Box<str>,
+    before: Phrase,
+}
+
+/// What an agent writes, as it stands in JSON; the search for it is prepared once.
+#[derive(Deserialize)]
+#[serde(from = "String")]
+struct Phrase(Finder<'static>);
+
+impl From<String> for Phrase {
+    fn from(text: String) -> Self {
+        Self(Finder::new(&text.replace('\n', "\\n")).into_owned())
+    }
+}
+
+impl Phrase {
+    /// The bytes after it in `text`.
+    fn rest<'t>(&self, text: &'t [u8]) -> Option<&'t [u8]> {
+        let start = self.0.find(text)?;
+        Some(&text[start + self.0.needle().len()..])
+    }
 }
 
 static FILE: LazyLock<AgentFile> = LazyLock::new(|| {
@@ -77,7 +96,8 @@ impl Agent {
         let user_agent = user_agent.unwrap_or_default().trim();
         // It is ASCII, so it can be cut anywhere.
         let user_agent = &user_agent[..user_agent.len().min(USER_AGENT_BYTES)];
-        if let Some(row) = FILE.agent.iter().find(|row| row.has_prompt(conversation, body)) {
+        let texts: Vec<&[u8]> = instructions(conversation, body, NEAR).collect();
+        if let Some(row) = FILE.agent.iter().find(|row| row.has_prompt(&texts)) {
             return Some(Self { name: row.name.clone(), version: row.version(user_agent) });
         }
         // The prompt is more certain than the user agent, which SDKs write.
@@ -122,11 +142,8 @@ impl std::fmt::Display for Agent {
 }
 
 impl AgentRow {
-    fn has_prompt(&self, conversation: &Conversation, body: &[u8]) -> bool {
-        self.prompt.iter().any(|phrase| {
-            let mut texts = instructions(conversation, body, NEAR);
-            texts.any(|text| memmem::find(text, phrase.as_bytes()).is_some())
-        })
+    fn has_prompt(&self, texts: &[&[u8]]) -> bool {
+        self.prompt.iter().any(|phrase| texts.iter().any(|text| phrase.rest(text).is_some()))
     }
 
     fn is_stated_by(&self, user_agent: &str) -> bool {
@@ -174,13 +191,8 @@ fn instructions<'b>(
 
 /// The path of the folder that the agent works in, if its prompt states one.
 pub fn project_path(conversation: &Conversation, body: &[u8]) -> Option<String> {
-    FILE.project.iter().find_map(|row| {
-        let introduction = row.before.replace('\n', "\\n");
-        instructions(conversation, body, FAR).find_map(|text| {
-            let start = memmem::find(text, introduction.as_bytes())? + introduction.len();
-            path(&text[start..])
-        })
-    })
+    let texts: Vec<&[u8]> = instructions(conversation, body, FAR).collect();
+    FILE.project.iter().find_map(|row| texts.iter().find_map(|text| path(row.before.rest(text)?)))
 }
 
 fn path(text: &[u8]) -> Option<String> {

@@ -1,9 +1,11 @@
 //! Ids of what belongs together: the tenant, the session, the thread and the exchange of a request.
 //!
-//! Each is a type of its own, so that none can be passed as another. Stored and served as plain text.
+//! Each is a type of its own, so that none can be passed as another. Stored and served as plain text. A request's ids are
+//! kept in some forty places, so all of them share the text.
 
 use std::borrow::Borrow;
 use std::fmt;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +14,7 @@ macro_rules! ids {
         $(#[$doc])*
         #[derive(Clone, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
         #[serde(transparent)]
-        pub struct $name(Box<str>);
+        pub struct $name(Arc<str>);
 
         impl $name {
             /// The id as text.
@@ -21,7 +23,7 @@ macro_rules! ids {
             }
         }
 
-        impl<T: Into<Box<str>>> From<T> for $name {
+        impl<T: Into<Arc<str>>> From<T> for $name {
             fn from(text: T) -> Self {
                 Self(text.into())
             }

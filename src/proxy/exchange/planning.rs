@@ -92,7 +92,8 @@ impl LiveExchange<Received> {
 
     /// Reads the body, and plans the request. `head`: the request's, as it is sent.
     async fn read_and_plan(&mut self, body: &Bytes, head: &request::Parts) -> RequestPlan {
-        let planning = AssertUnwindSafe(self.plan_body(body, head));
+        // Boxed, because it is large, and the futures around it are moved several times.
+        let planning = AssertUnwindSafe(Box::pin(self.plan_body(body, head)));
         // A panic in here only costs the plan.
         match planning.catch_unwind().await {
             Ok(plan) => plan.unwrap_or_default(),

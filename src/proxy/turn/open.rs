@@ -391,11 +391,15 @@ impl OpenTurn {
     fn forget_impossible_counts(&self, proxy: &Proxy, record: &mut ReplyRecord, reply: &mut Reply) {
         // Before anything is concluded from them.
         let info = &self.info;
+        let believed = CountLimit::new(Some(info.model.window), None);
+        if !reply.usage.clone().forget_impossible(believed) {
+            return; // as nearly always
+        }
         // What was learned may be less than the truth; a beta may allow more.
         let window = proxy.catalogue.largest_window(info.model_name(), info.upstream.window);
         let window = window.map(|window| window.max(info.model.window));
         if !reply.usage.clone().forget_impossible(CountLimit::new(window, None)) {
-            return; // as nearly always
+            return;
         }
         let estimate = self.draft.turn().estimate.map(|estimate| estimate.tokens);
         let limit = CountLimit::new(window, estimate);

@@ -74,6 +74,8 @@ pub(super) struct LatestRequests {
     /// Each with its number in the order of arrival.
     by_scope: HashMap<Scope, (u64, Arc<LatestRequest>)>,
     order: BTreeMap<u64, Scope>,
+    /// What the requests of each tenant count as, bytes.
+    shares: HashMap<TenantId, usize>,
     bytes: usize,
     /// The number of the last one that arrived.
     count: u64,
@@ -91,20 +93,18 @@ impl LatestRequests {
         }
         self.count += 1;
         self.bytes += latest.bytes;
+        *self.shares.entry(scope.tenant.clone()).or_default() += latest.bytes.max(LEAST);
         self.order.insert(self.count, scope.clone());
         self.by_scope.insert(scope, (self.count, Arc::new(latest)));
     }
 
     fn oldest_of_largest(&self, tenant: &TenantId, bytes: usize) -> Option<Scope> {
         // The new request counts as well: its tenant may have the largest share with it.
-        let mut shares: HashMap<&TenantId, usize> = HashMap::default();
-        for (scope, (_, latest)) in &self.by_scope {
-            *shares.entry(&scope.tenant).or_default() += latest.bytes.max(LEAST);
-        }
-        if let Some(share) = shares.get_mut(tenant) {
-            *share += bytes.max(LEAST);
-        }
-        let (largest, _) = shares.into_iter().max_by_key(|(_, bytes)| *bytes)?;
+        let with_new = |holder: &TenantId, share: usize| {
+            if holder == tenant { share + bytes.max(LEAST) } else { share }
+        };
+        let (largest, _) =
+            self.shares.iter().max_by_key(|(holder, share)| with_new(holder, **share))?;
         self.order.values().find(|scope| scope.tenant == *largest).cloned()
     }
 
@@ -120,6 +120,12 @@ impl LatestRequests {
         if let Some((since, gone)) = self.by_scope.remove(scope) {
             self.order.remove(&since);
             self.bytes -= gone.bytes;
+            if let Some(share) = self.shares.get_mut(&scope.tenant) {
+                *share -= gone.bytes.max(LEAST);
+                if *share == 0 {
+                    self.shares.remove(&scope.tenant);
+                }
+            }
         }
     }
 }

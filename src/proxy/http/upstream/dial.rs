@@ -3,7 +3,6 @@
 //! Trusts the platform's root certificates, the bundled ones, and an extra CA. Knows no requests, and stops
 //! after a timeout. A connection is counted for as long as it is open.
 
-use std::collections::HashMap;
 use std::future::Future;
 use std::io;
 use std::path::Path;
@@ -12,6 +11,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use foldhash::HashMap;
 use http::Uri;
 use http::uri::Authority;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder, MaybeHttpsStream};

@@ -4,7 +4,7 @@
 //! of a response, that the two crossed. A connection that was opened to find out an upstream's protocol is used, not
 //! dropped.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::error::Error as _;
 use std::future::poll_fn;
 use std::io::{self, ErrorKind};
@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use foldhash::HashMap;
 use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{Request, Response, Uri, Version};
 use hyper::client::conn::http1::{Builder, SendRequest};

@@ -14,10 +14,10 @@ mod limits;
 pub(in crate::proxy) mod relays;
 pub(in crate::proxy) mod route;
 
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use foldhash::HashMap;
 use http::header::{HeaderValue, PROXY_AUTHORIZATION};
 use http::uri::Authority;
 use http::{Request, Response, Uri};
@@ -76,14 +76,16 @@ impl UpstreamPool {
         mut request: Request<OutgoingBody>,
     ) -> Result<Response<OutgoingBody>, UpstreamError> {
         self.authorize(&mut request);
+        // Boxed, because these futures are large, and those around them are moved several times.
         let Some(http2) = self.http2(request.uri()) else {
-            return self.http1.send(request).await.map_err(|error| error.unanswered());
+            let sending = Box::pin(self.http1.send(request));
+            return sending.await.map_err(|error| error.unanswered());
         };
-        let request = match http2.send(request).await? {
+        let request = match Box::pin(http2.send(request)).await? {
             SendOutcome::Answered(response) => return Ok(response),
             SendOutcome::Http1(request) => request,
         };
-        self.http1.send(request).await.map_err(|error| {
+        Box::pin(self.http1.send(request)).await.map_err(|error| {
             // It may speak HTTP/2 when it is back.
             if matches!(error, SendError::Connect(_)) {
                 http2.forget_http1();
@@ -106,7 +108,7 @@ impl UpstreamPool {
         mut request: Request<OutgoingBody>,
     ) -> Result<Response<OutgoingBody>, UpstreamError> {
         self.authorize(&mut request);
-        self.http1.send(request).await.map_err(|error| error.unanswered())
+        Box::pin(self.http1.send(request)).await.map_err(|error| error.unanswered())
     }
 
     fn authorize(&self, request: &mut Request<OutgoingBody>) {
@@ -123,7 +125,7 @@ impl UpstreamPool {
 }
 
 fn gauges(config: &Config, telemetry: &Telemetry) -> UpstreamGauges {
-    let mut gauges = HashMap::new();
+    let mut gauges = HashMap::default();
     for upstream in &config.upstreams {
         // If upstreams share an address, it has the name of the first.
         if let Some(authority) = upstream.base.authority() {
