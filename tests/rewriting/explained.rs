@@ -127,6 +127,7 @@ async fn guessed_window_triggers_no_cut_and_is_shown_as_guess() {
     const UNKNOWN: &str = "mistralai/Mixtral-8x7B-Instruct-v0.1";
     let mut policy = eager();
     (policy.prune.gate, policy.prune.pressure) = (vec![PruneGate::Pressure], 0.001);
+    policy.prune.horizon_turns = 20;
     let mut play = Play::of("/v1/messages", policy).await;
     let reply = |model| anthropic_reply("m1", model, json!([{"type": "text", "text": "Go on."}]));
     let scene = play.exchange(&anthropic_request(UNKNOWN, &history(6)), &reply(UNKNOWN)).await;
