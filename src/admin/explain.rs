@@ -321,15 +321,16 @@ fn replayed(ledger: &Ledger, turn: &Turn) -> Vec<ExplainedChange> {
         return Vec::new();
     }
     // A cut part has a key of its own in the turn's sketch, so the cuts are found there, in the sketch's order.
-    // Not found are cuts that are stored by position (of a call without an id of its own), and anything that
-    // was not sent.
-    let sketch = ledger.sketch(turn).unwrap_or_default();
-    let places: HashMap<PartKey, usize> = sketch.iter().map(|part| part.key).zip(0..).collect();
+    // Equal parts that are stored by position have one key: each of them is taken once.
+    let mut places: HashMap<PartKey, Vec<usize>> = HashMap::new();
+    for (place, part) in ledger.sketch(turn).unwrap_or_default().iter().enumerate() {
+        places.entry(part.key).or_default().push(place);
+    }
     let mut cuts: Vec<(usize, &Cut)> = ledger
         .cuts_holding(turn.position.suspended.map(DecisionEpoch::of_suspension))
         .map(AsRef::as_ref)
         .filter(|cut| cut.exchange != turn.exchange)
-        .filter_map(|cut| Some((*places.get(&cut.about.cut())?, cut)))
+        .filter_map(|cut| Some((places.get_mut(&cut.sent_key())?.pop()?, cut)))
         .collect();
     cuts.sort_by_key(|(place, _)| *place);
     cuts.truncate(MOST_STORED_STEPS);

@@ -75,6 +75,37 @@ async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
     assert!(!text.contains("Line 0 of the log"), "no text of a prompt");
 }
 
+/// Calls of Gemini have no ids of their own, so their cuts are stored by position, and two results may be equal.
+#[tokio::test]
+async fn repeated_cuts_of_gemini_are_listed() {
+    let mut play = Play::of("/v1beta/models/gemini-2.5-pro:generateContent", eager()).await;
+    let mut contents = vec![json!({"role": "user", "parts": [{"text": "Read them all."}]})];
+    for number in 0..6 {
+        let output = format!("Line {} of the log. ", number / 2).repeat(40);
+        let call = json!({"functionCall": {"name": "read", "args": {"path": number}}});
+        let result = json!({"functionResponse": {"name": "read", "response": {"output": output}}});
+        contents.push(json!({"role": "model", "parts": [call]}));
+        contents.push(json!({"role": "user", "parts": [result]}));
+    }
+    let answer = json!({"role": "model", "parts": [{"text": "Go on."}]});
+    let reply = json!({"candidates": [{"content": answer, "finishReason": "STOP"}],
+        "usageMetadata": {"promptTokenCount": 900, "candidatesTokenCount": 5, "totalTokenCount": 905}});
+    let first = play.exchange(&json!({"contents": contents}), &reply).await;
+    let cut = first.exchange.done.new.cut;
+    assert!(cut >= 4, "{:?}", first.exchange.done);
+
+    contents.extend([answer, json!({"role": "user", "parts": [{"text": "And now?"}]})]);
+    play.config.policy = Policy::default().into();
+    play.restart().await;
+    let second = play.exchange(&json!({"contents": contents}), &reply).await;
+    let looking = Looking::at(&play.server, &play.config).await;
+    let path = format!("/api/v1/requests/{}/explain", second.exchange.id);
+    let explained = looking.json(&path).await;
+    assert_eq!(explained["made"]["cut"], cut);
+    assert_eq!(counts(&explained["steps"], "replayed"), cut as usize);
+    assert_eq!(explained["unlisted"], 0);
+}
+
 /// There is a new cut in the middle: the cache is expected to break there.
 #[tokio::test]
 async fn cut_says_how_much_cache_stays() {

@@ -257,6 +257,7 @@ mod tests {
     fn cut(about: u128, content: &str) -> Cut {
         Cut {
             about: PartKey(about),
+            part: None,
             at: 1,
             exchange: "1".into(),
             content: Replacement::Text(content.into()),

@@ -71,6 +71,7 @@ pub fn propose(
 struct CutCandidate<'a> {
     at: PartIndex,
     about: u128,
+    key: PartKey,
     part: &'a Part,
     /// Its tokens, including images in it if they are cut too.
     tokens: u64,
@@ -87,6 +88,8 @@ struct CutTarget<'a> {
     at: PartIndex,
     /// The key that decisions about it are stored under.
     about: u128,
+    /// Its key in the form in which it is sent without this cut.
+    key: PartKey,
     part: &'a Part,
     tokens: u64,
 }
@@ -144,7 +147,7 @@ impl<'a> PruneCandidates<'a> {
             }
             let keeps = policy.keep_media || is_picture;
             let tokens = part_tokens + if keeps { 0 } else { weights.within(message, place.part) };
-            let Some(about) = known.about(place) else { continue };
+            let (Some(about), Some(key)) = (known.about(place), part.key) else { continue };
             let name = part.name.as_deref().or_else(|| names.get(part.id.as_deref()?).copied());
             let may_go = is_picture || may_go(policy, name, part);
             let is_new = last_reply.is_none_or(|last| place.message > last);
@@ -154,11 +157,14 @@ impl<'a> PruneCandidates<'a> {
                 }
                 continue;
             }
-            let about = trimmed.map_or(about, |_| plan::clearing_key(about));
+            let (about, key) = match trimmed {
+                Some(_) => (plan::clearing_key(about), key.cut()),
+                None => (about, key),
+            };
             if is_new {
                 // An image cannot be trimmed to head and tail.
                 if may_go && !is_picture {
-                    let target = CutTarget { at: place, about, part, tokens: part_tokens };
+                    let target = CutTarget { at: place, about, key, part, tokens: part_tokens };
                     candidates.newborn.push(target);
                 }
                 // It counts among the newest results, though it cannot be cut yet.
@@ -181,7 +187,7 @@ impl<'a> PruneCandidates<'a> {
                 continue;
             }
             let saves = weights.saved(policy, part, part_tokens, &text);
-            let target = CutTarget { at: place, about, part, tokens };
+            let target = CutTarget { at: place, about, key, part, tokens };
             if let Some(result) = CutCandidate::cleared(target, text, saves, &mut counter) {
                 candidates.add(result, passed, reasoning, head + passed - part_tokens);
             }
@@ -392,7 +398,7 @@ impl<'a> CutCandidate<'a> {
         saves: Option<u64>,
         counter: &mut TokenCounter<'_>,
     ) -> Option<Self> {
-        let CutTarget { at, about, part, tokens } = target;
+        let CutTarget { at, about, key, part, tokens } = target;
         let text_tokens = u64::from(counter.stands_for(part, &text));
         if text_tokens >= tokens {
             return None;
@@ -400,6 +406,7 @@ impl<'a> CutCandidate<'a> {
         Some(Self {
             at,
             about,
+            key,
             part,
             tokens,
             content: Replacement::Text(text.into()),
@@ -414,7 +421,7 @@ impl<'a> CutCandidate<'a> {
         stay: u64,
         counter: &mut TokenCounter<'_>,
     ) -> Option<Self> {
-        let CutTarget { at, about, part, tokens } = target;
+        let CutTarget { at, about, key, part, tokens } = target;
         let result_text = trim::text(part, body);
         let trim = TrimRange::new(&result_text, tokens, stay)?;
         let trimmed_text = trim.apply(&result_text, part.kind)?;
@@ -422,6 +429,7 @@ impl<'a> CutCandidate<'a> {
         Some(Self {
             at,
             about,
+            key,
             part,
             tokens,
             content: Replacement::Trim(trim),
@@ -434,6 +442,7 @@ impl<'a> CutCandidate<'a> {
         Fact::Cut(Box::new(Cut {
             epoch: None,
             about: PartKey(self.about),
+            part: if self.key.0 == self.about { None } else { Some(self.key) },
             at: request.now,
             exchange: request.exchange.clone(),
             content: self.content.clone(),

@@ -463,6 +463,7 @@ async fn each_store_has_tenant_key() {
 fn cut(about: u128, words: &str) -> Cut {
     Cut {
         about: PartKey(about),
+        part: None,
         at: 1,
         exchange: "1".into(),
         content: Replacement::Text(words.into()),
@@ -576,6 +577,7 @@ async fn decisions_after_refusals_differ() {
         };
         let cut = Cut {
             about: PartKey(1),
+            part: None,
             at: 1,
             exchange: "1".into(),
             content: Replacement::Text(words.into()),

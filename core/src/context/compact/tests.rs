@@ -691,6 +691,7 @@ fn results_too_large_to_be_summarised_are_shortened() {
     cut.add([Fact::Cut(Box::new(crate::context::Cut {
         epoch: None,
         about: PartKey(scene.about(2)),
+        part: None,
         at: 1,
         exchange: "r".into(),
         content: crate::context::Replacement::Text("gone".into()),

@@ -270,6 +270,7 @@ mod tests {
     fn cut(exchange: &str, epoch: Option<DecisionEpoch>) -> Fact {
         Fact::Cut(Box::new(Cut {
             about: PartKey(1),
+            part: None,
             at: 1,
             exchange: exchange.into(),
             content: Replacement::Text("cut".into()),

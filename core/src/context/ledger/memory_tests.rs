@@ -157,6 +157,7 @@ fn size_of_decisions_is_also_counted_separately() {
     let cut = Cut {
         epoch: None,
         about: PartKey(1),
+        part: None,
         at: 1,
         exchange: "r".into(),
         content: Replacement::Text(long()),

@@ -31,6 +31,7 @@ fn cut(scene: &SessionFixture, message: usize, why: DecisionReason) -> Fact {
     Fact::Cut(Box::new(Cut {
         epoch: None,
         about: PartKey(scene.about(message)),
+        part: None,
         at: scene.now,
         exchange: scene.request().exchange.clone(),
         content: Replacement::Text(GONE.into()),

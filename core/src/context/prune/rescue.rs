@@ -123,9 +123,10 @@ pub fn shorten_for_room(
     let largest = texts.max_by_key(|(_, part)| weights.own(part));
     let shortened = largest.and_then(|(at, part)| {
         let about = known.about(at)?;
+        let key = part.key?;
         let tokens = weights.own(part);
         let stay = tokens.checked_sub(excess).filter(|stay| *stay >= LEAST_TRIMMED)?;
-        let target = CutTarget { at, about, part, tokens };
+        let target = CutTarget { at, about, key, part, tokens };
         CutCandidate::trimmed(target, request.body, stay, &mut counter(request))
     });
     shortened.map(|text| text.cut(request, DecisionReason::TooLarge)).into_iter().collect()

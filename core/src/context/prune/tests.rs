@@ -175,6 +175,7 @@ fn cut(scene: &SessionFixture, message: usize, why: DecisionReason) -> Fact {
     Fact::Cut(Box::new(Cut {
         epoch: None,
         about: PartKey(scene.about(message)),
+        part: None,
         at: 1,
         exchange: "r0".into(),
         content,

@@ -99,6 +99,9 @@ pub struct Signature {
 pub struct Cut {
     /// The key of the decision: which result it is about.
     pub about: PartKey,
+    /// The part's key, if decisions about it are stored under its position (Gemini, counted ids).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part: Option<PartKey>,
     /// When it was decided.
     pub at: Millis,
     /// The exchange that decided it.
@@ -123,6 +126,11 @@ pub struct Cut {
 }
 
 impl Cut {
+    /// The key of the part as it is sent with this cut, as in sketches.
+    pub fn sent_key(&self) -> PartKey {
+        self.part.unwrap_or(self.about).cut()
+    }
+
     /// Whether a result was trimmed when it was first sent, because it was too large.
     pub fn is_trim(&self) -> bool {
         self.why == DecisionReason::TooLarge

@@ -62,6 +62,7 @@ impl Miscounted {
         scene.ledger.add(Fact::Cut(Box::new(Cut {
             epoch: None,
             about: PartKey(scene.about(2 * turn)),
+            part: None,
             at: scene.now,
             exchange: scene.request().exchange.clone(),
             content: Replacement::Text("It went.".into()),

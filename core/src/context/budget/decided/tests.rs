@@ -92,6 +92,7 @@ fn cut_result_counts_as_placeholder() {
     scene.ledger.add(Fact::Cut(Box::new(Cut {
         epoch: None,
         about: PartKey(scene.about(2)),
+        part: None,
         at: scene.now,
         exchange: scene.request().exchange.clone(),
         content: Replacement::Text("It went.".into()),
@@ -117,6 +118,7 @@ fn what_was_cleared_since_last_call_is_subtracted_once() {
     scene.ledger.add(Fact::Cut(Box::new(Cut {
         epoch: None,
         about: PartKey(scene.about(2)),
+        part: None,
         at: scene.now,
         exchange: scene.request().exchange.clone(),
         content: Replacement::Text("It went.".into()),

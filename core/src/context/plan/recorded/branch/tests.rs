@@ -381,6 +381,7 @@ fn unanswered_result_stays_whole_if_branch_is_unknown() {
     let has = |sent: Option<&[u128]>, request: &str, why, is_new| {
         let cut = Cut {
             about: PartKey(1),
+            part: None,
             at: 1,
             exchange: request.into(),
             content: crate::context::Replacement::Text("Cleared.".into()),
