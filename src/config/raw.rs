@@ -96,6 +96,9 @@ pub struct RawConfig {
     /// for byte; or `unpruned`, the input as if nothing had been removed (estimated; output and cache stay as they
     /// are). With `unpruned` a client that compacts by this number compacts when it would without Plimsoll.
     pub client_usage: ReportedUsage,
+    /// Whether a request takes the first of the queued messages alone, and not all of them (as Dexto's steps do).
+    #[schemars(extend("presetOnly" = true))]
+    pub one_queued_message: bool,
     /// Whether Plimsoll asks for usage in streamed Chat Completions if the client did not, and hides the report
     /// from the client: `auto` or `never`.
     pub include_usage: IncludeUsage,
@@ -283,6 +286,7 @@ impl Default for RawConfig {
             tenants: Tenants::default(),
             count: ProviderCounting::default(),
             client_usage: ReportedUsage::default(),
+            one_queued_message: false,
             include_usage: IncludeUsage::default(),
             output_reserve_tokens: 16_000,
             catalogue: None,

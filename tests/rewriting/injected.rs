@@ -1,6 +1,7 @@
 //! A queued message is sent in the next request of the session's main line and stays there.
 
 use plimsoll::config::Mode;
+use plimsoll::config::presets::Preset;
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::Policy;
 use plimsoll::context::{Fact, InjectedMessage, InjectionState, QueuedMessage};
@@ -99,6 +100,23 @@ async fn queued_messages_are_sent_at_end_and_stay_there() {
     assert!(is_injected(
         &play.exchange(&anthropic_request(MODEL, &fork), &reply("So be it.")).await
     ));
+}
+
+#[tokio::test]
+async fn dexto_takes_one_queued_message_a_step() {
+    let mut play = crate::presets::play(Preset::Dexto, &[]).await;
+    let scope = begun(&mut play).await;
+    queue(&play, &scope, 1, "Mind the tide.").await;
+    queue(&play, &scope, 2, "And the wind.").await;
+    let first = play.exchange(&anthropic_request(MODEL, &history(2)), &reply("Aye.")).await;
+    assert!(first.bytes.contains("Mind the tide."), "{}", first.bytes);
+    assert!(!first.bytes.contains("And the wind."), "{}", first.bytes);
+    assert_eq!(waiting(&play, &scope).await, 1);
+    let second = play.exchange(&anthropic_request(MODEL, &history(3)), &reply("Aye.")).await;
+    let tide = second.bytes.find("Mind the tide.").unwrap();
+    let wind = second.bytes.find("And the wind.").unwrap();
+    assert!(tide < wind, "the first stays where it was");
+    assert_eq!(waiting(&play, &scope).await, 0);
 }
 
 #[tokio::test]

@@ -562,10 +562,11 @@ fn opencode_compacts_by_last_call() {
     };
     assert_eq!((due(168_000, 0), due(168_001, 0)), (CompactionNeed::Prepare, CompactionNeed::Swap));
     assert_eq!((due(168_001, 1), due(10_000, 0)), (CompactionNeed::Prepare, CompactionNeed::No));
-    // Whether a request does not fit is decided by the estimate, as everywhere.
+    let last_call = json!({"input": 167_900, "cache_read": 0});
     assert_eq!(
-        super::presets::due(Preset::Opencode, 200_000, 168_001, json!({})),
-        CompactionNeed::Must
+        super::presets::due(Preset::Opencode, 200_000, 168_001, last_call),
+        CompactionNeed::Prepare,
+        "the next call is not estimated"
     );
 }
 

@@ -68,7 +68,9 @@ pub fn need_at(
         _ if !policy_allows(request) || !request.model.known || fillable == 0 => CompactionNeed::No,
         // A client that compacts by itself is only helped when its provider refuses.
         _ if is_left_to_client(request, known.client_compacted) => CompactionNeed::No,
-        tokens if tokens > fillable => CompactionNeed::Must,
+        tokens if tokens > fillable && policy.watches == ThresholdBasis::Estimate => {
+            CompactionNeed::Must
+        }
         // After a refused rewrite, only what does not fit otherwise is compacted.
         _ if known.is_suspended => CompactionNeed::No,
         _ if is_settled(request, known) => CompactionNeed::No,

@@ -39,6 +39,9 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
             waiting.push(queued);
         }
     }
+    if request.policy.one_queued_message {
+        waiting.truncate(1);
+    }
     let texts: Vec<&str> = waiting.iter().map(|queued| &*queued.text).collect();
     if texts.is_empty() || !takes_text(conversation, at) {
         return facts;

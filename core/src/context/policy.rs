@@ -96,6 +96,8 @@ pub struct Policy {
     pub heal: RepairPolicy,
     /// Which usage is reported to clients.
     pub client_usage: ReportedUsage,
+    /// A request takes the first of the queued messages alone.
+    pub one_queued_message: bool,
     /// What is asked about the provider's cache.
     pub cache: DiagnosisPolicy,
 }

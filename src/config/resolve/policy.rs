@@ -76,6 +76,7 @@ impl Resolver<'_> {
             },
             heal: raw.heal.clone(),
             client_usage: raw.client_usage,
+            one_queued_message: raw.one_queued_message,
             cache: raw.cache.clone(),
         }
     }

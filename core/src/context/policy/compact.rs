@@ -33,8 +33,8 @@ pub struct CompactPolicy {
     #[schemars(extend("presetOnly" = true))]
     pub show_buffer: bool,
     /// What is compared with the threshold: the `estimate` of the next request, or the `last_call` as
-    /// its provider reported it, less what it wrote to its cache (as opencode does). Whether a request
-    /// fits the window is always decided by its estimate.
+    /// its provider reported it, less what it wrote to its cache (as opencode does). Then a request that does not
+    /// fit is compacted once its provider says so.
     #[schemars(extend("presetOnly" = true))]
     pub watches: ThresholdBasis,
     /// Past this share of the threshold the summary is written in the background, unless cuts that wait will make
