@@ -36,7 +36,7 @@ use crate::context::lineage::place;
 use crate::context::plan::RecordedDecisions;
 use crate::context::{ExchangeId, Millis, SessionId, SessionWitness};
 use crate::dialect::{Conversation, Purpose, Role};
-use beside::{OpeningRequest, SessionsInUse, opening_text};
+use beside::{Opening, OpeningRequest, SessionsInUse};
 pub(crate) use claimed_compactions::ClaimedCompaction;
 use drafts::Drafts;
 pub(crate) use drafts::{DraftGuard, DraftProgress};
@@ -145,10 +145,10 @@ impl Ledgers {
         let began = Instant::now();
         let is_turn = conversation.purpose == Purpose::Turn;
         let opening = match lookup.session {
-            None if begins(conversation) => Some(opening_text(conversation, lookup.body)),
+            None if begins(conversation) => Some(Opening::new(conversation, lookup.body)),
             _ => None,
         };
-        let opening = opening.as_deref();
+        let opening = opening.as_ref();
         let (session, found_by) = match self
             .find_session(&lookup, conversation, is_turn, opening)
             .await
@@ -205,7 +205,7 @@ impl Ledgers {
         lookup: &SessionLookup<'_>,
         conversation: &Conversation,
         goes_on: bool,
-        opening: Option<&str>,
+        opening: Option<&Opening>,
     ) -> LookupOutcome<(SessionId, SessionWitness)> {
         match lookup.session {
             Some(session) => LookupOutcome::Found((session.clone(), SessionWitness::Client)),
@@ -378,7 +378,7 @@ impl Ledgers {
         lookup: &SessionLookup<'_>,
         conversation: &Conversation,
         goes_on: bool,
-        opening: Option<&str>,
+        opening: Option<&Opening>,
     ) -> LookupOutcome<(SessionId, SessionWitness)> {
         // The longest known prefix decides: shorter ones belong to more conversations.
         let fingerprints = fingerprints::shown_by(conversation);
@@ -389,9 +389,9 @@ impl Ledgers {
         }
         if begins(conversation) {
             // It has no reply of the model, so the store knows nothing about it.
-            let Some(text) = opening else { return LookupOutcome::None };
-            let request = OpeningRequest { tenant, source, at: Instant::now(), text };
-            let in_use = lock(&self.in_use);
+            let Some(opening) = opening else { return LookupOutcome::None };
+            let request = OpeningRequest { tenant, source, at: Instant::now(), opening };
+            let mut in_use = lock(&self.in_use);
             let found = match conversation.purpose {
                 Purpose::Side | Purpose::Compaction => in_use.find_conversation(&request),
                 Purpose::Turn => {

@@ -308,6 +308,27 @@ async fn title_call_before_its_conversation_begins_its_session() {
     assert_eq!(third.found_by, Some(SessionWitness::New));
 }
 
+/// A second run of an agent with the same prompt is a process of its own, with a connection of its own.
+#[tokio::test]
+async fn second_run_with_same_prompt_has_its_own_title_call() {
+    let mut site = Site::new().await;
+    let reply = ChatRun::new("").reply();
+    let title = json!({"model": "gpt-4.1", "messages": [
+        {"role": "system", "content": "Generate a short, descriptive title (3-7 words) for a conversation."},
+        {"role": "user", "content": "<chat>\nWhen is high tide?\n</chat>"}]});
+    let prompt = json!({"role": "user", "content": "When is high tide?"});
+    let body = json!({"model": "gpt-4.1", "tools": [look_tool()], "messages": [prompt]});
+    let mut sessions = Vec::new();
+    for _ in 0..2 {
+        let mut wire = site.connect().await;
+        let titled = site.ask(&mut wire, HERMES, &title, &reply).await;
+        let begun = site.ask(&mut wire, HERMES, &body, &reply).await;
+        assert_eq!(titled.session, begun.session);
+        sessions.push(begun.session.clone());
+    }
+    assert_ne!(sessions[0], sessions[1]);
+}
+
 /// Hermes and CrewAI send the history that they summarise as the text of one message.
 #[tokio::test]
 async fn agents_own_summary_is_in_its_session() {

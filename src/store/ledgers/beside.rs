@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::fingerprints::RequestSource;
 use crate::context::compact::user_texts;
 use crate::context::{SessionId, SessionWitness, TenantId};
-use crate::dialect::{Conversation, Purpose};
+use crate::dialect::{Chain, Conversation, Purpose};
 use crate::store::Scope;
 
 /// How long after a conversation was last used a call beside it may come.
@@ -24,6 +24,8 @@ const WORDS: usize = 200;
 const FEWEST_WORDS: usize = 12;
 /// Most bytes of the text of a call beside a conversation.
 const TEXT: usize = 4096;
+/// Most calls of a session that are remembered.
+const CALLS: usize = 8;
 
 /// A request that begins a conversation, or a call beside one.
 #[derive(Clone, Copy)]
@@ -31,8 +33,21 @@ pub(super) struct OpeningRequest<'a> {
     pub(super) tenant: &'a TenantId,
     pub(super) source: RequestSource,
     pub(super) at: Instant,
-    /// What the user says in it ([`opening_text`]).
-    pub(super) text: &'a str,
+    pub(super) opening: &'a Opening,
+}
+
+/// What is compared of such a request.
+pub(super) struct Opening {
+    /// What the user says in it, of a conversation only the first words.
+    text: String,
+    /// All of it.
+    content: Chain,
+}
+
+/// A call beside a conversation.
+struct SideCall {
+    content: Chain,
+    connection: u64,
 }
 
 /// An unnamed session in use.
@@ -43,6 +58,8 @@ struct SessionInUse {
     text: Box<str>,
     /// It consists of a call beside a conversation that has not come yet.
     awaits_conversation: bool,
+    /// The calls beside it, oldest first.
+    calls: VecDeque<SideCall>,
 }
 
 impl SessionInUse {
@@ -54,6 +71,20 @@ impl SessionInUse {
     fn has_agent(&self, request: &OpeningRequest<'_>) -> bool {
         self.source.agent == request.source.agent
     }
+
+    /// Whether it has an equal call from another connection: then the call is of another run of its agent.
+    fn has_equal_call(&self, call: &OpeningRequest<'_>) -> bool {
+        self.calls.iter().any(|known| {
+            known.content == call.opening.content && known.connection != call.source.connection
+        })
+    }
+
+    fn add_call(&mut self, content: Chain, connection: u64) {
+        if self.calls.len() == CALLS {
+            self.calls.pop_front();
+        }
+        self.calls.push_back(SideCall { content, connection });
+    }
 }
 
 /// The unnamed sessions in use.
@@ -64,47 +95,66 @@ pub(super) struct SessionsInUse {
 }
 
 impl SessionsInUse {
-    /// A request of a session was opened. `text`: what the user says in it, if it is the session's first.
+    /// A request of a session was opened. `opening`: what it says, if it is the session's first.
     pub(super) fn set(
         &mut self,
         scope: &Scope,
         source: RequestSource,
         at: Instant,
-        text: Option<&str>,
+        opening: Option<&Opening>,
         purpose: Purpose,
     ) {
-        let known = self.sessions.iter().find(|session| session.scope == *scope);
-        let text = match known {
-            Some(session) if !session.awaits_conversation => session.text.clone(),
-            _ => text.unwrap_or_default().into(),
+        self.sessions.retain(|session| at.duration_since(session.at) < BESIDE);
+        let known = self.sessions.iter().position(|session| session.scope == *scope);
+        let known = known.and_then(|index| self.sessions.remove(index));
+        let awaits_conversation = purpose != Purpose::Turn;
+        let mut session = SessionInUse {
+            scope: scope.clone(),
+            source,
+            at,
+            text: opening.map(|opening| opening.text.as_str()).unwrap_or_default().into(),
+            awaits_conversation,
+            calls: VecDeque::new(),
         };
-        self.sessions
-            .retain(|session| session.scope != *scope && at.duration_since(session.at) < BESIDE);
+        if let Some(known) = known {
+            session.calls = known.calls;
+            if !known.awaits_conversation {
+                session.text = known.text;
+            }
+        }
+        if let Some(opening) = opening
+            && awaits_conversation
+        {
+            session.add_call(opening.content, source.connection);
+        }
         if self.sessions.len() == IN_USE {
             self.sessions.pop_front();
         }
-        let awaits_conversation = purpose != Purpose::Turn;
-        let session = SessionInUse { scope: scope.clone(), source, at, text, awaits_conversation };
         self.sessions.push_back(session);
     }
 
     /// The session of a call beside a conversation: the conversation that it quotes, or the only one in use.
     pub(super) fn find_conversation(
-        &self,
+        &mut self,
         call: &OpeningRequest<'_>,
     ) -> Option<(SessionId, SessionWitness)> {
-        let conversations: Vec<&SessionInUse> = self
+        let mut conversations: Vec<&mut SessionInUse> = self
             .sessions
-            .iter()
+            .iter_mut()
             .filter(|session| session.is_near(call) && !session.awaits_conversation)
             .collect();
-        let quoted = conversations.iter().filter(|session| quotes(call.text, &session.text));
-        // CrewAI asks for summaries with another library than for turns. Of equal ones the last is used, which is the
-        // newest.
-        let quoted = quoted.max_by_key(|session| {
-            (session.has_agent(call), session.source.connection == call.source.connection)
-        });
-        if let Some(session) = quoted {
+        let mut quoted: Vec<&mut &mut SessionInUse> = conversations
+            .iter_mut()
+            .filter(|session| quotes(&call.opening.text, &session.text))
+            .collect();
+        if !quoted.is_empty() {
+            quoted.retain(|session| !session.has_equal_call(call));
+            // CrewAI asks for summaries with another library than for turns. Of equal ones the last is used, which is
+            // the newest. If there is none, the call comes before its conversation.
+            let session = quoted.into_iter().max_by_key(|session| {
+                (session.has_agent(call), session.source.connection == call.source.connection)
+            })?;
+            session.add_call(call.opening.content, call.source.connection);
             return Some((session.scope.session.clone(), SessionWitness::Quote));
         }
         // Without a quote it could belong to any of several.
@@ -121,7 +171,7 @@ impl SessionsInUse {
         let mut calls =
             sessions.filter(|session| session.awaits_conversation && session.has_agent(begins));
         // Of equal calls the first is used, which is the oldest: their conversations are equal, too.
-        let call = calls.find(|session| quotes(&session.text, begins.text))?;
+        let call = calls.find(|session| quotes(&session.text, &begins.opening.text))?;
         Some(call.scope.session.clone())
     }
 
@@ -135,24 +185,29 @@ fn quotes(call_text: &str, text: &str) -> bool {
     text.len() >= FEWEST_WORDS && call_text.contains(text)
 }
 
-/// What the user says in a request that begins a conversation, or in a call beside one.
-pub(super) fn opening_text(conversation: &Conversation, body: &[u8]) -> String {
-    let is_call = conversation.purpose != Purpose::Turn;
-    let most = if is_call { TEXT } else { WORDS };
-    let mut text = String::new();
-    for said in user_texts(conversation, body) {
-        text.push_str(said.trim());
-        // Of a conversation only its first message.
-        if !is_call || text.len() > most {
-            break;
+impl Opening {
+    /// Of a request that begins a conversation, or a call beside one.
+    pub(super) fn new(conversation: &Conversation, body: &[u8]) -> Self {
+        let is_call = conversation.purpose != Purpose::Turn;
+        let most = if is_call { TEXT } else { WORDS };
+        let mut text = String::new();
+        for said in user_texts(conversation, body) {
+            text.push_str(said.trim());
+            // Of a conversation only its first message.
+            if !is_call || text.len() > most {
+                break;
+            }
+            text.push('\n');
         }
-        text.push('\n');
+        let text = text[..text.floor_char_boundary(most)].trim_end().to_owned();
+        Self { text, content: conversation.chains().last().unwrap_or_default() }
     }
-    text[..text.floor_char_boundary(most)].trim_end().to_owned()
 }
 
 #[cfg(test)]
 mod tests {
+    use xxhash_rust::xxh3::xxh3_128;
+
     use super::*;
     use crate::dialect::{self, Dialect};
     use crate::store::conformance::scope;
@@ -176,25 +231,30 @@ mod tests {
 
         fn set(&mut self, session: &str, connection: u64, text: Option<&str>, purpose: Purpose) {
             let (scope, source) = (scope("t", session), source(connection));
-            self.sessions.set(&scope, source, self.now, text, purpose);
+            let opening = text.map(opening);
+            self.sessions.set(&scope, source, self.now, opening.as_ref(), purpose);
         }
 
         fn conversation(
-            &self,
+            &mut self,
             text: &str,
             source: RequestSource,
         ) -> Option<(String, SessionWitness)> {
             let tenant = &"t".into();
-            let call = OpeningRequest { tenant, source, at: self.now, text };
+            let call = OpeningRequest { tenant, source, at: self.now, opening: &opening(text) };
             let (session, witness) = self.sessions.find_conversation(&call)?;
             Some((session.to_string(), witness))
         }
 
         fn call(&self, text: &str, source: RequestSource) -> Option<String> {
             let tenant = &"t".into();
-            let begins = OpeningRequest { tenant, source, at: self.now, text };
+            let begins = OpeningRequest { tenant, source, at: self.now, opening: &opening(text) };
             Some(self.sessions.find_call(&begins)?.to_string())
         }
+    }
+
+    fn opening(text: &str) -> Opening {
+        Opening { text: text.to_owned(), content: Chain(xxh3_128(text.as_bytes())) }
     }
 
     fn found(session: &str, witness: SessionWitness) -> Option<(String, SessionWitness)> {
@@ -210,12 +270,13 @@ mod tests {
         assert_eq!(fixture.conversation(&quote, source(2)), found("a", SessionWitness::Quote));
         assert_eq!(fixture.conversation("Something else", source(1)), None, "either");
         fixture.set("a", 1, None, Purpose::Turn);
-        assert_eq!(fixture.conversation(&quote, source(9)), found("a", SessionWitness::Quote));
+        let [second, third, fourth] = [2, 3, 4].map(|number| format!("{quote} {number}"));
+        assert_eq!(fixture.conversation(&second, source(9)), found("a", SessionWitness::Quote));
         fixture.set("c", 3, Some(PROMPT), Purpose::Turn);
-        assert_eq!(fixture.conversation(&quote, source(9)), found("c", SessionWitness::Quote));
-        assert_eq!(fixture.conversation(&quote, source(1)), found("a", SessionWitness::Quote));
+        assert_eq!(fixture.conversation(&second, source(9)), found("c", SessionWitness::Quote));
+        assert_eq!(fixture.conversation(&third, source(1)), found("a", SessionWitness::Quote));
         let other = RequestSource { connection: 1, agent: 2 };
-        assert_eq!(fixture.conversation(&quote, other), found("a", SessionWitness::Quote));
+        assert_eq!(fixture.conversation(&fourth, other), found("a", SessionWitness::Quote));
         fixture.set("e", 1, None, Purpose::Turn);
         assert_eq!(fixture.conversation("Something else", other), None, "another agent");
         fixture.sessions.forget(&[scope("t", "e")]);
@@ -245,6 +306,28 @@ mod tests {
         assert_eq!(fixture.sessions.sessions.len(), IN_USE);
     }
 
+    /// Two runs with the same prompt, one after the other. The second asks for its title before it begins.
+    #[test]
+    fn equal_call_from_another_connection_is_of_another_run() {
+        let mut fixture = Fixture::new();
+        let title = format!("Title of: {PROMPT}");
+        fixture.set("first", 1, Some(&title), Purpose::Side);
+        fixture.set("first", 1, Some(PROMPT), Purpose::Turn);
+        let first = found("first", SessionWitness::Quote);
+        assert_eq!(fixture.conversation(&title, source(1)), first, "it asks again");
+        let summary = format!("Summary of: {PROMPT}");
+        assert_eq!(fixture.conversation(&summary, source(2)), first, "it has no such call yet");
+        assert_eq!(fixture.conversation(&title, source(2)), None);
+        fixture.set("second", 2, Some(&title), Purpose::Side);
+        assert_eq!(fixture.call(PROMPT, source(2)).as_deref(), Some("second"));
+        fixture.set("second", 2, Some(PROMPT), Purpose::Turn);
+        assert_eq!(fixture.conversation(&title, source(3)), None, "both have it");
+        for other in 0..CALLS {
+            fixture.conversation(&format!("{title} {other}"), source(1)).unwrap();
+        }
+        assert_eq!(fixture.sessions.sessions[0].calls.len(), CALLS);
+    }
+
     #[test]
     fn call_says_all_and_conversation_its_first_words() {
         let opening = |first: &str, purpose| {
@@ -255,7 +338,7 @@ mod tests {
             let body = body.to_string().into_bytes();
             let mut conversation = dialect::read(Dialect::Anthropic, "/v1/messages", &body);
             conversation.purpose = purpose;
-            opening_text(&conversation, &body)
+            Opening::new(&conversation, &body).text
         };
         assert_eq!(opening(" Name it. ", Purpose::Turn), "Name it.");
         assert_eq!(opening(" Name it. ", Purpose::Side), format!("Name it.\n{PROMPT}"));
