@@ -63,6 +63,11 @@ struct SessionInUse {
 }
 
 impl SessionInUse {
+    fn is_of(&self, scope: &Scope) -> bool {
+        // Most sessions have the same tenant.
+        self.scope.session == scope.session && self.scope.tenant == scope.tenant
+    }
+
     /// Whether it was in use shortly before a request with the same credential.
     fn is_near(&self, request: &OpeningRequest<'_>) -> bool {
         self.scope.tenant == *request.tenant && request.at.duration_since(self.at) < BESIDE
@@ -104,8 +109,10 @@ impl SessionsInUse {
         opening: Option<&Opening>,
         purpose: Purpose,
     ) {
-        self.sessions.retain(|session| at.duration_since(session.at) < BESIDE);
-        let known = self.sessions.iter().position(|session| session.scope == *scope);
+        while self.sessions.front().is_some_and(|oldest| at.duration_since(oldest.at) >= BESIDE) {
+            self.sessions.pop_front();
+        }
+        let known = self.sessions.iter().rposition(|session| session.is_of(scope));
         let known = known.and_then(|index| self.sessions.remove(index));
         let awaits_conversation = purpose != Purpose::Turn;
         let mut session = SessionInUse {
@@ -167,9 +174,9 @@ impl SessionsInUse {
 
     /// The session of a conversation that begins, if a call beside it came first: it quotes what the user says.
     pub(super) fn find_call(&self, begins: &OpeningRequest<'_>) -> Option<SessionId> {
-        let sessions = self.sessions.iter().filter(|session| session.is_near(begins));
+        let waiting = self.sessions.iter().filter(|session| session.awaits_conversation);
         let mut calls =
-            sessions.filter(|session| session.awaits_conversation && session.has_agent(begins));
+            waiting.filter(|session| session.is_near(begins) && session.has_agent(begins));
         // Of equal calls the first is used, which is the oldest: their conversations are equal, too.
         let call = calls.find(|session| quotes(&session.text, &begins.opening.text))?;
         Some(call.scope.session.clone())
