@@ -154,6 +154,7 @@ async fn operators_key_is_used_only_for_inference_paths() {
         "POST /anthropic/v1/organizations/..;/messages",
         "POST /anthropic/v1/organizations/..%5cmessages",
         "POST /anthropic/v1/organizations%2f..%2f/messages",
+        "POST /openai/deployments/d;api_base=evil/chat/completions",
         "OPTIONS /v1/messages",
     ] {
         let answer = stage.ask(&format!("{line} HTTP/1.1\r\nhost: {{}}")).await;
@@ -223,6 +224,28 @@ async fn key_goes_where_operator_said() {
     .await;
     let answer = client.response().await;
     assert_eq!(answer.lines(), ["anthropic-ratelimit-tokens-remaining: 7", "content-length: 2"]);
+}
+
+/// What a gateway reads of the query, too: an address, a version, a key.
+#[tokio::test]
+async fn query_beside_operators_key_has_only_known_parameters() {
+    let stage = Stage::with("").await;
+    for (query, forwarded) in [
+        ("?beta=true", "?beta=true"),
+        ("?api_base=https://evil.example", ""),
+        ("?beta=true&base_url=https%3A%2F%2Fevil.example&key=k", "?beta=true"),
+        ("?beta=true;api_base=https://evil.example", ""),
+        ("?custom_llm_provider=x&api-version=2025-04-01&%61pi_key=k", "?api-version=2025-04-01"),
+    ] {
+        let mut client = Wire::connect(stage.serving.clients).await;
+        let head = format!("POST /anthropic/v1/messages{query} HTTP/1.1\r\nhost: localhost");
+        client.send(format!("{head}\r\ncontent-length: 2\r\n\r\n{{}}")).await;
+        let mut call = stage.provider.call().await;
+        let line = format!("POST /v1/messages{forwarded} HTTP/1.1");
+        assert_eq!(call.message.head.lines().next(), Some(&*line));
+        call.answer("200 OK", "{}").await;
+        assert_eq!(client.response().await.status(), 200, "{query}");
+    }
 }
 
 #[tokio::test]

@@ -263,18 +263,19 @@ impl CredentialRules {
         }
     }
 
-    /// A path and query without the client token; `all`: without any credential in the query.
-    pub fn without<'t>(&self, target: &'t str, all: bool) -> Cow<'t, str> {
+    /// A path and query without the client token; `beside_own`: as they may stand beside the upstream's own
+    /// credential.
+    pub fn without<'t>(&self, target: &'t str, beside_own: bool) -> Cow<'t, str> {
         let Some((path, query)) = target.split_once('?') else { return Cow::Borrowed(target) };
-        let (secret, harmless): (Vec<&str>, Vec<&str>) = query
+        let (removed, remaining): (Vec<&str>, Vec<&str>) = query
             .split('&')
-            .partition(|pair| all && is_parameter(pair) || self.is_token_pair(pair));
-        if secret.is_empty() {
+            .partition(|pair| beside_own && !may_join_credential(pair) || self.is_token_pair(pair));
+        if removed.is_empty() {
             Cow::Borrowed(target)
-        } else if harmless.is_empty() {
+        } else if remaining.is_empty() {
             path.into()
         } else {
-            format!("{path}?{}", harmless.join("&")).into()
+            format!("{path}?{}", remaining.join("&")).into()
         }
     }
 }
@@ -445,6 +446,13 @@ fn pairs(target: &str) -> impl Iterator<Item = &str> {
 fn is_parameter(pair: &str) -> bool {
     let name = pair.split_once('=').map_or(pair, |(name, _)| name);
     is_credential(&decoded(name).to_ascii_lowercase())
+}
+
+fn may_join_credential(pair: &str) -> bool {
+    // Gateways read addresses and accounts from the query too (`api_base=…`), and some servers separate
+    // parameters by semicolons.
+    let name = pair.split_once('=').map_or(pair, |(name, _)| name);
+    !pair.contains(';') && is_harmless_parameter(&decoded(name).to_ascii_lowercase())
 }
 
 fn is_credential(name: &str) -> bool {

@@ -179,13 +179,17 @@ fn address_credentials_are_hidden() {
 }
 
 #[test]
-fn credential_parameters_are_removed_and_rest_stays() {
+fn only_harmless_parameters_join_own_credential() {
     let list = CredentialRules::default();
     for (target, rest) in [
         ("/v1/models?key=c", "/v1/models"),
-        ("/v1/models?alt=sse&key=c&x=%2F", "/v1/models?alt=sse&x=%2F"),
-        ("/v1/models?access_token=c&%61pi_key=d&a", "/v1/models?a"),
-        ("/v1/models?keys=c", "/v1/models?keys=c"),
+        ("/v1/models?alt=sse&key=c&PageSize=%2F", "/v1/models?alt=sse&PageSize=%2F"),
+        ("/v1/models?access_token=c&%61pi_key=d&beta", "/v1/models?beta"),
+        ("/v1/messages?beta=true&api_base=https://evil", "/v1/messages?beta=true"),
+        ("/v1/messages?beta=true;api_base=https://evil", "/v1/messages"),
+        ("/v1/messages?keys=c&&%2561lt=d", "/v1/messages"),
+        ("/v1beta/models?pageSize=9&pageToken=c", "/v1beta/models?pageSize=9&pageToken=c"),
+        ("/v1/responses?api-version=preview", "/v1/responses?api-version=preview"),
     ] {
         assert_eq!(list.without(target, true), rest);
         assert_eq!(list.without(target, false), target, "the client's own stays");

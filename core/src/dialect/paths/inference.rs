@@ -22,7 +22,7 @@ const ESCAPES: usize = 3;
 /// Whether a request only calls a model, counts tokens, or lists models. `upgrades`: it asks for an upgrade.
 pub fn is_inference(method: &Method, target: &str, upgrades: bool) -> bool {
     let segments = segments(target);
-    if has_dot_segment(target) {
+    if has_dot_segment(target) || has_parameters(target) {
         return false;
     }
     if *method == Method::GET || *method == Method::HEAD {
@@ -46,6 +46,11 @@ fn asks(segments: &[&str]) -> bool {
     let of_google = segments.last().and_then(|last| verb(last));
     let embeds = of_google.is_some_and(|(_, method)| VERBS.contains(&&*method));
     (posted || embeds) && are_roots(before_end(segments))
+}
+
+fn has_parameters(target: &str) -> bool {
+    // What follows a semicolon in a segment is a parameter for some servers, such as a key or an address.
+    target.split('?').next().is_some_and(|path| path.contains(';'))
 }
 
 fn has_dot_segment(target: &str) -> bool {
@@ -132,6 +137,8 @@ mod tests {
             "/v1%2Ffiles/messages",
             "/v1beta/cachedContents",
             "/v1beta/files/f:generateContent",
+            "/v1beta/models/g;api_base=x:generateContent",
+            "/openai/deployments/e;key=x/embeddings",
         ] {
             for method in [Method::POST, Method::GET, Method::DELETE] {
                 assert!(!is_inference(&method, target, false), "{method} {target}");
