@@ -1,7 +1,8 @@
 //! Every ending: what breaks upstream breaks for the client, a client that leaves frees its upstream stream, and a
 //! drain lets streams finish.
 
-use http::Request;
+use http::{Request, Response};
+use plimsoll::context::Outcome;
 use plimsoll::proxy::DrainOutcome;
 
 use crate::support::http1::{Provider, Wire};
@@ -276,4 +277,22 @@ async fn client_that_leaves_cancels_http2_upstreams_stream() {
     feed.send_data("data: 2\n\n".into()).await.unwrap();
     client.head().await;
     assert_eq!(client.chunk().await, b"data: 2\n\n");
+}
+
+/// Over HTTP/2 the end may come after the last byte, in a frame of its own. An HTTP/1.1 client has the whole response by
+/// then.
+#[tokio::test]
+async fn response_is_complete_with_last_byte_of_its_length() {
+    for (status, outcome) in [(200, Outcome::Complete), (429, Outcome::Refused)] {
+        let mut provider = h2::Provider::start().await;
+        let mut server = TestServer::with(provider.config()).await;
+        let mut client = Wire::connect(server.address).await;
+        client.send(ASK).await;
+        let (mut feed, body) = h2::body();
+        let response = Response::builder().status(status).header("content-length", 2);
+        drop(provider.call().await.answer(response.body(body).unwrap()));
+        feed.send_data("{}".into()).await.unwrap();
+        assert_eq!(client.response().await.status(), status);
+        assert_eq!(server.next_exchange().await.outcome, outcome);
+    }
 }

@@ -148,7 +148,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         actions: ResponseActions,
         clean_outcome: Outcome,
     ) -> Self {
-        let bodiless = inner.is_end_stream();
+        let bodiless = has_all(&inner);
         let mut tap = Self {
             inner,
             recorder,
@@ -228,7 +228,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         if self.actions.model_list.as_mut().is_some_and(|list| !list.pass(&data)) {
             self.actions.model_list = None;
         }
-        let is_last = self.inner.is_end_stream();
+        let is_last = has_all(&self.inner);
         self.next_frame = self.edited(data, is_last);
         if let (Some(silence), Some(shown)) = (&mut self.actions.silence, &self.next_frame) {
             silence.passed(shown.data_ref().map_or(&[], |data| data));
@@ -369,6 +369,13 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             self.recorder.storing = Some(runtime.spawn(poll_fn(move |cx| commit.poll(cx))));
         }
     }
+}
+
+/// Whether nothing more of a body is to come.
+fn has_all(body: &impl Body) -> bool {
+    // Over HTTP/2 the end may come after the last byte, in a frame of its own. A client that is told the length leaves
+    // before.
+    body.is_end_stream() || body.size_hint().exact() == Some(0)
 }
 
 fn body_end(outcome: Outcome) -> BodyEnd {
