@@ -327,9 +327,14 @@ impl Store for SqliteStore {
         records: Vec<Record>,
         only_if: Precondition,
     ) -> StoreFuture<'_, ()> {
+        let file = self.file.clone();
+        let entry = JournalEntry { scope, records };
+        let since = only_if.since;
         Box::pin(async move {
-            let entry = JournalEntry { scope, records };
-            match self.file.writer.append(entry, only_if.since) {
+            // A task of its own, which the same thread runs next. If the disk hangs, that thread does, but whoever
+            // waits here for a limited time wakes on another one.
+            let appended = tokio::spawn(async move { file.writer.append(entry, since) }).await;
+            match appended.map_err(|_| StoreError::Closed)? {
                 AppendOutcome::Appended { .. } => Ok(()),
                 AppendOutcome::Deleted => Err(StoreError::Deleted),
                 AppendOutcome::Refused(JournalEntry { scope, records }) => {

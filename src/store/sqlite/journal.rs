@@ -26,6 +26,11 @@ const ENDING: &str = "-turns.";
 /// The number of the last file whose entries are in the database, in the table of secrets.
 const APPLIED: &str = "applied_turns";
 
+/// An entry that takes this long shows a slow disk: for [`REST`], the writer's thread stores what would be entries, so
+/// that no async thread waits for the disk.
+const SLOW: Duration = Duration::from_millis(200);
+const REST: Duration = Duration::from_secs(10);
+
 /// Records of one scope, which are written together.
 pub(super) struct JournalEntry {
     pub(super) scope: Scope,
@@ -38,7 +43,8 @@ pub(super) enum AppendOutcome {
     Appended { waiting: usize },
     /// Its session was deleted.
     Deleted,
-    /// It is not in the file: disk or database take nothing, another entry is being written, or too much waits.
+    /// It is not in the file: disk or database take nothing or are slow, another entry is being written, or too much
+    /// waits.
     Refused(JournalEntry),
 }
 
@@ -59,6 +65,8 @@ struct JournalFiles {
     open: Option<File>,
     /// The bytes of its entries.
     bytes: u64,
+    /// Nothing is written before this time, because the last entry took long.
+    rests_until: Option<Instant>,
 }
 
 #[derive(Default)]
@@ -183,7 +191,7 @@ impl Journal {
         }
         tail.bytes = tail.entries.iter().map(|entry| entry.bytes()).sum();
         let last = numbers.last().map_or(applied, |last| applied.max(*last));
-        let files = JournalFiles { numbers, last, open: None, bytes: 0 };
+        let files = JournalFiles { numbers, last, open: None, bytes: 0, rests_until: None };
         Ok(Self { database: database.into(), files: Mutex::new(files), tail: Mutex::new(tail) })
     }
 
@@ -192,6 +200,9 @@ impl Journal {
         let bytes = entry.bytes();
         // Whoever ends another exchange does not wait for a disk that hangs.
         let Ok(mut files) = self.files.try_lock() else { return AppendOutcome::Refused(entry) };
+        if files.rests_until.is_some_and(|until| Instant::now() < until) {
+            return AppendOutcome::Refused(entry);
+        }
         {
             let tail = lock(&self.tail);
             if since.is_some_and(|since| tail.tombstones.is_deleted(&entry.scope, since)) {
@@ -202,7 +213,13 @@ impl Journal {
                 return AppendOutcome::Refused(entry);
             }
         }
-        if files.write(&self.database, &entry.encode()).is_err() {
+        let encoded = entry.encode();
+        let began = Instant::now();
+        let written = files.write(&self.database, &encoded);
+        if began.elapsed() >= SLOW {
+            files.rests_until = Some(Instant::now() + REST);
+        }
+        if written.is_err() {
             return AppendOutcome::Refused(entry);
         }
         let mut tail = lock(&self.tail);
@@ -233,6 +250,12 @@ impl Journal {
         }
         tail.taken = tail.entries.len();
         JournalBatch { entries: tail.entries.clone(), last: files.last }
+    }
+
+    /// Has the next entry written to `file`.
+    #[cfg(test)]
+    pub(super) fn write_to(&self, file: File) {
+        lock(&self.files).open = Some(file);
     }
 
     /// Whether the database took what was written last.
@@ -339,6 +362,9 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
+    use std::os::fd::OwnedFd;
+
     use super::*;
     use crate::store::conformance::{self, scope, turn};
 
@@ -407,7 +433,7 @@ mod tests {
         let path = folder.path().join("p.db");
         let journal = Journal::open(&path, 0).unwrap();
         assert!(appended(&journal, entry(1, "one")));
-        lock(&journal.files).open = Some(File::open(file_path(&path, 1)).unwrap());
+        journal.write_to(File::open(file_path(&path, 1)).unwrap());
         let refused = journal.append(entry(2, "two"), None);
         assert!(matches!(refused, AppendOutcome::Refused(entry) if entry.records[0].key == 2));
         assert!(appended(&journal, entry(3, "three")));
@@ -426,6 +452,26 @@ mod tests {
         assert!(!journal.holds(|_| true));
         drop(writing);
         assert!(appended(&journal, entry(1, "one")));
+    }
+
+    /// A pipe takes 64 KiB, and the rest only once somebody reads.
+    #[test]
+    fn slow_disk_gets_no_entries_for_a_while() {
+        let folder = conformance::folder();
+        let journal = Journal::open(&folder.path().join("p.db"), 0).unwrap();
+        let (mut disk, file) = std::io::pipe().unwrap();
+        journal.write_to(File::from(OwnedFd::from(file)));
+        let slow = std::thread::spawn(move || {
+            std::thread::sleep(2 * SLOW);
+            let mut written = vec![0; 100_000];
+            disk.read_exact(&mut written).unwrap();
+            disk
+        });
+        assert!(appended(&journal, entry(1, &"x".repeat(100_000))));
+        let _disk = slow.join().unwrap();
+        assert!(!appended(&journal, entry(2, "")));
+        lock(&journal.files).rests_until = Some(Instant::now());
+        assert!(appended(&journal, entry(3, "")));
     }
 
     #[test]

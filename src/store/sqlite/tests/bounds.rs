@@ -1,6 +1,8 @@
 //! A store stays within its limits: under many writes, with long reads, if it starts far past them, and if the clock
 //! jumps.
 
+use std::fs::File;
+use std::os::fd::OwnedFd;
 use std::time::Instant;
 
 use super::super::*;
@@ -216,4 +218,30 @@ async fn learned_states_are_limited() {
     assert!(!known("model 0").await, "they were unused too long");
     assert!(!known("model 2").await, "they were unused too long");
     assert_eq!(store.scan(named, 9).await.unwrap().len(), 1);
+}
+
+/// A full pipe is a disk that hangs: nothing is written until somebody reads.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hanging_append_can_be_given_up() {
+    let folder = conformance::folder();
+    let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
+    let (mut disk, file) = std::io::pipe().unwrap();
+    store.file.writer.journal.write_to(File::from(OwnedFd::from(file)));
+    let (recovers, recovered) = std::sync::mpsc::channel::<()>();
+    let disk = std::thread::spawn(move || {
+        // In the end it works again, whatever the test finds.
+        let _ = recovered.recv_timeout(Duration::from_secs(10));
+        drop(std::io::copy(&mut disk, &mut std::io::sink()));
+    });
+    let large = vec![turn(1, &"x".repeat(100_000), 1)];
+    let append = store.append(scope("t", "s"), large, Precondition::default());
+    let waited = tokio::time::timeout(Duration::from_millis(100), append).await;
+    assert!(waited.is_err(), "it waited until the disk worked again");
+    recovers.send(()).unwrap();
+    // It is stored all the same.
+    while store.scan(scope("t", "s"), 9).await.unwrap().is_empty() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    drop(store);
+    disk.join().unwrap();
 }
