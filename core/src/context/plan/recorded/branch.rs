@@ -65,10 +65,14 @@ impl<'l> Branch<'l> {
             _ => None,
         };
         let covered = keyed_parts.get(..placed.covers).unwrap_or(keyed_parts);
-        let reply = match covered.last() {
-            // Its client may have edited the parts of the reply before the one that it was found by.
-            Some(last) if parent.is_some_and(|parent| parent.has_in_reply(last.key)) => {
-                covered.iter().rev().take_while(|keyed| is_models(keyed)).count()
+        let reply = match (parent, covered.last()) {
+            // Its client may have edited the parts of the reply before the one that it was found by. A paused reply that
+            // came back is the end of the parent's request.
+            (Some(parent), Some(last)) if parent.has_in_reply(last.key) => {
+                let earlier = covered.iter().rev().skip(1).take_while(|keyed| {
+                    is_models(keyed) && Some(keyed.key) != parent.position.last
+                });
+                1 + earlier.count()
             }
             _ => 0,
         };

@@ -1,6 +1,6 @@
 //! Which decisions apply in a branch, by what the branch has sent and by which exchange made the decision.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 use crate::context::policy::DecisionMode;
@@ -296,6 +296,30 @@ fn reasoning_of_edited_reply_is_new() {
     ]);
     scene.send(&all);
     let (placed, known) = (scene.placed(), scene.known());
+    let branch = Branch::new(&scene.ledger, &placed, &known.keyed_parts, DecisionMode::Active);
+    let own = branch.own_reasoning(&scene.conversation);
+    assert_eq!((own.sent.len(), own.left_out.len()), (1, 0));
+}
+
+/// A paused reply comes back as the end of the next request, and is no part of the reply to that request.
+#[test]
+fn reasoning_of_paused_reply_was_sent() {
+    let text = json!({"type": "text", "text": "I look it up."});
+    let paused = json!([thinking(1), text]);
+    let reply = json!([thinking(2), text]);
+    let mut all = messages("u");
+    let mut scene = SessionFixture::new("claude-opus-4-6", &all);
+    scene.answered(&paused);
+    let mut push = |role: &str, content: Value| {
+        all.as_array_mut().unwrap().push(json!({"role": role, "content": content}));
+        all.clone()
+    };
+    scene.send(&push("assistant", paused));
+    scene.answered(&reply);
+    push("assistant", reply);
+    scene.send(&push("user", json!("Thanks.")));
+    let (placed, known) = (scene.placed(), scene.known());
+    assert_eq!(placed.covers, 3);
     let branch = Branch::new(&scene.ledger, &placed, &known.keyed_parts, DecisionMode::Active);
     let own = branch.own_reasoning(&scene.conversation);
     assert_eq!((own.sent.len(), own.left_out.len()), (1, 0));
