@@ -121,7 +121,7 @@ fn message(error: Value<'_>) -> Option<Box<str>> {
     if let Some(text) = error.text() {
         return Some(text.into());
     }
-    let named = ["message", "msg"].iter().find_map(|name| error.get_text(name));
+    let named = ["message", "msg", "error_msg"].iter().find_map(|name| error.get_text(name));
     if let Some(text) = named {
         return Some(text.into());
     }
@@ -131,6 +131,9 @@ fn message(error: Value<'_>) -> Option<Box<str>> {
     let detail = error.get("detail")?;
     if let Some(text) = detail.text() {
         return Some(text.into());
+    }
+    if detail.kind() == Kind::Object {
+        return message(detail.get("error").unwrap_or(detail));
     }
     // A single schema violation of a request; with several, none is the message.
     let mut faults = detail.items();
@@ -167,6 +170,9 @@ mod tests {
             (r#"{"error":"No."}"#, "No."),
             (r#"{"detail":"No."}"#, "No."),
             (r#"{"detail":[{"loc":["body","x",1],"msg":"No.","input":"y"}]}"#, "body.x.1: No."),
+            (r#"{"detail":{"msg":"No.","type":"t"}}"#, "No."),
+            (r#"{"detail":{"error":"No."}}"#, "No."),
+            (r#"{"error_code":336103,"error_msg":"No."}"#, "No."),
             (r#"{"base_resp":{"status_code":2013,"status_msg":"No."}}"#, "No."),
             (r#"{"success":false,"errors":[{"message":"No.","code":5021}]}"#, "No."),
             ("404 page not found\n", "404 page not found\n"),

@@ -52,9 +52,9 @@ const AFTER: usize = 5;
 const UNIT: usize = 3;
 
 const LIMIT: &str = "maximum max limit limits limited window only supports support up allowed most capacity cannot \
-    must than context available configured";
+    must than context available configured n_ctx max_seq_len max_num_tokens max_length";
 const INPUT: &str = "prompt input inputs messages request requested contains contained has have given received \
-    passed resulted got current sent length count conversation history keep";
+    passed resulted got current sent length count conversation history keep n_keep prompt_tokens input_tokens";
 /// Parts of words.
 const OUTPUT: &str = "output completion max_tokens max_new_tokens budget generat draft prediction";
 const INEXACT: &str = "about least approximately estimated roughly";
@@ -62,7 +62,7 @@ const INEXACT: &str = "about least approximately estimated roughly";
 const OTHER: &str = "image images picture pictures audio video page pages document documents file files tool tools \
     function functions definitions schema string array description bytes byte kb mb gb mib \
     characters character chars items elements pixels seconds ms minutes requests credits per by \
-    turns times code status";
+    turns times code status bound";
 /// A limit of what a model can write is none of the window, unless a word says so.
 const OF_WINDOW: &str = "context window max_model_len";
 const EXCEEDS: &str =
@@ -80,16 +80,19 @@ pub(super) fn read(text: &str) -> ContextStatement {
     });
     let counts = counts(&tokens);
     let mut words = tokens.iter().filter_map(Token::word);
-    let is_of_tokens = words.any(|word| word.starts_with("token") || word == "context");
+    let is_of_tokens = words.any(|word| word.contains("token") || is_one_of("context n_ctx", word));
     ContextStatement { is_too_long, is_of_tokens, ..counts }
 }
 
 fn says_too_long(words: &[&str]) -> bool {
     let is_too_long = words.windows(2).any(|pair| pair == ["too", "long"]);
+    let is_too_large =
+        words.windows(2).any(|pair| pair == ["too", "large"] || pair == ["too", "big"]);
     let is_measured =
         words.windows(2).any(|pair| pair[0] == "context" && is_one_of(MEASURES, pair[1]));
     let is_of_prompt = has_one_of(words, SUBJECTS);
-    let says_long = is_too_long && (is_of_prompt || words.contains(&"context"));
+    let says_long = is_too_long && (is_of_prompt || words.contains(&"context"))
+        || is_too_large && has_one_of(words, "prompt context conversation");
     let says_exceeds =
         has_one_of(words, EXCEEDS) && (is_measured || is_of_prompt && has_one_of(words, MEASURES));
     (says_long || says_exceeds) && !has_one_of(words, OTHER)
@@ -121,7 +124,11 @@ fn counts(tokens: &[Token<'_>]) -> ContextStatement {
     let mut window = with_role(&found, NumberRole::Limit).next();
     let mut total = with_role(&found, NumberRole::Total).max();
     let output = with_role(&found, NumberRole::Output).next();
-    let input = with_role(&found, NumberRole::Input).max();
+    let mut input = with_role(&found, NumberRole::Input).max();
+    if total.or(output).is_none() && words.contains(&"total") && speaks_of_output(&words) {
+        // "The total number of tokens (prompt and prediction)".
+        total = input.take();
+    }
     if input.or(total).is_none() && with_role(&found, NumberRole::Limit).count() == 2 {
         // Of two numbers that both may be the limit, the smaller one is.
         total = with_role(&found, NumberRole::Limit).max();
