@@ -159,7 +159,8 @@ impl UsageFields {
                 continue;
             }
             // A model that declined before it wrote anything is not billed.
-            let is_billed = kind != "message" || usage.output.is_some_and(|output| output > 0);
+            let is_answer = matches!(&*kind, "message" | "fallback_message");
+            let is_billed = !is_answer || usage.output.is_some_and(|output| output > 0);
             if !is_billed || usage == Usage::default() {
                 continue;
             }
@@ -202,14 +203,12 @@ impl AnsweringModel {
     }
 
     fn made(&self, kind: &str, model: Option<&str>) -> bool {
-        match kind {
-            "fallback_message" => true,
+        match (kind, model) {
+            // One of several fallbacks may decline, too.
+            ("message" | "fallback_message", Some(model)) => self.model.as_deref() == Some(model),
             // Without a name it is the requested model's.
-            "message" => match model {
-                Some(model) => self.model.as_deref() == Some(model),
-                None => !self.is_fallback,
-            },
-            _ => false,
+            ("message", None) => !self.is_fallback,
+            (kind, _) => kind == "fallback_message",
         }
     }
 
@@ -255,6 +254,10 @@ impl CallFields {
     fn grow(&mut self, later: Self) {
         self.input.grow(later.input);
         self.created_long.grow(later.created_long);
+        if later.output.is_unknown() {
+            // What was reported before is only the beginning of the output.
+            self.output = later.output;
+        }
         self.output.grow(later.output);
     }
 

@@ -90,6 +90,9 @@ fn impossible_count_is_unknown() {
         assert_eq!(counts(&reply.usage), [None, None, None, Some(42)], "{wrong}");
         let reply = streamed(&json!({"input_tokens": 3}), &json!({"input_tokens": wrong}));
         assert_eq!(reply.usage.input, Some(3), "known before: {wrong}");
+        let start = json!({"input_tokens": 3, "output_tokens": 1});
+        let reply = streamed(&start, &json!({"output_tokens": wrong}));
+        assert_eq!(reply.usage.output, None, "the start has a placeholder: {wrong}");
     }
     let text = streamed(&json!({"input_tokens": "9"}), &fine);
     assert_eq!(text.usage.input, None);
@@ -155,6 +158,24 @@ fn fallback_is_counted_under_model_that_answered() {
     assert_eq!(looped.attempts.len(), 0);
     assert_eq!(looped.input, Some(512));
     assert_eq!(looped.output, Some(294));
+}
+
+/// Of several fallbacks the last one answered; the others declined, one of them after its first words.
+#[test]
+fn each_fallback_is_counted_under_its_model() {
+    let fallback = |model, output| call("fallback_message", Some(model), 412, output);
+    let iterations = json!([
+        call("message", Some("claude-fable-5"), 408, 0),
+        fallback("claude-opus-5-5", 30),
+        fallback("claude-sonnet-5-5", 0),
+        fallback("claude-opus-5", 264),
+    ]);
+    let end = json!({"input_tokens": 412, "output_tokens": 264, "iterations": iterations});
+    let usage = streamed(&json!({"input_tokens": 408, "output_tokens": 1}), &end).usage;
+    let billed: Vec<_> =
+        usage.billed().map(|(model, usage)| (model, usage.input, usage.output)).collect();
+    let answered = (Some("claude-opus-5"), Some(412), Some(264));
+    assert_eq!(billed, [answered, (Some("claude-opus-5-5"), Some(412), Some(30))]);
 }
 
 #[test]
