@@ -354,6 +354,10 @@ mod tests {
             "Invalid request: tool_call_id  is not found",
             "messages.2: `tool_use` ids were found without `tool_result` blocks immediately after: t1",
             "No tool output found for function call call_1.",
+            "Message has tool role, but there was no previous assistant message with a tool call!",
+            "Unexpected tool call id call_1 in tool results",
+            "Each `tool_result` block must have a corresponding `tool_use` block in the previous message.",
+            "Missing tool result for tool call call_1",
             "Please ensure that the number of function response parts is equal to the number of function call parts of the function call turn.",
         ] {
             assert_eq!(cause(text), Some((RepairCause::ToolPairs, None)), "{text}");
