@@ -17,8 +17,8 @@ use plimsoll::store::Store;
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::telemetry::Exchange;
 use scripted_provider::strict::{
-    self, Clock, Dialect, LoggedRequest, OddReply, Operation, RequestVerdict, Rules, ScriptedPart,
-    ScriptedReply, StrictProvider,
+    self, Clock, Dialect, LoggedRequest, OddReply, Operation, RequestVerdict, Rule, Rules,
+    ScriptedPart, ScriptedReply, StrictProvider,
 };
 use serde_json::Value;
 
@@ -562,6 +562,8 @@ impl Play {
         let done = &checked.exchange.done;
         self.is_suspended |= done.resent.is_some() || done.revoked.is_some();
         self.demands_reasoning |= checked.exchange.refused == Some(RefusalCause::ReasoningDemanded);
+        let mut rules = checked.log.iter().filter_map(|entry| entry.verdict.broken_rule());
+        self.demands_reasoning |= rules.any(|rule| rule == Rule::ThinkingMissing);
     }
 
     fn count(&mut self, exchange: &Exchange, mode: Option<&str>) {

@@ -22,7 +22,7 @@ pub use worth::{SummarySizes, is_accepted, is_worth_writing};
 use foldhash::{HashMap, HashSet};
 
 use super::plan::{DecisionReason, PlanRequest, RecordedDecisions};
-use super::policy::{Mode, ReasoningRule, SummaryAuthor, SummaryEngine, ThresholdBasis};
+use super::policy::{Mode, SummaryAuthor, SummaryEngine, ThresholdBasis};
 use super::turn_start::{holds, is_users};
 use super::{CompactionRecord, Fact, SketchPart, reasoning, trim};
 use crate::dialect::models::Family;
@@ -103,8 +103,7 @@ fn reaches(
 fn highest_need(request: &PlanRequest<'_>) -> CompactionNeed {
     // A summary would make reasoning void that the provider requires in an open tool loop; it is then for the
     // next turn, and nothing waits for it.
-    let demands = request.reasoning_rule == ReasoningRule::Demanded && request.is_bound();
-    if demands && request.is_in_loop() { CompactionNeed::Swap } else { CompactionNeed::Must }
+    if request.needs_loop_reasoning() { CompactionNeed::Swap } else { CompactionNeed::Must }
 }
 
 fn is_settled(request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {

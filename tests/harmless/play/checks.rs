@@ -143,8 +143,8 @@ impl Play {
     }
 
     /// Whether it does not fit with reasoning put back, and no room could be made in it: nothing may be cut, its
-    /// summary failed, or the refusal of its summary first showed what the model requires. Its client hears that it
-    /// does not fit.
+    /// summary failed, or the refusal of its summary or its cuts first showed what the model requires. Its client hears
+    /// that it does not fit.
     fn is_full(&self, checked: &CheckedExchange<'_>) -> bool {
         let is_original = |entry: &LoggedRequest| self.is_unchanged(checked.body, entry);
         let breaks = |entry: &LoggedRequest, rule: Rule| entry.verdict.broken_rule() == Some(rule);
@@ -152,8 +152,10 @@ impl Play {
         let length = client::history(self.dialect, checked.body).len();
         let is_lesson = |entry: &LoggedRequest| {
             let is_summarized = client::history(self.dialect, &entry.request.body).len() < length;
-            is_summarized
-                && (breaks(entry, Rule::BoundElsewhere) || breaks(entry, Rule::ThinkingMissing))
+            let is_demand = breaks(entry, Rule::ThinkingMissing);
+            // Cuts show it once in a conversation.
+            is_summarized && (breaks(entry, Rule::BoundElsewhere) || is_demand)
+                || is_demand && !self.demands_reasoning
         };
         let log = checked.log;
         log.iter().any(|entry| does_not_fit(entry) && !is_original(entry))

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::CompactionNeed::{Must, No, Prepare, Swap};
 use super::*;
 use crate::context::ledger::Ledger;
-use crate::context::policy::{self, DecisionMode, Mode, Policy};
+use crate::context::policy::{self, DecisionMode, Mode, Policy, ReasoningRule};
 use crate::context::prune::{self, RequestCost};
 use crate::context::scene::{self, messages};
 use crate::context::{

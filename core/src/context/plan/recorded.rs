@@ -204,7 +204,8 @@ impl RecordedDecisions {
         for (index, nth, cut) in cuts {
             // No model has read what follows the last reply.
             let is_new = replied.is_none_or(|replied| index > replied);
-            if branch.has_cut(cut, nth, forms.get(&index).copied(), is_new) {
+            let key = self.keyed_parts[index].key;
+            if branch.has_cut(cut, key, nth, forms.get(&index).copied(), is_new) {
                 self.cuts.insert(cut.about.0, cut.clone());
             }
         }

@@ -87,6 +87,12 @@ impl PlanRequest<'_> {
         self.conversation.messages.iter().rposition(turn_start::is_users).unwrap_or(0)
     }
 
+    /// Whether the provider requires reasoning of the open tool loop that a change before it would make void
+    /// (`docs/protocols.md` 1.5).
+    pub(crate) fn needs_loop_reasoning(&self) -> bool {
+        self.reasoning_rule == ReasoningRule::Demanded && self.is_bound() && self.is_in_loop()
+    }
+
     /// Whether the model is in the middle of a tool loop: the newest of the texts, calls and results is a
     /// call or a result.
     pub(crate) fn is_in_loop(&self) -> bool {

@@ -30,14 +30,14 @@ pub fn room_goal(
 }
 
 /// Cuts that make room in a request of `cost` that did not fit: all old results that may be cut. If the output
-/// limit was lowered, no more than brings it to `goal` tokens.
+/// limit was lowered, no more than brings it to `goal` tokens. None if they would make required reasoning void.
 pub fn clear_for_room(
     request: &PlanRequest<'_>,
     known: &RecordedDecisions,
     cost: RequestCost<'_>,
     goal: u64,
 ) -> Vec<Fact> {
-    if !may_make_room(request) {
+    if !may_make_room(request) || request.needs_loop_reasoning() {
         return Vec::new();
     }
     let eased = eased(request, goal);

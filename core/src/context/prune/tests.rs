@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::context::Turn;
-use crate::context::policy::Mode;
+use crate::context::policy::{Mode, ReasoningRule};
 use crate::context::scene::{SessionFixture, messages};
 use crate::dialect::models::{Price, Rates};
 use crate::dialect::{Dialect, Purpose};
@@ -834,6 +834,23 @@ fn old_results_make_room_first_and_new_ones_only_if_needed() {
     let request = scene.request();
     assert!(clear_for_room(&request, &known, cost, 1).is_empty());
     assert!(trim_for_room(&request, &known, cost, 1).is_empty());
+}
+
+/// A model that binds reasoning and requires that of an open tool loop would refuse each cut before it.
+#[test]
+fn required_reasoning_of_open_loop_is_not_made_void_for_room() {
+    let cleared = |name, letters, rule| {
+        let mut scene = of(name, &messages(letters), eased());
+        scene.reasoning_rule = rule;
+        let parts = scene.parts(|_| 900);
+        let cost = RequestCost { tokens: 8_000, parts: &parts, rules: None };
+        !clear_for_room(&scene.request(), &scene.known(), cost, 1).is_empty()
+    };
+    let (demanded, wanted) = (ReasoningRule::Demanded, ReasoningRule::Wanted);
+    assert!(!cleared(BOUND, "ucraucrtr", demanded));
+    assert!(cleared(BOUND, "ucraucrtr", wanted));
+    assert!(cleared(FREE, "ucraucrtr", demanded));
+    assert!(cleared(BOUND, "ucraucrtrau", demanded), "the loop has ended");
 }
 
 /// The client's own compaction, which has the whole history in one message, is shortened in its middle as far as needed.

@@ -167,11 +167,12 @@ impl<'l> Branch<'l> {
         counts
     }
 
-    /// Whether a cut applies to a part that this branch has sent in the form `form`. `is_new`: the part
+    /// Whether a cut applies to a part with this key that this branch has sent in the form `form`. `is_new`: the part
     /// follows the last reply.
     pub(super) fn has_cut(
         &self,
         cut: &Cut,
+        key: PartKey,
         nth: CutCount,
         form: Option<CutCount>,
         is_new: bool,
@@ -183,7 +184,17 @@ impl<'l> Branch<'l> {
         }
         // A result that was not sent yet stays whole, or is trimmed as it was when another branch
         // first sent it: no model of this branch has read it.
-        form.map_or(is_birth, |form| form >= nth) || self.has_made(&cut.exchange)
+        form.map_or_else(
+            || is_birth && self.went_out(&cut.exchange, &[nth.applied_to(key)]),
+            |form| form >= nth,
+        ) || self.has_made(&cut.exchange)
+    }
+
+    /// Whether an exchange sent a part with one of these keys, as far as is known: where it decided that, a summary may
+    /// have replaced the part.
+    fn went_out(&self, exchange: &ExchangeId, keys: &[PartKey]) -> bool {
+        let sketch = self.ledger.turn(exchange).and_then(|turn| self.ledger.sketch(turn));
+        sketch.is_none_or(|parts| parts.iter().any(|part| keys.contains(&part.key)))
     }
 
     pub(super) fn has_compact(&self, compact: &CompactionRecord) -> bool {
@@ -226,7 +237,10 @@ impl<'l> Branch<'l> {
         // It was made for another reply with the same parts.
         let record = self.ledger.reasoning(reasoning.after);
         let is_for_another = record.is_some_and(|record| record.key() != reasoning.key());
-        !(was_there || is_for_another) || names(reasoning).any(|key| self.has_sent(key))
+        let names: Vec<PartKey> = names(reasoning).collect();
+        let is_new = !(was_there || is_for_another);
+        is_new && self.went_out(&decision.exchange, &names)
+            || names.iter().any(|key| self.has_sent(*key))
     }
 
     pub(super) fn is_of_model(&self, decision: &ReasoningDecision, model: Option<&str>) -> bool {

@@ -157,6 +157,47 @@ fn reasoning_put_back_applies_only_in_branch_that_sent_it() {
     }
 }
 
+/// A summary replaced the reply whose reasoning was to be put back, and the result that was to be trimmed, in the request
+/// that decided so. Another branch never saw either, so it decides for itself.
+#[test]
+fn decisions_that_summary_hid_do_not_apply_elsewhere() {
+    let scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
+    let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
+    let back = reasoning_decision("r1", ReasoningAction::PutBack, DecisionReason::Birth);
+    let trim = Cut {
+        about: PartKey(9),
+        at: 1,
+        exchange: "r1".into(),
+        content: crate::context::Replacement::Text("Trimmed.".into()),
+        keep_media: false,
+        was: 900,
+        tokens: 9,
+        why: DecisionReason::TooLarge,
+        shadow: false,
+        epoch: None,
+    };
+    let (signature, trimmed) = (PartKey::of_bytes(b"c2ln"), PartKey(7).cut());
+    let mut applies = |sent: &[PartKey]| {
+        turn.sketch.added = sent
+            .iter()
+            .map(|key| SketchPart {
+                key: *key,
+                tokens: 1,
+                place: PromptSection::History,
+                by_length: false,
+            })
+            .collect();
+        let mut ledger = Ledger::default();
+        ledger.add(Fact::Turn(Box::new(turn.clone())));
+        let branch = branch(&ledger, Some(&[2]));
+        let cut = branch.has_cut(&trim, PartKey(7), CutCount::Once, None, true);
+        (branch.has_back(&back, &thought()), cut)
+    };
+    assert_eq!(applies(&[PartKey(3)]), (false, false));
+    assert_eq!(applies(&[signature]), (true, false));
+    assert_eq!(applies(&[trimmed]), (false, true));
+}
+
 /// Reasoning removed in another branch is sent here if it was sent before, or is new and no provider refused it.
 #[test]
 fn reasoning_removed_in_another_branch_stays_where_it_was_sent() {
@@ -416,7 +457,7 @@ fn unanswered_result_stays_whole_if_branch_is_unknown() {
             shadow: false,
             epoch: None,
         };
-        branch(&ledger, sent).has_cut(&cut, CutCount::Once, None, is_new)
+        branch(&ledger, sent).has_cut(&cut, PartKey(1), CutCount::Once, None, is_new)
     };
     use DecisionReason::{Overflow, Pressure, TooLarge};
     for why in [Pressure, Overflow] {
