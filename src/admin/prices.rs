@@ -3,6 +3,8 @@
 //! For calls whose cost was not known when they were made: that is kept with their turns (`Turn::cost`).
 
 use crate::config::Config;
+use crate::context::cost::NextInput;
+use crate::context::{Millis, Turn};
 use crate::dialect::models::{Catalogue, Price};
 
 /// US dollars per million tokens, by upstream and model.
@@ -32,5 +34,18 @@ impl PriceList {
             Some((_, price)) => Some(*price),
             None => self.catalogue.model(model, "").price,
         }
+    }
+
+    /// The price of the next call's input, `tokens`, of the thread that these turns are of, the oldest first.
+    pub(super) fn next_input<'t>(
+        &self,
+        turns: impl DoubleEndedIterator<Item = &'t Turn>,
+        tokens: u64,
+        now: Millis,
+    ) -> Option<NextInput> {
+        let last = turns.rev().find(|turn| turn.usage.input.is_some())?;
+        let price = last.price_of(last.answered_by(), |model| self.price(&last.upstream, model))?;
+        let model = self.catalogue.model(&last.model, "");
+        NextInput::after(last, tokens, &model, &price, now)
     }
 }

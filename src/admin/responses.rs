@@ -30,6 +30,7 @@ use super::view::{
     self, CompactionRequest, CompactionStart, DeleteOutcome, DryRun, ServerInfo, SessionDetails,
     SessionLine, SessionPage, SessionView, id_of,
 };
+use crate::clock::wall;
 use crate::context::ExchangeId;
 use crate::context::ledger::Ledger;
 use crate::dialect::percent::decoded_whole;
@@ -190,8 +191,11 @@ pub(super) async fn sessions(admin: &Admin, query: Option<&str>) -> AdminRespons
         let scope = line.scope.clone();
         let mut line = SessionLine::from(line);
         if with_details {
-            line.details =
-                admin.ledgers.look_at_one_of_many(&scope, SessionDetails::from_ledger).await?;
+            let prices = admin.prices.clone();
+            let looking = admin.ledgers.look_at_one_of_many(&scope, move |ledger| {
+                SessionDetails::from_ledger(ledger, &prices, wall())
+            });
+            line.details = looking.await?;
         }
         sessions.push(line);
     }
@@ -239,8 +243,9 @@ pub(super) fn parameter<'q>(query: Option<&'q str>, name: &str) -> Option<&'q st
 
 pub(super) async fn session(admin: &Admin, id: &str) -> AdminResponse {
     let scope = scope(admin, id).await?;
-    let looking =
-        admin.ledgers.look(&scope, |ledger| SessionView::new(&scope, ledger, &admin.prices));
+    let looking = admin
+        .ledgers
+        .look(&scope, |ledger| SessionView::new(&scope, ledger, &admin.prices, wall()));
     let session = looking.await?;
     session.map(|session| json(&session)).ok_or_else(|| unknown_session(id))
 }
@@ -356,9 +361,9 @@ pub(super) async fn context(
     let open_exchanges = admin.telemetry.open_exchanges(|open_exchange| {
         open_exchange.tenant == scope.tenant && open_exchange.session == scope.session
     });
-    let looking = admin
-        .ledgers
-        .look(&scope, |ledger| view::context(ledger, &open_exchanges, thread, &admin.prices));
+    let looking = admin.ledgers.look(&scope, |ledger| {
+        view::context(ledger, &open_exchanges, thread, &admin.prices, wall())
+    });
     let view = looking.await?.ok_or_else(|| {
         AdminError::unknown(format!("Session {session:?} has no thread {thread:?} with a turn."))
     })?;

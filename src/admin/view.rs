@@ -14,6 +14,7 @@ use super::prices::PriceList;
 use crate::config::{Config, Mode};
 use crate::context::budget::ContextView;
 use crate::context::compact::report::Compactions;
+use crate::context::cost::NextInput;
 use crate::context::ledger::{Ledger, Totals};
 use crate::context::savings::SavingsInput;
 use crate::context::{
@@ -173,6 +174,9 @@ pub(crate) struct SessionDetails {
     /// The number of its threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
+    /// What the input of its main thread's next call will cost.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next_input: Option<NextInput>,
 }
 
 /// A session with its threads.
@@ -311,6 +315,7 @@ pub(super) fn context(
     open_exchanges: &[OpenExchange],
     thread: &str,
     prices: &PriceList,
+    now: Millis,
 ) -> Option<ContextPage> {
     // As the newest request in flight will make it; without one, after the thread's newest turn for which that
     // is known.
@@ -329,7 +334,9 @@ pub(super) fn context(
             Some(turn) => compactions::of_turn(ledger, turn, prices),
             None => Compactions::default(),
         };
-        return Some(ContextPage { view: open_exchange.view.clone(), compactions });
+        let mut view = open_exchange.view.clone();
+        view.next_input = prices.next_input(turns.iter().map(AsRef::as_ref), view.total, now);
+        return Some(ContextPage { view, compactions });
     }
     let turns = if thread == LATEST {
         let latest = threads.iter().max_by_key(|(_, turns)| {
@@ -342,7 +349,19 @@ pub(super) fn context(
     };
     let turn = measured(turns.iter().map(AsRef::as_ref))?;
     let compactions = compactions::of_turn(ledger, turn, prices);
-    Some(ContextPage { view: ContextView::after(turn), compactions })
+    let view = view_after(turns.iter().map(AsRef::as_ref), prices, now)?;
+    Some(ContextPage { view, compactions })
+}
+
+/// The context after a thread's newest turn, and the price of the next call's input.
+fn view_after<'t>(
+    turns: impl DoubleEndedIterator<Item = &'t Turn> + Clone,
+    prices: &PriceList,
+    now: Millis,
+) -> Option<ContextView> {
+    let view = ContextView::after(measured(turns.clone())?);
+    let next_input = prices.next_input(turns, view.total, now);
+    Some(ContextView { next_input, ..view })
 }
 
 fn turns_of<'t>(
@@ -429,7 +448,12 @@ impl From<ScopeLine> for SessionLine {
 
 impl SessionView {
     /// `None` if the session has no turns.
-    pub(super) fn new(scope: &Scope, ledger: &Ledger, prices: &PriceList) -> Option<Self> {
+    pub(super) fn new(
+        scope: &Scope,
+        ledger: &Ledger,
+        prices: &PriceList,
+        now: Millis,
+    ) -> Option<Self> {
         let turns = ledger.turns().filter(|turn| turn.usage.input.is_some());
         let costs = turns.map(|turn| turn.cost(|model| prices.price(&turn.upstream, model)));
         let costs: Vec<Option<f64>> = costs.collect();
@@ -438,7 +462,9 @@ impl SessionView {
         let threads = ledger.threads();
         let mut threads: Vec<_> = threads
             .iter()
-            .filter_map(|(id, turns)| ThreadView::new(id, turns.iter().map(AsRef::as_ref)))
+            .filter_map(|(id, turns)| {
+                ThreadView::new(id, turns.iter().map(AsRef::as_ref), prices, now)
+            })
             .collect();
         threads.sort_by_key(|thread| std::cmp::Reverse(thread.newest));
         Some(Self {
@@ -458,7 +484,7 @@ impl SessionView {
 }
 
 impl SessionDetails {
-    pub(super) fn from_ledger(ledger: &Ledger) -> Self {
+    pub(super) fn from_ledger(ledger: &Ledger, prices: &PriceList, now: Millis) -> Self {
         let names = SessionNames::from_ledger(ledger);
         let threads = ledger.threads();
         let main = threads.iter().find(|(id, _)| Some(id) == names.main_thread.as_ref());
@@ -470,6 +496,8 @@ impl SessionDetails {
             window: newest.map(|turn| turn.window),
             error: measured.and_then(|measured| measured.error),
             threads: Some(threads.len()),
+            next_input: view_after(turns.iter().map(AsRef::as_ref), prices, now)
+                .and_then(|view| view.next_input),
             names,
         }
     }
@@ -479,6 +507,8 @@ impl ThreadView {
     fn new<'t>(
         id: &ThreadId,
         turns: impl DoubleEndedIterator<Item = &'t Turn> + Clone,
+        prices: &PriceList,
+        now: Millis,
     ) -> Option<Self> {
         let newest = turns.clone().next_back()?;
         Some(Self {
@@ -494,7 +524,7 @@ impl ThreadView {
             outcome: newest.outcome,
             stop: newest.stop,
             measured: turns.clone().rev().find_map(ExchangeView::from_turn),
-            context: measured(turns).map(ContextView::after),
+            context: view_after(turns, prices, now),
             request: newest.exchange.clone(),
             provider_request_id: newest.provider_request_id.as_deref().map(str::to_owned),
             repeated_calls: newest.repeated_calls,

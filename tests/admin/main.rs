@@ -174,6 +174,20 @@ async fn context_is_text_and_json() {
     assert_eq!(place::json(&json), view);
 }
 
+/// The cache of a turn of long ago is gone. Sonnet 4.5 costs $3 a million tokens of input, $3.75 written to the cache.
+#[tokio::test]
+async fn price_of_next_input_is_in_views_and_list() {
+    let place = Place::new().await;
+    place.turn(&tenant(1), "s", "main", 1_000).await;
+    let context = place.json("/api/v1/sessions/s/threads/main/context").await;
+    let next_input = &context["next_input"];
+    assert_eq!(next_input["dollars"], next_input["cold"], "{next_input}");
+    let session = place.json("/api/v1/sessions/s").await;
+    assert_eq!(session["threads"][0]["context"]["next_input"], *next_input);
+    let listed = place.json("/api/v1/sessions?details=true").await;
+    assert_eq!(listed["sessions"][0]["next_input"], *next_input);
+}
+
 /// The last turn is a side call, but a user who asks for the context means the conversation.
 #[tokio::test]
 async fn latest_thread_is_conversation_and_not_side_call() {

@@ -7,25 +7,14 @@ use super::plan::{PlanRequest, RecordedDecisions};
 use crate::dialect::Usage;
 use crate::dialect::models::{Family, Model};
 
-const LONG_TTL_S: u64 = 3600;
-/// How long providers keep a cache entry at least, seconds; above, with the long marker (`docs/protocols.md`
-/// 7).
-const SHORT_TTL_S: u64 = 300;
-
 /// Whether the provider's cache of the parent's request is cold: another model read it, its lifetime is over,
 /// or it holds nothing.
 pub fn is_cold(request: &PlanRequest<'_>, known: &RecordedDecisions) -> bool {
     let Some(parent) = &known.parent else { return false };
     let idle = request.now.saturating_sub(parent.ended);
     *parent.model != *request.name
-        || idle > ttl_ms(request, &parent.usage)
+        || idle > parent.usage.cache_ttl_ms(request.model.cache_ttl_s)
         || is_empty(request, known, parent)
-}
-
-fn ttl_ms(request: &PlanRequest<'_>, usage: &Usage) -> u64 {
-    // What a call read or wrote with the long marker stays longer, ms.
-    let long = usage.cache_write_long.is_some_and(|tokens| tokens > 0);
-    1000 * if long { LONG_TTL_S } else { request.model.cache_ttl_s.max(SHORT_TTL_S) }
 }
 
 /// Whether nothing is cached after the parent's call, which read nothing from the cache (`docs/protocols.md`
@@ -48,7 +37,7 @@ fn is_empty(request: &PlanRequest<'_>, known: &RecordedDecisions, parent: &Turn)
     let earlier = &repeated.of;
     let is_its = earlier.model == parent.model && earlier.upstream == parent.upstream;
     let idle = parent.at.checked_sub(earlier.ended);
-    let was_alive = idle.is_some_and(|idle| idle <= ttl_ms(request, &earlier.usage));
+    let was_alive = idle.is_some_and(|idle| idle <= earlier.usage.cache_ttl_ms(model.cache_ttl_s));
     missed(model, &earlier.usage) && is_its && was_alive && repeated.tokens >= model.cache_min
 }
 

@@ -1,6 +1,9 @@
 //! What a reply cost, US dollars: by the provider's own word, else by its tokens at the prices of the models that were
 //! called for it (`docs/protocols.md` 13). Unknown is `None`, never 0. Pure.
 
+mod next_input;
+
+pub use self::next_input::NextInput;
 use super::{Millis, Turn};
 use crate::dialect::billing::Billing;
 use crate::dialect::models::{CallTerms, Price, Rates};
@@ -30,11 +33,7 @@ impl Turn {
     }
 
     /// The price of a model that was called for it. `price`: that of a model.
-    pub(super) fn price_of(
-        &self,
-        model: &str,
-        price: impl Fn(&str) -> Option<Price>,
-    ) -> Option<Price> {
+    pub fn price_of(&self, model: &str, price: impl Fn(&str) -> Option<Price>) -> Option<Price> {
         // A server's own name that nobody knows is only another name for what was requested.
         let is_answer = self.served.as_deref() == Some(model);
         price(model).or_else(|| if is_answer { price(&self.model) } else { None })

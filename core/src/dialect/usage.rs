@@ -10,6 +10,11 @@ use super::count::stored_count;
 use super::editing::ClearingReport;
 use crate::wire::json::Value;
 
+/// How long providers keep a cache entry with the long marker, seconds (`docs/protocols.md` 7).
+const LONG_CACHE_TTL_S: u64 = 3600;
+/// How long they keep any entry at least, seconds.
+const SHORT_CACHE_TTL_S: u64 = 300;
+
 /// Usage as the provider reported it, normalised (`docs/protocols.md` 0): unknown is `None`, never 0. The counts are
 /// those of the model that answered; those of other calls for the reply are in [`Usage::attempts`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -158,6 +163,13 @@ impl Usage {
     #[cfg(test)]
     pub(super) fn total(&self) -> Option<u64> {
         Some(self.input?.saturating_add(self.output?))
+    }
+
+    /// How long the provider keeps what the call cached, ms. `ttl_s`: the model's lifetime of an entry, seconds.
+    pub fn cache_ttl_ms(&self, ttl_s: u64) -> u64 {
+        // What a call wrote with the long marker stays longer.
+        let is_long = self.cache_write_long.is_some_and(|tokens| tokens > 0);
+        1000 * if is_long { LONG_CACHE_TTL_S } else { ttl_s.max(SHORT_CACHE_TTL_S) }
     }
 
     /// Everything that is billed: for each model (`None`: the requested one), its usage.

@@ -11,6 +11,7 @@ use super::HiddenInput;
 use super::limits::{Thresholds, percent};
 use super::line::{grouped, line};
 use super::sums::fit;
+use crate::context::cost::NextInput;
 use crate::context::overflow::OverflowReport;
 use crate::context::plan::{ChangeCounts, RewriteSummary};
 use crate::context::policy::{Mode, SummaryAuthor};
@@ -66,6 +67,9 @@ pub struct ContextView {
     /// What was done to the request.
     #[serde(default)]
     pub rewriting: RewriteView,
+    /// What the next call's input will cost; `None` if its price or its cache is unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_input: Option<NextInput>,
     /// The request is in flight: the numbers include it.
     #[serde(default)]
     pub in_flight: bool,
@@ -238,6 +242,7 @@ impl ContextView {
             autocompact_buffer: None,
             counted: None,
             rewriting: RewriteView::default(),
+            next_input: None,
             in_flight: false,
         }
     }
@@ -338,12 +343,16 @@ impl ContextView {
         match self.autocompact_buffer {
             Some(buffer) => {
                 writeln!(f, "\nAutocompact buffer: {} tokens", grouped(buffer))?;
-                write!(f, "Free space: {free} tokens (after the buffer)")
+                write!(f, "Free space: {free} tokens (after the buffer)")?;
             }
             None => {
                 let reserve = grouped(self.reserve);
-                write!(f, "\nFree space: {free} tokens (after {reserve} output buffer)")
+                write!(f, "\nFree space: {free} tokens (after {reserve} output buffer)")?;
             }
+        }
+        match &self.next_input {
+            Some(next_input) => write!(f, "\n{next_input}"),
+            None => Ok(()),
         }
     }
 

@@ -206,6 +206,12 @@ fn whole() -> ContextView {
         hidden_input: Some(HiddenInput::ProviderEdit),
         tool_use_prompt: Some(1_234),
         rewriting,
+        next_input: Some(NextInput {
+            dollars: 0.0125,
+            warm: 0.0125,
+            cold: 0.25,
+            cached_until: Some(300_000),
+        }),
         ..view()
     };
     view.with(Some(limits())).made_of(Some(&contents))
@@ -264,6 +270,7 @@ Last estimate: not comparable, the provider edited the history
 
 Autocompact buffer: 34,400 tokens
 Free space: 113,500 tokens (after the buffer)
+Next call's input: $0.0125 (cached until 00:05 UTC, then $0.2500)
 
 Tool-use prompt: 1,234 tokens (for tools at the provider; they do not stay)
 Rewriting (active, held out): 1 tool result cut, 1 history compacted, 3,400 tokens less
