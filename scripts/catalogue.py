@@ -376,8 +376,8 @@ def terms(entry, base):
 
 
 def has_price_of_a_search(name):
-    """Google bills Gemini up to 2.5 by the prompt that searched, not by the search ("Pricing", Gemini API)."""
-    return not re.match(r"gemini-[12]\.", name)
+    """Google bills Gemini up to 2.5, and Deep Research with it, by the prompt that searched ("Pricing", Gemini API)."""
+    return not re.match(r"gemini-[12]\.|deep-research-", name)
 
 
 def regional(name):

@@ -10,6 +10,7 @@ mod check;
 #[cfg(feature = "demo")]
 mod demo;
 mod lessons;
+mod line;
 mod models;
 mod print;
 mod replay;
@@ -125,6 +126,25 @@ enum Command {
     },
     /// Show how much is left of the providers' limits, as their responses last said.
     Limits {
+        #[command(flatten)]
+        at: AdminTarget,
+    },
+    /// Show how much of each spending cap is spent, by whom, and until when.
+    Caps {
+        /// Let this cap stop nothing until its period ends, or until Plimsoll restarts.
+        #[arg(long, value_name = "NAME")]
+        lift: Option<String>,
+        #[command(flatten)]
+        at: AdminTarget,
+    },
+    /// Print one line about a session, for a status bar: how full its context is, what the next call's input costs, what
+    /// was spent today, how much of a limit is left.
+    Line {
+        /// The session [default: the newest; for Claude Code, the one that it names on standard input].
+        session: Option<String>,
+        /// Who shows it.
+        #[arg(long, value_enum, default_value = "plain")]
+        format: line::LineFormat,
         #[command(flatten)]
         at: AdminTarget,
     },
@@ -398,6 +418,10 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
         Command::Limits { at } => {
             at.ask(async |client| sessions::show(&client, "/api/v1/limits?", at.json).await)?;
         }
+        Command::Caps { lift, at } => {
+            at.ask(async |client| sessions::caps(&client, lift.as_deref(), at.json).await)?;
+        }
+        Command::Line { session, format, at } => line::run(at, *format, session.as_deref())?,
         Command::Models { names, compare, json, config } => {
             let flags = ConfigFlags { config: config.clone(), ..ConfigFlags::default() };
             models::run(&flags.sources(), names, compare.as_deref(), *json)?;

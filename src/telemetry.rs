@@ -241,6 +241,11 @@ impl Telemetry {
         recent.iter().rev().find(|exchange| exchange.id == *id).cloned()
     }
 
+    /// Shows how much of a spending cap is spent.
+    pub(crate) fn show_cap(&self, cap: &str, used: f64) {
+        self.metrics.show_cap(cap, used);
+    }
+
     /// The metrics, in Prometheus' text format.
     pub fn render(&self) -> String {
         for ((upstream, kind), used) in self.quotas.largest(wall()) {

@@ -121,6 +121,15 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         &[("src/store/sqlite/facts.rs", "MOST_SERIES")],
     ),
     ("pending compaction requests", &[("src/store/ledgers/pending_compactions.rs", "MOST")]),
+    (
+        "limits of providers that are kept (`plimsoll limits`)",
+        &[("src/telemetry/quotas.rs", "MOST_QUOTAS")],
+    ),
+    ("sums of spending caps", &[("core/src/context/caps.rs", "MOST_SUMS")]),
+    (
+        "tags of a request (`x-plimsoll-tags`)",
+        &[("src/proxy/http/headers.rs", "MOST_TAGS"), ("src/proxy/http/headers.rs", "LONGEST_TAG")],
+    ),
     ("live events queued for a slow reader", &[("src/telemetry.rs", "BEHIND")]),
     ("sessions exported at once, each streamed line by line", &[("src/admin/state.rs", "EXPORTS")]),
     ("headers of a request", &[("src/config/settings.rs", "header_bytes:")]),

@@ -548,6 +548,7 @@ fn written(
         upstream: request.upstream.into(),
         model: request.name.into(),
         spent,
+        dollars: None,
         took: 0,
         carries: None,
         shadow: false,

@@ -182,7 +182,7 @@ impl Explanation {
         let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
         let parent_turn = parent.map(AsRef::as_ref);
         let savings =
-            SavingsInput::from_turn(turn, parent_turn, |model| prices.price(&turn.upstream, model));
+            SavingsInput::from_turn(turn, parent_turn, |model| prices.of_turn(turn, model));
         let mut explained = Self {
             provider_request_id: turn.provider_request_id.as_deref().map(str::to_owned),
             found_by: turn.origin.as_deref().and_then(|origin| origin.found_by),

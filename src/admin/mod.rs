@@ -3,6 +3,7 @@
 //! Reads what the lower floors store; never touches traffic, and does not know the proxy. Clients are checked
 //! first (`guard.rs`); all routes are one table (`routes.rs`); responses are the types of `view.rs`.
 
+pub(super) mod caps;
 mod compactions;
 pub(super) mod count;
 mod explain;
@@ -10,6 +11,7 @@ mod export;
 mod guard;
 pub(super) mod lessons;
 mod limits;
+mod line;
 mod listener;
 pub(super) mod messages;
 mod preview;

@@ -36,6 +36,17 @@ impl PriceList {
         }
     }
 
+    /// The price of a model that was called for a turn. The configured price of the model that was requested is that of
+    /// whatever answered.
+    pub(super) fn of_turn(&self, turn: &Turn, model: &str) -> Option<Price> {
+        let requested = self.catalogue.model(&turn.model, "");
+        let has_upstream_price = self.upstreams.iter().any(|(name, _)| *name == turn.upstream);
+        if requested.has_own_price && !has_upstream_price {
+            return requested.price;
+        }
+        self.price(&turn.upstream, model)
+    }
+
     /// The price of the next call's input, `tokens`, of the thread that these turns are of, the oldest first.
     pub(super) fn next_input<'t>(
         &self,
@@ -44,7 +55,7 @@ impl PriceList {
         now: Millis,
     ) -> Option<NextInput> {
         let last = turns.rev().find(|turn| turn.usage.input.is_some())?;
-        let price = last.price_of(last.answered_by(), |model| self.price(&last.upstream, model))?;
+        let price = last.price_of(last.answered_by(), |model| self.of_turn(last, model))?;
         let model = self.catalogue.model(&last.model, "");
         NextInput::after(last, tokens, &model, &price, now)
     }

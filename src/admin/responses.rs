@@ -30,8 +30,9 @@ use super::view::{
     self, CompactionRequest, CompactionStart, DeleteOutcome, DryRun, ServerInfo, SessionDetails,
     SessionLine, SessionPage, SessionView, id_of,
 };
-use crate::clock::wall;
+use crate::clock::{now, wall};
 use crate::context::ExchangeId;
+use crate::context::caps::CapState;
 use crate::context::ledger::Ledger;
 use crate::dialect::percent::decoded_whole;
 use crate::store::ledgers::{FOCUS_BYTES, PENDING_TTL};
@@ -121,6 +122,10 @@ pub(super) fn openapi() -> Response<AdminBody> {
 }
 
 pub(super) fn metrics(admin: &Admin) -> Response<AdminBody> {
+    // The fullest subject of each cap comes last, so that it is the one that shows.
+    for state in admin.ledgers.caps().list(now()).iter().rev() {
+        admin.telemetry.show_cap(&state.cap, state.used);
+    }
     whole("text/plain; version=0.0.4; charset=utf-8", admin.telemetry.render())
 }
 
@@ -527,6 +532,7 @@ pub(super) fn events(admin: &Admin, ending: watch::Receiver<bool>) -> Response<A
         exchanges: admin.telemetry.subscribe(),
         messages: admin.telemetry.messages(),
         shrunk: admin.telemetry.shrunk(),
+        caps: admin.ledgers.caps().passed(),
         ending,
         is_begun: false,
     };
@@ -542,6 +548,7 @@ struct LiveListener {
     exchanges: broadcast::Receiver<std::sync::Arc<Exchange>>,
     messages: broadcast::Receiver<MessageEvent>,
     shrunk: broadcast::Receiver<ContextReduction>,
+    caps: broadcast::Receiver<CapState>,
     ending: watch::Receiver<bool>,
     is_begun: bool,
 }
@@ -573,6 +580,10 @@ impl LiveListener {
                 let mut events = write_event("say", &data);
                 events.extend(messages.step.event().map(|event| write_event(event, &data)));
                 Some(events.into())
+            }
+            Ok(cap) = self.caps.recv() => {
+                let data = serde_json::to_string(&cap).unwrap_or_default();
+                Some(write_event("cap", &data).into())
             }
             Ok(shrunk) = self.shrunk.recv() => {
                 let data = serde_json::to_string(&shrunk).unwrap_or_default();

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::guard::{self, AdminPeer, AdminRole};
 use super::responses::{self, AdminBody, AdminError};
 use super::state::{Admin, AdminAccess};
-use super::{count, lessons, limits, messages, spend};
+use super::{caps, count, lessons, limits, line, messages, spend};
 use crate::dialect::percent::decoded_whole;
 use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;
@@ -63,6 +63,12 @@ pub enum AdminQuery {
     Spend,
     /// How much is left of the providers' limits.
     Limits,
+    /// How much of each spending cap is spent.
+    Caps,
+    /// Let a cap stop nothing until its period ends.
+    LiftCap,
+    /// One line about a session.
+    Line,
     /// The lessons that upstreams taught.
     Lessons,
     /// Forget one lesson.
@@ -99,6 +105,9 @@ pub const ROUTES: &[(Method, &str, AdminQuery)] = &[
     (Method::DELETE, "/api/v1/sessions/{session}/say/{id}", AdminQuery::TakeBack),
     (Method::GET, "/api/v1/spend", AdminQuery::Spend),
     (Method::GET, "/api/v1/limits", AdminQuery::Limits),
+    (Method::GET, "/api/v1/caps", AdminQuery::Caps),
+    (Method::POST, "/api/v1/caps/{name}/lift", AdminQuery::LiftCap),
+    (Method::GET, "/api/v1/line", AdminQuery::Line),
     (Method::GET, "/api/v1/lessons", AdminQuery::Lessons),
     (Method::DELETE, "/api/v1/lessons/{id}", AdminQuery::ForgetLesson),
     (Method::POST, "/api/v1/lessons/{id}/share", AdminQuery::ShareLesson),
@@ -123,6 +132,8 @@ impl AdminQuery {
             | Self::SessionSavings
             | Self::Spend
             | Self::Limits
+            | Self::Caps
+            | Self::Line
             | Self::Lessons
             | Self::Events => AdminRole::Reader,
             // Without content it has only sizes.
@@ -131,6 +142,7 @@ impl AdminQuery {
             | Self::Forget
             | Self::ForgetLesson
             | Self::ShareLesson
+            | Self::LiftCap
             | Self::Compact
             | Self::Count
             | Self::Queue
@@ -145,6 +157,7 @@ impl AdminQuery {
             Self::Forget => Some("delete session"),
             Self::ForgetLesson => Some("forget lesson"),
             Self::ShareLesson => Some("share lesson"),
+            Self::LiftCap => Some("lift cap"),
             Self::Compact => Some("compact session"),
             Self::Count => Some("count session"),
             Self::Say => Some("add a message to session"),
@@ -209,6 +222,9 @@ async fn respond(
         AdminQuery::Explain => responses::explain(admin, &name(0).into(), request).await,
         AdminQuery::Savings => responses::savings(admin, request).await,
         AdminQuery::Limits => limits::answer(admin, request),
+        AdminQuery::Caps => caps::answer(admin, request),
+        AdminQuery::LiftCap => caps::lift(admin, name(0)),
+        AdminQuery::Line => line::answer(admin, request).await,
         AdminQuery::Spend => spend::answer(admin, request).await,
         AdminQuery::SessionSavings => responses::session_savings(admin, name(0), request).await,
         AdminQuery::Export => responses::export(admin, name(0), request.uri().query()).await,

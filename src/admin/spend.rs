@@ -54,6 +54,8 @@ pub enum SpendBy {
     Agent,
     /// The folder that the agent works in.
     Project,
+    /// Each tag of the request; a call with several is listed under each, one with none under `-`.
+    Tag,
     /// What the call was for: the conversation, a sub-agent, a title, a compaction.
     Class,
     /// The day, UTC.
@@ -117,11 +119,18 @@ impl SpendSums {
         let mut sums = Self::new(by);
         let names = SessionNames::from_ledger(ledger);
         for turn in ledger.turns().filter(|turn| turn.at >= since) {
-            let price = |model: &str| prices.price(&turn.upstream, model);
+            let price = |model: &str| prices.of_turn(turn, model);
             let name = match by {
                 SpendBy::Model => {
                     for (model, usage, dollars) in turn.costs_by_model(price) {
                         sums.add(model.to_owned(), usage, dollars);
+                    }
+                    continue;
+                }
+                SpendBy::Tag => {
+                    let dollars = turn.cost(price);
+                    for tag in tags(turn) {
+                        sums.add(tag.to_owned(), &turn.usage, dollars);
                     }
                     continue;
                 }
@@ -137,13 +146,15 @@ impl SpendSums {
         for one in ledger.summaries(DecisionMode::Active).filter(|one| one.at >= since) {
             // The protocol changes the cost only by cache lifetimes, which are not reported.
             let price = prices.price(&one.upstream, &one.model);
-            let dollars =
-                price.and_then(|price| cost::call(&one.spent, &price, Dialect::OpenaiChat, one.at));
+            let dollars = one
+                .dollars
+                .or_else(|| cost::call(&one.spent, &price?, Dialect::OpenaiChat, one.at));
             let name = match by {
                 SpendBy::Model => one.model.to_string(),
                 SpendBy::Upstream => one.upstream.to_string(),
                 SpendBy::Session => scope.session.to_string(),
                 SpendBy::Agent | SpendBy::Class => "plimsoll's summaries".to_owned(),
+                SpendBy::Tag => "-".to_owned(),
                 SpendBy::Project => names.project.as_deref().unwrap_or("-").to_owned(),
                 SpendBy::Day => day(one.at),
             };
@@ -218,6 +229,11 @@ impl SpendLine {
 fn agent(turn: &Turn, names: &SessionNames) -> String {
     let own = turn.origin.as_deref().and_then(|origin| origin.agent.as_ref());
     own.or(names.agent.as_ref()).map_or("-", |agent| &agent.name).to_owned()
+}
+
+fn tags(turn: &Turn) -> Vec<&str> {
+    let tags = turn.origin.as_deref().map(|origin| &origin.tags[..]).unwrap_or_default();
+    if tags.is_empty() { vec!["-"] } else { tags.iter().map(AsRef::as_ref).collect() }
 }
 
 fn class(turn: &Turn) -> String {

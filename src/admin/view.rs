@@ -35,8 +35,7 @@ pub(super) fn exchange(
 ) -> Exchange {
     let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
     let parent_turn = parent.map(AsRef::as_ref);
-    let savings =
-        SavingsInput::from_turn(turn, parent_turn, |model| prices.price(&turn.upstream, model));
+    let savings = SavingsInput::from_turn(turn, parent_turn, |model| prices.of_turn(turn, model));
     Exchange {
         upstream: Some(turn.upstream.clone()),
         dialect: Some(turn.dialect),
@@ -307,7 +306,7 @@ pub(super) struct DeleteOutcome {
 }
 
 /// The most recently used thread; turns of a conversation take precedence over side calls.
-const LATEST: &str = "latest";
+pub(super) const LATEST: &str = "latest";
 
 /// How full a thread's context is. `open_exchanges`: the session's requests in flight.
 pub(super) fn context(
@@ -455,7 +454,7 @@ impl SessionView {
         now: Millis,
     ) -> Option<Self> {
         let turns = ledger.turns().filter(|turn| turn.usage.input.is_some());
-        let costs = turns.map(|turn| turn.cost(|model| prices.price(&turn.upstream, model)));
+        let costs = turns.map(|turn| turn.cost(|model| prices.of_turn(turn, model)));
         let costs: Vec<Option<f64>> = costs.collect();
         let began = ledger.turns().map(|turn| turn.at).min()?;
         let newest = ledger.turns().map(|turn| turn.ended).max()?;

@@ -28,7 +28,7 @@ use super::tokens;
 use crate::admin::prices::PriceList;
 use crate::admin::view::ServerInfo;
 use crate::admin::{self, Admin, AdminAccess, AdminListener};
-use crate::clock::wall;
+use crate::clock::{now, wall};
 use crate::config::{self, Config, ConfigSources, LessonSettings, LoadedConfig, Mode, OnFailure};
 use crate::dialect::models::Family;
 use crate::proxy::{self, DrainOutcome, Proxy};
@@ -46,6 +46,8 @@ use start_timer::StartTimer;
 const OPENING_PAUSE: Duration = Duration::from_secs(5);
 /// How long the store may take at shutdown to leave one complete file.
 const CLOSING: Duration = Duration::from_secs(5);
+/// How long the start waits until it is read from the store what was spent before, if there are caps.
+const READING_SPENDING: Duration = Duration::from_secs(10);
 /// Exit code after a second signal.
 const INTERRUPTED: i32 = 130;
 /// The variable that overrides `log_level`.
@@ -151,6 +153,8 @@ impl Server {
         let admin = bind(config.admin, "--admin", ports).await?;
         // A client that was cut off repeats its request at once, and waits in the queue: it may continue one of them.
         proxy::find_interrupted(&proxy).await;
+        read_spending(&ledgers).await;
+        timer.done("what was spent is read");
         // With port 0 the system chooses.
         let listen = clients.local_addr()?;
         let admin_at = admin.local_addr()?;
@@ -284,6 +288,25 @@ impl Server {
             ),
         }
         self.telemetry.flush();
+    }
+}
+
+/// Reads what was spent before this start, for caps and the day's sum.
+async fn read_spending(ledgers: &Arc<Ledgers>) {
+    let reader = ledgers.clone();
+    let started = now();
+    let reading = tokio::spawn(async move {
+        if let Err(trouble) = reader.read_spending(started).await
+            && reader.caps().has_caps()
+        {
+            tracing::warn!("what was spent before this start is not counted: {trouble}");
+        }
+    });
+    // Without caps nothing is decided by it.
+    if ledgers.caps().has_caps() && tokio::time::timeout(READING_SPENDING, reading).await.is_err() {
+        tracing::warn!(
+            "the store is slow: what was spent before this start counts for caps once it is read"
+        );
     }
 }
 

@@ -114,11 +114,11 @@ mod tests {
 
     #[test]
     fn set_keys_override_presets() {
-        let config = resolved("preset = \"opencode\"\n[prune]\nprotect_turns = 3");
+        let config = resolved("preset = \"opencode\"\n[prune]\nprotect_tokens = 50_000");
         let prune = &config.policy.prune;
         assert_eq!(
             (prune.protect_turns, prune.protect_tokens, prune.stop_at_cut),
-            (3, 40_000, true)
+            (3, 50_000, true)
         );
         // Of two keys that exclude each other, the one that is written in the configuration counts.
         let config = resolved("preset = \"claude-code\"\n[prune]\npressure = 0.5");

@@ -14,6 +14,7 @@ use super::choices::{
 };
 use super::presets::Preset;
 use super::settings::{ContentSettings, LessonSettings, Retention, ServerLimits};
+use crate::context::caps::CapPeriod;
 use crate::context::policy::{
     ClassicPolicy, CompactOverride, CompactPolicy, DiagnosisPolicy, Mode, PrunePolicy,
     ReasoningPolicy, ReasoningRule, RepairPolicy, ReportedUsage,
@@ -143,6 +144,10 @@ pub struct RawConfig {
     /// The endpoints that requests go to, by name. `anthropic`, `openai` and `gemini` are built in; yours come
     /// before them, in the order of the file. `/NAME/…` always selects one.
     pub upstream: BTreeMap<String, RawUpstream>,
+    /// Spending caps, by names that you choose. What is spent counts at once, kept turns after a restart. At 80 % responses
+    /// have the header `x-plimsoll-cap`; once a cap is spent, the next request gets 402 with `x-plimsoll-error: spend_cap`.
+    /// Replies in flight end as they would have. `plimsoll caps` shows and lifts them.
+    pub cap: BTreeMap<String, RawCap>,
     /// Corrections to what is known about models, by name; a `*` at the end matches any rest.
     pub model: BTreeMap<String, RawModel>,
 }
@@ -243,6 +248,24 @@ pub struct RawUpstream {
     pub compact: Option<CompactOverride>,
 }
 
+/// A limit of spending. One of `dollars` and `tokens` is required.
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct RawCap {
+    /// Whose spending has a sum of its own: `all` together, or each `tenant` (credential), `session` (with its sub-agents),
+    /// `project`, `tag` or `upstream`. With a name after a colon, only that one: `upstream:openai`, `tag:team=core`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub of: Option<String>,
+    /// In which time, UTC. `session`: as long as the session; only with `of = "session"`.
+    pub per: CapPeriod,
+    /// At most so many US dollars. A call whose price is not known counts as 0.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dollars: Option<f64>,
+    /// At most so many tokens: input, with what comes from caches, and output.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokens: Option<u64>,
+}
+
 /// What you know better about a model.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -304,6 +327,7 @@ impl Default for RawConfig {
             content: ContentSettings::default(),
             lessons: LessonSettings::default(),
             upstream: BTreeMap::new(),
+            cap: BTreeMap::new(),
             model: BTreeMap::new(),
         }
     }

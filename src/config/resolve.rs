@@ -4,6 +4,7 @@
 //! or writes a file, and no fault quotes a secret.
 
 mod admin;
+mod caps;
 mod clients;
 mod policy;
 mod upstreams;
@@ -79,6 +80,7 @@ pub(super) fn resolve(
     let (catalogue, catalogue_file) = resolver.catalogue(&raw);
     let policy = resolver.policy(&raw);
     let compact_models = resolver.compact_models(&raw);
+    let caps = resolver.caps(&raw);
     let data = resolver.data(raw.data.as_deref());
     Some(Config {
         listen: listen?,
@@ -114,6 +116,7 @@ pub(super) fn resolve(
         count: raw.count,
         output_reserve: raw.output_reserve_tokens,
         policy: Arc::new(policy),
+        caps,
         compact_models,
         catalogue,
         catalogue_file,

@@ -15,6 +15,7 @@ use super::choices::{
 };
 use super::memory_limits;
 use super::presets::Preset;
+use crate::context::caps::Cap;
 use crate::context::policy::{CompactOverride, Mode, Policy, ReasoningRule};
 use crate::dialect::Dialect;
 use crate::dialect::models::{Catalogue, Price};
@@ -84,6 +85,8 @@ pub struct Config {
     pub output_reserve: u64,
     /// What may be changed in requests, and when.
     pub policy: Arc<Policy>,
+    /// How much may be spent.
+    pub caps: Vec<Cap>,
     /// Compaction settings by model name; the last that matches applies.
     pub compact_models: Vec<(Box<str>, CompactOverride)>,
     /// What is known about models: built in, in the configured file, in the configuration.

@@ -56,6 +56,7 @@ impl Config {
             count: ProviderCounting::Sent,
             output_reserve: 16_000,
             policy: Arc::default(),
+            caps: Vec::new(),
             compact_models: Vec::new(),
             catalogue: Catalogue::default(),
             catalogue_file: None,

@@ -5,6 +5,7 @@
 //! argument.
 
 mod beside;
+mod caps;
 mod claimed_compactions;
 mod content;
 mod draft_writes;
@@ -37,6 +38,7 @@ use crate::context::plan::RecordedDecisions;
 use crate::context::{ExchangeId, Millis, SessionId, SessionWitness};
 use crate::dialect::{Conversation, Purpose, Role};
 use beside::{Opening, OpeningRequest, SessionsInUse};
+pub use caps::CapBoard;
 pub(crate) use claimed_compactions::ClaimedCompaction;
 use drafts::Drafts;
 pub(crate) use drafts::{DraftGuard, DraftProgress};
@@ -70,6 +72,7 @@ pub struct Ledgers {
     lessons: Lessons,
     calibrations: Calibrations,
     claims: Claims,
+    caps: CapBoard,
 }
 
 /// Memory for cached session data, bytes.
@@ -117,6 +120,7 @@ impl Ledgers {
             pending_compactions: Mutex::default(),
             latest_requests: Mutex::default(),
             drafts: Arc::new(Drafts::new()),
+            caps: CapBoard::default(),
         }
     }
 

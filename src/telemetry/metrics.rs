@@ -188,6 +188,10 @@ impl Metrics {
         self.process.admin_refusals.get(AdminRefusalLabels { reason }).inc();
     }
 
+    pub(super) fn show_cap(&self, cap: &str, used: f64) {
+        self.traffic.show_cap(cap, used);
+    }
+
     pub(super) fn show_quota(&self, upstream: &str, kind: QuotaKind, used: f64) {
         self.traffic.show_quota(upstream, kind, used);
     }

@@ -8,6 +8,7 @@
 mod support;
 
 mod background;
+mod caps;
 mod clients;
 mod counts;
 mod door;

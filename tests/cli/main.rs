@@ -6,6 +6,7 @@
 mod support;
 
 mod canary;
+mod caps;
 mod content;
 mod counting;
 mod keeping;

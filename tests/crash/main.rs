@@ -13,6 +13,7 @@
     unreachable_pub
 )]
 
+mod caps;
 mod cuts;
 mod interrupted;
 #[path = "../cli/program.rs"]

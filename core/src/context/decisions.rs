@@ -290,6 +290,7 @@ mod tests {
             upstream: Box::default(),
             model: model.into(),
             spent: Usage::default(),
+            dollars: None,
             took: 0,
             carries: None,
             shadow: false,

@@ -7,6 +7,7 @@
 pub mod attempt;
 pub mod budget;
 pub mod cache;
+pub mod caps;
 pub mod compact;
 pub mod content;
 pub mod cost;

@@ -239,6 +239,7 @@ pub struct PrunePolicy {
     /// less a quarter if the reserve is half of it or more).
     pub pressure: f64,
     /// Instead of `pressure`: there is pressure when fewer tokens than this are left of the fillable window.
+    #[schemars(extend("presetOnly" = true))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pressure_buffer_tokens: Option<u64>,
     /// Under pressure a cut must make room for several turns: of the room above what no cut takes away (system
@@ -260,6 +261,7 @@ pub struct PrunePolicy {
     #[schemars(extend("presetOnly" = true))]
     pub protect_share: f64,
     /// How many of the newest turns are never cut. A turn begins with a message of the user.
+    #[schemars(extend("presetOnly" = true))]
     pub protect_turns: u32,
     /// A cut must save at least this many tokens; until then it waits.
     pub min_saving_tokens: u64,

@@ -120,6 +120,7 @@ impl SessionFixture {
             upstream: "up".into(),
             model: self.name.into(),
             spent: Usage::default(),
+            dollars: None,
             took: 0,
             carries: None,
             shadow: false,

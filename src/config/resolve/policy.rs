@@ -32,10 +32,6 @@ impl Resolver<'_> {
                 self.wrong(&["prune", key], "is not a share", "Write a number from 0 to 1.");
             }
         }
-        if prune.pressure_buffer_tokens.is_some() && self.is_set(&["prune"], "pressure") {
-            let what = "cannot be set together with pressure";
-            self.wrong(&["prune", "pressure_buffer_tokens"], what, "Set one of them.");
-        }
         if prune.max_result_tokens.is_some_and(|limit| limit < SMALLEST_RESULT) {
             let what = "leaves no room for head and tail";
             self.wrong(&["prune", "max_result_tokens"], what, "Write 200 or more.");
@@ -144,11 +140,7 @@ impl Resolver<'_> {
         let share = self.is_set(&["compact"], "threshold");
         self.one_threshold(
             &["compact"],
-            &[
-                ("threshold_tokens", compact.threshold_tokens.is_some()),
-                ("threshold_buffer_tokens", compact.threshold_buffer_tokens.is_some()),
-                ("threshold", share),
-            ],
+            &[("threshold_tokens", compact.threshold_tokens.is_some()), ("threshold", share)],
         );
         if compact.prompt.trim().is_empty() {
             let what = "is empty: the model gets no instruction";
@@ -197,7 +189,7 @@ impl Resolver<'_> {
     fn lost_keys(&mut self, raw: &RawConfig) {
         let RawConfig { prune, compact, .. } = raw;
         let has_pressure = prune.gate.contains(&PruneGate::Pressure);
-        for key in ["pressure", "pressure_buffer_tokens", "low_water"] {
+        for key in ["pressure", "low_water"] {
             if !has_pressure && self.is_users(&["prune", key]) {
                 self.loses(&["prune", key], &["prune", "gate"], "has no `pressure`");
             }
@@ -220,7 +212,7 @@ impl Resolver<'_> {
                  because the keys that remove reasoning win.",
             ));
         }
-        for key in ["keep_messages", "keep_tokens", "keep_at_least"] {
+        for key in ["keep_messages", "keep_tokens"] {
             if compact.keep_history.is_some() && self.is_users(&["compact", key]) {
                 self.loses(&["compact", key], &["compact", "keep_history"], "is set");
             }

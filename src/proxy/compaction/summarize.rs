@@ -21,6 +21,7 @@ use crate::context::compact::schedule::WritingEnd;
 use crate::context::compact::{
     self, CompactionNeed, CutPoint, HistoryChunk, SummaryDraft, SummaryMessage, SummarySizes,
 };
+use crate::context::cost;
 use crate::context::plan::{DecisionReason, RecordedDecisions};
 use crate::context::policy::{DecisionMode, SummaryAuthor};
 use crate::context::{CompactionRecord, Fact, ForwardedHistory, SketchPart};
@@ -217,7 +218,9 @@ impl SummaryJob {
             stored = match written.unwrap_or(Err(SummaryError::TimedOut)) {
                 Ok(compact) => {
                     let took = now().saturating_sub(at);
-                    let compact = CompactionRecord { spent: spent.clone(), took, ..compact };
+                    let dollars = self.dollars(choice.by, &spent);
+                    let compact =
+                        CompactionRecord { spent: spent.clone(), dollars, took, ..compact };
                     let fact = Fact::Summary(Box::new(compact.clone()));
                     let stored = self.proxy.ledgers.store_fact_if_absent(&self.handle, fact).await;
                     match stored {
@@ -268,6 +271,13 @@ impl SummaryJob {
             seconds: began.elapsed().as_secs_f64(),
             usage,
         });
+    }
+
+    /// What that usage cost.
+    fn dollars(&self, by: SummaryAuthor, usage: &Usage) -> Option<f64> {
+        let SummaryTarget { upstream, model, .. } = self.target_of(by);
+        let price = self.proxy.price(upstream, model)?;
+        cost::call(usage, &price, self.prepared.conversation.dialect, now())
     }
 
     fn why(&self) -> DecisionReason {
@@ -567,6 +577,7 @@ impl SummaryJob {
             upstream: upstream.into(),
             model: model.into(),
             spent: Usage::default(),
+            dollars: None,
             took: 0,
             carries,
             shadow: false,

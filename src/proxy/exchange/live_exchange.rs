@@ -13,12 +13,15 @@ use http::Response;
 use super::client_request::ClientRequest;
 use super::count_estimate::CountFallback;
 use super::outbound::OutboundRequest;
+use crate::clock::now;
 use crate::config::Upstream;
 use crate::context::Outcome;
+use crate::context::caps::{CapState, Spender};
 use crate::dialect::Dialect;
 use crate::proxy::compaction::summarize::SummaryJob;
 use crate::proxy::http::answer::ProxyError;
 use crate::proxy::http::body::OutgoingBody;
+use crate::proxy::http::headers;
 use crate::proxy::http::upstream::error::UpstreamError;
 use crate::proxy::plan::added_option::AddedOption;
 use crate::proxy::plan::planned_request::{PlannedRequest, PlannedRewrite};
@@ -57,6 +60,8 @@ pub(super) struct RequestPlan {
     pub(super) writer: Option<Box<SummaryJob>>,
     /// Answers a token count if the upstream does not.
     pub(super) count: Option<Box<CountFallback>>,
+    /// It is not sent.
+    pub(super) refusal: Option<ProxyError>,
 }
 
 impl RequestPlan {
@@ -102,6 +107,21 @@ pub(super) struct Sent {
 
 /// The response that ends an exchange before its upstream's could.
 pub(super) type OwnResponse = Box<Response<ResponseBody>>;
+
+impl LiveExchange<Received> {
+    /// The cap that stops its client, by what is known before a request is read.
+    pub(super) fn reached_cap(&self) -> Option<CapState> {
+        let proxy = &self.recorder.proxy;
+        let spender = Spender {
+            tenant: self.client.tenant(proxy).ok()?,
+            tags: headers::tags(&self.client.headers),
+            upstream: self.upstream.name.clone(),
+            ..Spender::default()
+        };
+        let fullest = proxy.ledgers.caps().fullest(&spender, now());
+        fullest.filter(|cap| cap.used >= 1.0)
+    }
+}
 
 impl<Phase> LiveExchange<Phase> {
     pub(super) fn split(self) -> (LiveExchange<()>, Phase) {

@@ -206,6 +206,10 @@ async fn upgrade(
     if exchange.upstream.upgrades == UpgradePolicy::Refuse {
         return Err(exchange.refuse(&ProxyError::UpgradeRefused));
     }
+    // Requests on a connection that is open are forwarded before they are read, so the connection is refused.
+    if let Some(cap) = exchange.reached_cap() {
+        return Err(exchange.refuse(&ProxyError::from_cap(&cap)));
+    }
     let LiveExchange { mut recorder, client, upstream, .. } = exchange;
     let proxy = recorder.proxy.clone();
     let mut request = Request::from_parts(head, ());

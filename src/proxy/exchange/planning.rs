@@ -17,6 +17,7 @@ use super::outbound::OutboundRequest;
 use super::{latest_request, request_origin};
 use crate::clock::now;
 use crate::config::{Mode, ServerLimits, Upstream};
+use crate::context::caps::WARNING;
 use crate::context::policy::draw;
 use crate::context::{SessionId, TenantId};
 use crate::dialect::identity::{self, Identity};
@@ -82,6 +83,9 @@ impl LiveExchange<Received> {
                 recorder.meter.request_bytes = bytes.len() as u64;
                 // 4. Read. 5. Open the ledger. 6. Plan. 7. Save.
                 plan = self.read_and_plan(&bytes, &head).await;
+                if let Some(fault) = plan.refusal.take() {
+                    return Err(self.refuse(&fault));
+                }
                 // 8. Splice.
                 let original = OriginalRequest { head, bytes, trailers, added: plan.added() };
                 OutboundRequest::edited(original, plan.rewrite(), plan.may_repair())
@@ -150,6 +154,7 @@ impl LiveExchange<Received> {
             return placed;
         }
         let proxy = self.recorder.proxy.clone();
+        let can_refuse = head.is_some();
         let head = if self.client.is_signed() { None } else { head };
         let lookup = self.session_lookup(&prepared, &tenant, &identity, &reads);
         let opened = proxy.ledgers.open(lookup, &prepared.conversation).await;
@@ -162,6 +167,18 @@ impl LiveExchange<Received> {
         };
         request_origin::set(&mut opened, &self.client.headers, &prepared, &proxy);
         self.recorder.record_place(&opened);
+        let caps = proxy.ledgers.caps();
+        if caps.has_caps() {
+            let fullest = caps.fullest(&opened.spender(&self.upstream.name), now());
+            self.recorder.cap = fullest.filter(|cap| cap.used >= WARNING);
+        }
+        if can_refuse
+            && let Some(cap) = &self.recorder.cap
+            && cap.used >= 1.0
+        {
+            let refusal = Some(ProxyError::from_cap(cap));
+            return RequestPlan { refusal, ..RequestPlan::default() };
+        }
         let held_out = is_held_out(&opened.scope.session, prepared.mode, &proxy);
         prepared.place(&mut opened, held_out);
         if head.is_some() {
@@ -199,7 +216,7 @@ impl LiveExchange<Received> {
         if let Some(open_exchange) = pending.open_exchange(at) {
             proxy.telemetry.exchange_opened(open_exchange);
         }
-        RequestPlan { pending: Some(pending), writer, count: None }
+        RequestPlan { pending: Some(pending), writer, ..RequestPlan::default() }
     }
 
     async fn without_tenant(&mut self, prepared: PreparedRequest, why: FailOpen) -> RequestPlan {

@@ -12,6 +12,7 @@ use crate::context::lineage::Growth;
 use crate::dialect::Purpose;
 use crate::dialect::agent::{self, Agent};
 use crate::proxy::http::connection::ClientConnection;
+use crate::proxy::http::headers;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::store::ledgers::{OpenedSession, RequestSource};
@@ -37,12 +38,13 @@ fn compacts_under(preset: Option<Preset>, headers: &HeaderMap) -> Option<bool> {
 
 pub(super) fn set(
     opened: &mut OpenedSession,
-    headers: &HeaderMap,
+    request_headers: &HeaderMap,
     prepared: &PreparedRequest,
     proxy: &Proxy,
 ) {
     let conversation = &prepared.conversation;
     let body = &prepared.body;
+    opened.origin.tags = headers::tags(request_headers);
     let keeps_names = proxy.config.content.names;
     opened.keeps_title = keeps_names
         && conversation.purpose == Purpose::Side
@@ -56,7 +58,7 @@ pub(super) fn set(
         opened.origin.project.clone_from(&origin.project);
         return;
     }
-    opened.origin.agent = Agent::from_request(headers, conversation, body);
+    opened.origin.agent = Agent::from_request(request_headers, conversation, body);
     let path = agent::project_path(conversation, body);
     opened.origin.project = path.and_then(|path| match keeps_names {
         true => agent::folder(&path),

@@ -18,7 +18,7 @@ impl LiveExchange<Planned> {
     /// Our own response, if there is none, or if it counts tokens where the upstream does not.
     pub(super) async fn send(self) -> Result<LiveExchange<Sent>, OwnResponse> {
         let (mut exchange, Planned { outbound, plan, body_complete_at }) = self.split();
-        let RequestPlan { mut pending, writer, count } = plan;
+        let RequestPlan { mut pending, writer, count, .. } = plan;
         let recorder = &mut exchange.recorder;
         let proxy = recorder.proxy.clone();
         // The wait for a summary is reported separately.

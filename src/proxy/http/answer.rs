@@ -6,8 +6,10 @@
 use bytes::{Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::{HeaderValue, Response, StatusCode};
+use jiff::Timestamp;
 
 use crate::context::Outcome;
+use crate::context::caps::CapState;
 use crate::dialect::Dialect;
 use crate::proxy::http::transport::MOST_HEADERS;
 use crate::wire::sse::write_event;
@@ -58,6 +60,8 @@ pub(crate) enum ProxyError {
     NoToken,
     /// The upstream has the operator's credential, and it may not be used for this path.
     PathRefused,
+    /// So much is spent that a cap stops the next request: the cap, what is spent of what, and when it begins anew.
+    SpendCap { cap: Box<str>, spent: String, ends: Option<String> },
     /// All connections are in use.
     TooManyConnections,
     /// As many requests as there is memory for are in progress.
@@ -85,6 +89,17 @@ pub(crate) enum ProxyError {
 }
 
 impl ProxyError {
+    /// Why a request is refused by a cap that is spent.
+    pub(crate) fn from_cap(state: &CapState) -> Self {
+        let end = state.ends.and_then(|ends| i64::try_from(ends).ok());
+        let end = end.and_then(|end| Timestamp::from_millisecond(end).ok());
+        Self::SpendCap {
+            cap: state.cap.clone(),
+            spent: state.to_string(),
+            ends: end.map(|end| end.strftime("%Y-%m-%d %H:%M UTC").to_string()),
+        }
+    }
+
     fn code(&self) -> &'static str {
         match self {
             ProxyError::NoUpstream { .. } => "no_upstream",
@@ -93,6 +108,7 @@ impl ProxyError {
             ProxyError::ForeignOrigin => "foreign_origin",
             ProxyError::NoToken => "client_token",
             ProxyError::PathRefused => "path_refused",
+            ProxyError::SpendCap { .. } => "spend_cap",
             ProxyError::TooManyConnections => "too_many_connections",
             ProxyError::TooManyRequests => "too_many_requests_at_once",
             ProxyError::Malformed => "malformed_request",
@@ -115,6 +131,8 @@ impl ProxyError {
             ProxyError::ForeignHost => StatusCode::MISDIRECTED_REQUEST,
             ProxyError::ForeignOrigin | ProxyError::PathRefused => StatusCode::FORBIDDEN,
             ProxyError::NoToken => StatusCode::UNAUTHORIZED,
+            // SDKs repeat 408, 409, 429 and 5xx, and take 401 and 403 for a wrong key.
+            ProxyError::SpendCap { .. } => StatusCode::PAYMENT_REQUIRED,
             ProxyError::TooManyConnections | ProxyError::TooManyRequests => {
                 StatusCode::SERVICE_UNAVAILABLE
             }
@@ -139,6 +157,7 @@ impl ProxyError {
             | ProxyError::ForeignOrigin
             | ProxyError::NoToken
             | ProxyError::PathRefused
+            | ProxyError::SpendCap { .. }
             | ProxyError::TooManyConnections
             | ProxyError::TooManyRequests
             | ProxyError::Malformed
@@ -185,6 +204,7 @@ impl ProxyError {
                 without dot segments: configure an upstream without credential for the others."
                     .to_owned()
             }
+            ProxyError::SpendCap { cap, spent, ends } => spend_cap(cap, spent, ends.as_deref()),
             ProxyError::TooManyConnections => {
                 "Plimsoll has reached its limit of client connections \
                 (limits.connections): try again, or raise it."
@@ -240,6 +260,10 @@ impl ProxyError {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(ERROR, HeaderValue::from_static(self.code()));
+        if matches!(self, ProxyError::SpendCap { .. }) {
+            // What OpenAI's and Anthropic's SDKs ask before the status.
+            headers.insert("x-should-retry", HeaderValue::from_static("false"));
+        }
         if *self == ProxyError::NoToken {
             headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer realm=\"plimsoll\""));
         }
@@ -288,6 +312,17 @@ impl ProxyError {
         };
         value.to_string()
     }
+}
+
+fn spend_cap(cap: &str, spent: &str, ends: Option<&str>) -> String {
+    let end = match ends {
+        Some(ends) => format!("It begins anew at {ends}."),
+        None => "It lasts as long as the session.".to_owned(),
+    };
+    format!(
+        "This Plimsoll's spending cap {cap:?} is reached: {spent}. {end} Whoever runs it can lift the cap \
+         (plimsoll caps --lift {cap}) or raise it (cap.{cap} in the configuration)."
+    )
 }
 
 fn no_upstream(known: &[Box<str>], nearest: Option<&str>) -> String {

@@ -17,6 +17,12 @@ use crate::dialect::credentials::is_harmless_header;
 const MODE: &str = "x-plimsoll-mode";
 /// A client's header for Plimsoll only: the session.
 const SESSION: &str = "x-plimsoll-session";
+/// Tags that the client gives a request, which its spending is listed and limited by.
+const TAGS: &str = "x-plimsoll-tags";
+/// How many tags of a request are read.
+const MOST_TAGS: usize = 8;
+/// Bytes of a tag; a longer one is left out.
+const LONGEST_TAG: usize = 96;
 /// A client's header for Plimsoll only: the client token.
 const TOKEN: &str = "x-plimsoll-token";
 
@@ -137,7 +143,7 @@ pub(crate) fn narrow_upgrade(headers: &mut HeaderMap, wanted: impl Fn(&str) -> b
 }
 
 pub(crate) fn is_for_us(name: &HeaderName) -> bool {
-    name == MODE || name == SESSION || name == TOKEN
+    name == MODE || name == SESSION || name == TOKEN || name == TAGS
 }
 
 pub(crate) fn may_join_credential(name: &HeaderName) -> bool {
@@ -185,6 +191,27 @@ pub(crate) fn mode(headers: &HeaderMap) -> Option<Mode> {
         "active" => Some(Mode::Active),
         _ => None,
     }
+}
+
+/// The tags of a request: `team=core, env=ci`. What is not of this form is left out.
+pub(crate) fn tags(headers: &HeaderMap) -> Vec<Box<str>> {
+    let lines = headers.get_all(TAGS).iter().filter_map(|line| line.to_str().ok());
+    let tags = lines.flat_map(|line| line.split(',')).map(str::trim);
+    let mut known: Vec<Box<str>> =
+        tags.filter(|tag| is_tag(tag)).take(MOST_TAGS).map(Into::into).collect();
+    known.sort();
+    known.dedup();
+    known
+}
+
+/// Whether it is `name=value`, of letters, digits and `-_./:@`.
+fn is_tag(tag: &str) -> bool {
+    let is_word = |word: &str| {
+        !word.is_empty()
+            && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./:@".contains(&byte))
+    };
+    tag.len() <= LONGEST_TAG
+        && tag.split_once('=').is_some_and(|(name, value)| is_word(name) && is_word(value))
 }
 
 pub(crate) fn set_host(headers: HeaderMap, upstream: &http::Uri) -> HeaderMap {

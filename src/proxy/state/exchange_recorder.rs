@@ -19,6 +19,7 @@ use tokio::time::timeout;
 use crate::clock::now;
 use crate::config::Upstream;
 use crate::context::budget::MeasuredEstimate;
+use crate::context::caps::CapState;
 use crate::context::overflow::OverflowReport;
 use crate::context::plan::RewriteSummary;
 use crate::context::savings::ExchangeSavings;
@@ -42,6 +43,8 @@ use crate::telemetry::{
 
 /// The response header that says what was repaired after a refusal.
 const HEALED: HeaderName = HeaderName::from_static("x-plimsoll-healed");
+/// The response header that says which cap is nearly spent, and the share: `daily=0.83`.
+const CAP: HeaderName = HeaderName::from_static("x-plimsoll-cap");
 /// The response header with the exchange's id.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-plimsoll-request-id");
 
@@ -61,6 +64,8 @@ pub(crate) struct ExchangeRecorder {
     event: Box<Exchange>,
     /// What a retry, or a repair before the first attempt, found out about a refusal.
     refusal: Option<RefusalReport>,
+    /// The fullest cap of its spender, once that is to be told.
+    pub(crate) cap: Option<CapState>,
     /// Held while a response streams.
     pub(crate) stream: Option<GaugeGuard>,
     /// What was measured.
@@ -98,6 +103,7 @@ impl ExchangeRecorder {
             at,
             proxy: proxy.clone(),
             refusal: None,
+            cap: None,
             stream: None,
             meter: ExchangeMeter::default(),
             sent: Arc::default(),
@@ -200,6 +206,11 @@ impl ExchangeRecorder {
             && let Ok(healed) = HeaderValue::try_from(healed)
         {
             headers.insert(HEALED, healed);
+        }
+        if let Some(cap) = &self.cap
+            && let Ok(used) = HeaderValue::try_from(format!("{}={:.2}", cap.cap, cap.used))
+        {
+            headers.insert(CAP, used);
         }
         add_request_id(headers, &self.id, &self.proxy);
     }

@@ -25,7 +25,7 @@ use crate::context::{ExchangeId, TenantId};
 use crate::dialect::Dialect;
 use crate::dialect::credentials::CredentialRules;
 use crate::dialect::door::Door;
-use crate::dialect::models::{Catalogue, is_named};
+use crate::dialect::models::{Catalogue, Price, is_named};
 use crate::proxy::http::client_access::ClientAccess;
 use crate::proxy::http::memory::MemoryBudget;
 use crate::proxy::http::tunnel_timeouts::TunnelTimeouts;
@@ -142,6 +142,7 @@ impl Proxy {
         tunnel_timeouts: TunnelTimeouts,
     ) -> Result<Arc<Self>, String> {
         let tls = config.tls.as_ref().map(TlsTerminator::new).transpose()?;
+        ledgers.caps().set(config.caps.clone());
         telemetry.name_preset(config.preset.map_or("none", Preset::name));
         telemetry.begin_at_zero(config.upstreams.iter().map(|upstream| &*upstream.name));
         let wide_windows = config.limits.connections().div_ceil(WITH_WIDE_WINDOW);
@@ -186,6 +187,13 @@ impl Proxy {
         let upstream = self.upstreams.iter().find(|upstream| *upstream.name == *name)?;
         // It is asked in the dialect of the request.
         if upstream.dialects.contains(&dialect) { Some(upstream) } else { None }
+    }
+
+    /// The price of a model behind an upstream, as it is configured or known.
+    pub(in crate::proxy) fn price(&self, upstream: &str, model: &str) -> Option<Price> {
+        let configured = self.upstreams.iter().find(|one| *one.name == *upstream);
+        let own = configured.and_then(|upstream| upstream.price);
+        own.or_else(|| self.catalogue.model(model, "").price)
     }
 
     pub(in crate::proxy) fn policy(&self, upstream: &Upstream, model: &str) -> Arc<Policy> {

@@ -58,6 +58,9 @@ impl LateReply {
             let estimate = turn.estimate.as_ref().map(|estimate| estimate.tokens);
             let limit = CountLimit::new(window, estimate);
             turn.usage.forget_impossible(limit);
+            // Not what was known of it before.
+            turn.dollars = None;
+            turn.dollars = turn.cost(|model| proxy.price(&turn.upstream, model));
             Some(turn)
         });
         match completing.await {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::lock::lock;
 use super::records::record;
 use super::{LOOK, Ledgers, RequestSource, fingerprints, no_answer};
+use crate::context::caps::Spending;
 use crate::context::{Fact, TenantId, Turn};
 use crate::store::recall::ReadBudget;
 use crate::store::{Record, Scope, StoreError, WriteOutcome};
@@ -34,10 +35,12 @@ impl Ledgers {
         let cache = lock(&self.caches).cache(&scope);
         cache.load(&self.store, &scope, &ReadBudget::new(LOOK)).await?;
         let mut completed = None;
+        let mut earlier = Spending::default();
         // In one step: of two requests that read the reply, only one completes the turn.
         let write = cache.add_found(
             |ledger| {
                 let stored = ledger.answered_by(response).map(|turn| &**turn);
+                earlier = stored.map(Spending::from_turn).unwrap_or_default();
                 let turn = complete(stored.or(open.as_ref().map(|(_, turn)| turn))?)?;
                 completed = Some(Arc::new(turn.clone()));
                 Some(vec![Fact::Turn(Box::new(turn))])
@@ -55,7 +58,12 @@ impl Ledgers {
         );
         let Some(write) = write else { return Ok(None) };
         match write.await?.first() {
-            Some(WriteOutcome::Written) => Ok(completed),
+            Some(WriteOutcome::Written) => {
+                if let Some(turn) = &completed {
+                    self.caps.add_late_turn(&scope, turn, earlier);
+                }
+                Ok(completed)
+            }
             _ => Ok(None),
         }
     }

@@ -163,6 +163,11 @@ impl Ledgers {
     /// The store's [`StoreError`]; memory has the turn all the same.
     pub async fn commit(&self, opened: OpenedSession, facts: Vec<Fact>) -> Result<(), StoreError> {
         let scope = opened.scope.clone();
+        for fact in &facts {
+            if let Fact::Turn(turn) = fact {
+                self.caps.add_turn(&opened, turn);
+            }
+        }
         let began = opened.began.into_std();
         let mut records: Vec<Record> = facts.iter().filter_map(record).collect();
         let fingerprints: Vec<Record> = match opened.named {
@@ -255,7 +260,12 @@ impl Ledgers {
         let won = match put?.into_iter().next() {
             Some(WriteOutcome::Existed(first)) => serde_json::from_slice(&first)
                 .map_err(|_| StoreError::Failed(UNWRITTEN.to_owned()))?,
-            Some(WriteOutcome::Written) | None => fact,
+            Some(WriteOutcome::Written) | None => {
+                if let Fact::Summary(summary) = &fact {
+                    self.caps.add_summary(handle, summary);
+                }
+                fact
+            }
         };
         cache.add_stored(vec![won.clone()]).then_some(won).ok_or(StoreError::Deleted)
     }

@@ -29,6 +29,7 @@ labels! {
     DialectLabels<'a> { upstream: &'a str, dialect: OrNone<Dialect> }
     pub(super) TokenLabels<'a> { upstream: &'a str, model: &'a str, kind: UsageKind }
     QuotaLabels<'a> { upstream: &'a str, kind: QuotaKind }
+    CapLabels<'a> { cap: &'a str }
     ServedLabels<'a> { upstream: &'a str, model: &'a str, served: &'a str }
     pub(super) FailOpenLabels { reason: FailOpen }
     ErrorLabels<'a> { upstream: &'a str, kind: ErrorKind }
@@ -62,6 +63,8 @@ families! {
             "Exchanges whose reply names another model than the request: `served` is its name.";
         quota_used: MetricFamily<QuotaLabels<'static>, Gauge> = "plimsoll_quota_fill_ratio",
             "The share of a provider's limit that is used, as its responses last said: the largest of all credentials; 0 once it is whole again.";
+        cap_used: MetricFamily<CapLabels<'static>, Gauge> = "plimsoll_cap_fill_ratio",
+            "The share of a spending cap that is spent in the running period: the largest of all whom it limits.";
         cache_reported: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_cache_reported_total",
             "Exchanges whose provider reported what came from its cache.";
         cache_hits: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_cache_hits_total",
@@ -173,6 +176,11 @@ impl TrafficMetrics {
             let ModelLabels { upstream, model } = model;
             self.served.get(ServedLabels { upstream, model, served }).inc();
         }
+    }
+
+    /// Shows how much of a spending cap is spent.
+    pub(super) fn show_cap(&self, cap: &str, used: f64) {
+        self.cap_used.get(CapLabels { cap }).set(used);
     }
 
     /// Shows how much is used of a limit.

@@ -497,6 +497,7 @@ fn written(scene: &scene::SessionFixture, cut: usize) -> CompactionRecord {
         upstream: "up".into(),
         model: "claude-opus-5-5".into(),
         spent: <_>::default(),
+        dollars: None,
         took: 0,
         carries: None,
         shadow: false,

@@ -350,6 +350,7 @@ mod tests {
                 upstream: "u".into(),
                 model: "m".into(),
                 spent: Usage::default(),
+                dollars: None,
                 took: 0,
                 carries: None,
                 shadow: false,

@@ -191,6 +191,7 @@ fn size_of_decisions_is_also_counted_separately() {
         upstream: "u".into(),
         model: "m".into(),
         spent: Usage::default(),
+        dollars: None,
         took: 0,
         carries: None,
         shadow: false,

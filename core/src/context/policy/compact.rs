@@ -26,6 +26,7 @@ pub struct CompactPolicy {
     pub threshold_tokens: Option<u64>,
     /// Instead of `threshold`: a summary replaces the beginning once fewer tokens than this are left of the
     /// fillable window.
+    #[schemars(extend("presetOnly" = true))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threshold_buffer_tokens: Option<u64>,
     /// Whether the part of the window past the threshold is shown as its own category, `Autocompact
@@ -45,6 +46,7 @@ pub struct CompactPolicy {
     pub keep_messages: u32,
     /// `true`: at least `keep_messages` messages stay, however large; the cut moves back so that no call loses
     /// its result (as micro-compaction does).
+    #[schemars(extend("presetOnly" = true))]
     pub keep_at_least: bool,
     /// Most tokens of the messages that stay word for word.
     pub keep_tokens: u64,

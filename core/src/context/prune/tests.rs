@@ -780,6 +780,7 @@ fn summarised_results_are_not_cut() {
         upstream: "up".into(),
         model: FREE.into(),
         spent: <_>::default(),
+        dollars: None,
         took: 0,
         carries: None,
         shadow: false,

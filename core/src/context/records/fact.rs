@@ -221,6 +221,9 @@ pub struct CompactionRecord {
     /// Reported usage for writing it. This is overhead, and in no turn's usage.
     #[serde(default)]
     pub spent: Usage,
+    /// What that cost at the prices of its time, US dollars; `None` if the price was not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dollars: Option<f64>,
     /// How long writing it took, ms.
     #[serde(default)]
     pub took: Millis,

@@ -93,6 +93,9 @@ pub struct TurnOrigin {
     /// The title of the conversation that its reply gives, if `content.names` is on.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub title: Option<Box<str>>,
+    /// The tags that its client gave it, `name=value`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tags: Vec<Box<str>>,
 }
 
 impl TurnOrigin {
@@ -100,7 +103,8 @@ impl TurnOrigin {
     pub fn bytes(&self) -> usize {
         let names = [&self.project, &self.title].into_iter().flatten().map(|name| name.len());
         let agent = self.agent.as_ref().map_or(0, Agent::bytes);
-        size_of::<Self>() + names.sum::<usize>() + agent
+        let tags = self.tags.iter().map(|tag| size_of::<Box<str>>() + tag.len());
+        size_of::<Self>() + names.sum::<usize>() + tags.sum::<usize>() + agent
     }
 }
 

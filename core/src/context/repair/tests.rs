@@ -233,6 +233,7 @@ fn inserted_summary_is_not_repaired() {
         upstream: "up".into(),
         model: MODEL.into(),
         spent: Usage::default(),
+        dollars: None,
         took: 0,
         carries: None,
         shadow: false,

@@ -85,6 +85,7 @@ fn summary_adds_its_counted_tokens() {
         upstream: "up".into(),
         model: "claude-opus-4-6".into(),
         spent: Usage::default(),
+        dollars: None,
         took: 0,
         carries: None,
         shadow: false,

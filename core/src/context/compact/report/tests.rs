@@ -25,6 +25,7 @@ fn record(about: u128, at: Millis, exchange: &str) -> Box<CompactionRecord> {
         upstream: "up".into(),
         model: MODEL.into(),
         spent: Usage { input: Some(900), ..Usage::default() },
+        dollars: None,
         took: 5,
         carries: None,
         shadow: false,

@@ -1,0 +1,403 @@
+//! Caps: how much may be spent, by whom and in which time, and how much of that was.
+//!
+//! The sums are of stored turns, at the prices of their time, and of our own summaries. A cap that is reached stops the next
+//! request; those in flight end as they would have. Periods are of UTC. Pure: the time is an argument.
+
+use std::collections::HashMap;
+use std::fmt;
+
+use jiff::civil::Date;
+use jiff::tz::Offset;
+use jiff::{Timestamp, ToSpan as _};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumString, VariantNames};
+
+use super::budget::grouped;
+use super::{CompactionRecord, Millis, SessionId, TenantId, Turn};
+use crate::dialect::Usage;
+
+/// How many sums are kept. Past it, the one that nothing was added to for longest is forgotten.
+const MOST_SUMS: usize = 10_000;
+/// From this share of a cap on, it is told.
+pub const WARNING: f64 = 0.8;
+
+/// Whose spending has a sum of its own.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, AsRefStr, EnumString, VariantNames,
+)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
+pub enum CapSubject {
+    /// Everybody together.
+    All,
+    /// Each credential.
+    Tenant,
+    /// Each session, with its sub-agents.
+    Session,
+    /// Each folder that agents work in.
+    Project,
+    /// Each tag.
+    Tag,
+    /// Each upstream.
+    Upstream,
+}
+
+/// How long a sum grows.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, AsRefStr,
+)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
+pub enum CapPeriod {
+    /// As long as the session.
+    Session,
+    /// An hour.
+    Hour,
+    /// A day.
+    #[default]
+    Day,
+    /// A month.
+    Month,
+}
+
+/// A limit of spending.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cap {
+    /// Its name in the configuration.
+    pub name: Box<str>,
+    /// Whose spending it limits.
+    pub of: CapSubject,
+    /// Only this one of them.
+    pub only: Option<Box<str>>,
+    /// In which time.
+    pub per: CapPeriod,
+    /// At most so many US dollars.
+    pub dollars: Option<f64>,
+    /// At most so many tokens, input and output.
+    pub tokens: Option<u64>,
+}
+
+/// Who spends.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Spender {
+    /// The credential.
+    pub tenant: TenantId,
+    /// The session.
+    pub session: SessionId,
+    /// The folder that the agent works in, as far as it is known.
+    pub project: Option<Box<str>>,
+    /// The tags of the request, `name=value`.
+    pub tags: Vec<Box<str>>,
+    /// The upstream.
+    pub upstream: Box<str>,
+}
+
+/// What something cost.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Spending {
+    /// US dollars, as far as the price is known.
+    pub dollars: f64,
+    /// Tokens, input and output.
+    pub tokens: u64,
+}
+
+/// How much of a cap is spent by one of those whom it limits.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CapState {
+    /// The cap's name.
+    pub cap: Box<str>,
+    /// Whose spending it is.
+    pub subject: Box<str>,
+    /// In which time.
+    pub per: CapPeriod,
+    /// What was spent, US dollars.
+    pub dollars: f64,
+    /// What was spent, tokens.
+    pub tokens: u64,
+    /// At most so many US dollars.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most_dollars: Option<f64>,
+    /// At most so many tokens.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub most_tokens: Option<u64>,
+    /// The larger share of the two that is spent.
+    pub used: f64,
+    /// It stops nothing until the period ends.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub lifted: bool,
+    /// When the period ends, ms since 1970; `None` if it has no end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ends: Option<Millis>,
+}
+
+/// What was spent in the running period of one subject.
+#[derive(Clone, Copy, Default)]
+struct CapSum {
+    period: u64,
+    spending: Spending,
+    /// When something was added last.
+    at: Millis,
+}
+
+/// The sums of all caps, and of the day.
+#[derive(Default)]
+pub struct CapSums {
+    caps: Vec<Cap>,
+    /// By the cap's place in the list, and by its subject.
+    sums: HashMap<(usize, Box<str>), CapSum>,
+    /// For each cap the period in which it stops nothing.
+    lifted: Vec<Option<u64>>,
+    /// Everything of the newest day.
+    today: CapSum,
+}
+
+impl CapPeriod {
+    /// The number of the period that a time is in.
+    fn number(self, at: Millis) -> u64 {
+        match self {
+            Self::Session => 0,
+            Self::Hour => at / HOUR,
+            Self::Day => at / DAY,
+            Self::Month => {
+                let date = date(at);
+                u64::from(date.year().unsigned_abs()) * 12 + u64::from(date.month().unsigned_abs())
+            }
+        }
+    }
+
+    /// When the period that a time is in began.
+    fn start(self, at: Millis) -> Millis {
+        match self {
+            Self::Session => 0,
+            Self::Hour => at - at % HOUR,
+            Self::Day => at - at % DAY,
+            Self::Month => millis(date(at).first_of_month()),
+        }
+    }
+
+    /// When it ends.
+    fn end(self, at: Millis) -> Option<Millis> {
+        match self {
+            Self::Session => None,
+            Self::Hour => Some(self.start(at) + HOUR),
+            Self::Day => Some(self.start(at) + DAY),
+            Self::Month => Some(millis(date(at).first_of_month().checked_add(1.month()).ok()?)),
+        }
+    }
+}
+
+const HOUR: Millis = 60 * 60 * 1000;
+const DAY: Millis = 24 * HOUR;
+
+fn date(at: Millis) -> Date {
+    let at = i64::try_from(at).ok().and_then(|at| Timestamp::from_millisecond(at).ok());
+    Offset::UTC.to_datetime(at.unwrap_or_default()).date()
+}
+
+fn millis(date: Date) -> Millis {
+    let start = Offset::UTC.to_timestamp(date.to_datetime(jiff::civil::Time::midnight()));
+    start.map_or(0, |start| start.as_millisecond().unsigned_abs())
+}
+
+impl Cap {
+    /// The subjects of a spender that it limits.
+    fn subjects(&self, spender: &Spender) -> Vec<Box<str>> {
+        let mut subjects: Vec<Box<str>> = match self.of {
+            CapSubject::All => vec!["all".into()],
+            CapSubject::Tenant => vec![spender.tenant.as_str().into()],
+            CapSubject::Session => {
+                vec![format!("{}.{}", spender.tenant, spender.session).into()]
+            }
+            CapSubject::Project => spender.project.clone().into_iter().collect(),
+            CapSubject::Tag => spender.tags.clone(),
+            CapSubject::Upstream => vec![spender.upstream.clone()],
+        };
+        if let Some(only) = &self.only {
+            subjects.retain(|subject| subject == only);
+        }
+        subjects
+    }
+
+    fn used(&self, spending: Spending) -> f64 {
+        let dollars = self.dollars.map_or(0.0, |most| spending.dollars / most);
+        let tokens = self.tokens.map_or(0.0, |most| spending.tokens as f64 / most as f64);
+        dollars.max(tokens)
+    }
+}
+
+impl Spending {
+    /// What usage stands for.
+    pub fn new(usage: &Usage, dollars: Option<f64>) -> Self {
+        let tokens = usage
+            .billed()
+            .map(|(_, one)| one.input.unwrap_or(0).saturating_add(one.output.unwrap_or(0)));
+        let tokens = tokens.fold(0, u64::saturating_add);
+        Self { dollars: dollars.unwrap_or(0.0), tokens }
+    }
+
+    /// What a turn cost.
+    pub fn from_turn(turn: &Turn) -> Self {
+        Self::new(&turn.usage, turn.dollars)
+    }
+
+    /// What a summary of ours cost.
+    pub fn from_summary(summary: &CompactionRecord) -> Self {
+        Self::new(&summary.spent, summary.dollars)
+    }
+
+    /// What is more in it than in an earlier one.
+    pub fn less(self, earlier: Self) -> Self {
+        Self {
+            dollars: (self.dollars - earlier.dollars).max(0.0),
+            tokens: self.tokens.saturating_sub(earlier.tokens),
+        }
+    }
+
+    fn join(&mut self, more: Self) {
+        self.dollars += more.dollars;
+        self.tokens = self.tokens.saturating_add(more.tokens);
+    }
+}
+
+impl fmt::Display for CapState {
+    /// What is spent of what: `$8.10 of $10.00`, `900 of 1,000 tokens`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(most) = self.most_dollars {
+            write!(f, "${:.2} of ${most:.2}", self.dollars)?;
+        }
+        if let Some(most) = self.most_tokens {
+            let comma = if self.most_dollars.is_some() { ", " } else { "" };
+            write!(f, "{comma}{} of {} tokens", grouped(self.tokens), grouped(most))?;
+        }
+        Ok(())
+    }
+}
+
+impl CapSum {
+    /// Adds spending of a period; a later period begins anew, and an earlier one is over.
+    fn add(&mut self, period: u64, spending: Spending, at: Millis) {
+        if period > self.period {
+            *self = Self { period, ..Self::default() };
+        }
+        if period == self.period {
+            self.spending.join(spending);
+            self.at = self.at.max(at);
+        }
+    }
+
+    fn spending_in(&self, period: u64) -> Spending {
+        if self.period == period { self.spending } else { Spending::default() }
+    }
+}
+
+impl CapSums {
+    /// The sums of these caps, of which nothing is spent.
+    pub fn new(caps: Vec<Cap>) -> Self {
+        Self { lifted: vec![None; caps.len()], caps, ..Self::default() }
+    }
+
+    /// Whether there is a cap.
+    pub fn has_caps(&self) -> bool {
+        !self.caps.is_empty()
+    }
+
+    /// From when on spending counts at this time: the start of the longest period, or of the day.
+    pub fn since(&self, now: Millis) -> Millis {
+        let starts = self.caps.iter().map(|cap| cap.per.start(now));
+        starts.min().unwrap_or(Millis::MAX).min(CapPeriod::Day.start(now))
+    }
+
+    /// Adds what was spent by a request that arrived `at`. Returns the caps of which it passed [`WARNING`], or the whole.
+    pub fn add(&mut self, spender: &Spender, spending: Spending, at: Millis) -> Vec<CapState> {
+        self.today.add(CapPeriod::Day.number(at), spending, at);
+        let mut passed = Vec::new();
+        for number in 0..self.caps.len() {
+            for subject in self.caps[number].subjects(spender) {
+                let earlier = self.state(number, &subject, at).used;
+                let period = self.caps[number].per.number(at);
+                let key = (number, subject.clone());
+                self.sums.entry(key).or_default().add(period, spending, at);
+                let state = self.state(number, &subject, at);
+                if [WARNING, 1.0].iter().any(|share| earlier < *share && state.used >= *share) {
+                    passed.push(state);
+                }
+            }
+        }
+        while self.sums.len() > MOST_SUMS {
+            let oldest = self.sums.iter().min_by_key(|(_, sum)| sum.at);
+            let Some(key) = oldest.map(|(key, _)| key.clone()) else { break };
+            self.sums.remove(&key);
+        }
+        passed
+    }
+
+    /// The fullest cap that limits a spender; lifted ones do not.
+    pub fn fullest(&self, spender: &Spender, now: Millis) -> Option<CapState> {
+        let mut fullest: Option<CapState> = None;
+        for (number, cap) in self.caps.iter().enumerate() {
+            for subject in cap.subjects(spender) {
+                let state = self.state(number, &subject, now);
+                let is_fuller = fullest.as_ref().is_none_or(|other| state.used > other.used);
+                if is_fuller && !state.lifted {
+                    fullest = Some(state);
+                }
+            }
+        }
+        fullest
+    }
+
+    /// Lets a cap stop nothing until its period ends; whether there is one of this name.
+    pub fn lift(&mut self, name: &str, now: Millis) -> bool {
+        let Some(number) = self.caps.iter().position(|cap| *cap.name == *name) else {
+            return false;
+        };
+        self.lifted[number] = Some(self.caps[number].per.number(now));
+        true
+    }
+
+    /// What is spent of each cap now, the fullest first. A cap that nobody has spent of yet has a line, too.
+    pub fn list(&self, now: Millis) -> Vec<CapState> {
+        let mut list = Vec::new();
+        for (number, cap) in self.caps.iter().enumerate() {
+            let period = cap.per.number(now);
+            let sums =
+                self.sums.iter().filter(|(key, sum)| key.0 == number && sum.period == period);
+            let states: Vec<CapState> =
+                sums.map(|(key, _)| self.state(number, &key.1, now)).collect();
+            if states.is_empty() {
+                list.push(self.state(number, cap.only.as_deref().unwrap_or("-"), now));
+            }
+            list.extend(states);
+        }
+        list.sort_by(|one, other| other.used.total_cmp(&one.used));
+        list
+    }
+
+    /// What was spent today, UTC.
+    pub fn today(&self, now: Millis) -> Spending {
+        self.today.spending_in(CapPeriod::Day.number(now))
+    }
+
+    fn state(&self, number: usize, subject: &str, at: Millis) -> CapState {
+        let cap = &self.caps[number];
+        let period = cap.per.number(at);
+        let sum = self.sums.get(&(number, Box::from(subject)));
+        let spending = sum.map(|sum| sum.spending_in(period)).unwrap_or_default();
+        CapState {
+            cap: cap.name.clone(),
+            subject: subject.into(),
+            per: cap.per,
+            dollars: spending.dollars,
+            tokens: spending.tokens,
+            most_dollars: cap.dollars,
+            most_tokens: cap.tokens,
+            used: cap.used(spending),
+            lifted: self.lifted[number] == Some(period),
+            ends: cap.per.end(at),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

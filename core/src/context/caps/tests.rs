@@ -1,0 +1,158 @@
+use super::*;
+
+/// 2026-11-30, 23:59:59.999 UTC, the last moment of a month.
+const MONTH_END: Millis = 1_796_083_199_999;
+
+fn cap(of: CapSubject, per: CapPeriod) -> Cap {
+    let name = Box::from(of.as_ref());
+    Cap { name, of, only: None, per, dollars: Some(10.0), tokens: None }
+}
+
+fn spender(session: &str) -> Spender {
+    Spender {
+        tenant: "t".into(),
+        session: session.into(),
+        project: Some("#1".into()),
+        tags: vec!["team=core".into(), "env=ci".into()],
+        upstream: "anthropic".into(),
+    }
+}
+
+fn dollars(dollars: f64) -> Spending {
+    Spending { dollars, tokens: 1_000 }
+}
+
+#[track_caller]
+fn used(sums: &CapSums, spender: &Spender, now: Millis) -> f64 {
+    sums.fullest(spender, now).expect("a cap").used
+}
+
+#[test]
+fn each_subject_has_sum_of_its_own() {
+    let mut sums = CapSums::new(vec![cap(CapSubject::Session, CapPeriod::Session)]);
+    sums.add(&spender("a"), dollars(5.0), 1);
+    sums.add(&spender("a"), dollars(2.0), 2);
+    sums.add(&spender("b"), dollars(1.0), 3);
+    assert_eq!(used(&sums, &spender("a"), 4), 0.7);
+    assert_eq!(used(&sums, &spender("b"), 4), 0.1);
+    assert_eq!(used(&sums, &spender("c"), 4), 0.0);
+}
+
+#[test]
+fn subject_that_is_not_named_is_not_limited() {
+    let only = Cap { only: Some("team=web".into()), ..cap(CapSubject::Tag, CapPeriod::Day) };
+    let mut sums = CapSums::new(vec![only]);
+    sums.add(&spender("a"), dollars(50.0), 1);
+    assert_eq!(sums.fullest(&spender("a"), 2), None);
+    let web = Spender { tags: vec!["team=web".into()], ..spender("a") };
+    assert_eq!(used(&sums, &web, 2), 0.0);
+}
+
+#[test]
+fn each_tag_counts_whole_request() {
+    let mut sums = CapSums::new(vec![cap(CapSubject::Tag, CapPeriod::Day)]);
+    sums.add(&spender("a"), dollars(4.0), 1);
+    let ci = Spender { tags: vec!["env=ci".into()], ..spender("b") };
+    assert_eq!(used(&sums, &ci, 2), 0.4);
+}
+
+#[test]
+fn hours_days_and_months_begin_anew() {
+    for (per, next) in [
+        (CapPeriod::Hour, MONTH_END + 1),
+        (CapPeriod::Day, MONTH_END + 1),
+        (CapPeriod::Month, MONTH_END + 1),
+    ] {
+        let mut sums = CapSums::new(vec![cap(CapSubject::All, per)]);
+        sums.add(&spender("a"), dollars(9.0), MONTH_END);
+        assert_eq!(used(&sums, &spender("a"), MONTH_END), 0.9, "{per:?}");
+        assert_eq!(used(&sums, &spender("a"), next), 0.0, "{per:?}");
+        let ends = sums.list(MONTH_END)[0].ends;
+        assert_eq!(ends, Some(next), "{per:?}");
+    }
+}
+
+#[test]
+fn call_over_midnight_counts_for_its_day() {
+    let mut sums = CapSums::new(vec![cap(CapSubject::All, CapPeriod::Day)]);
+    sums.add(&spender("a"), dollars(1.0), MONTH_END + 1);
+    // It ended later, but began before midnight.
+    sums.add(&spender("a"), dollars(9.0), MONTH_END);
+    assert_eq!(used(&sums, &spender("a"), MONTH_END + 1), 0.1);
+}
+
+#[test]
+fn month_is_read_from_its_first_day_on() {
+    let sums = CapSums::new(vec![cap(CapSubject::All, CapPeriod::Month)]);
+    // 2026-11-01, 00:00 UTC.
+    assert_eq!(sums.since(MONTH_END), 1_793_491_200_000);
+    assert_eq!(CapSums::new(Vec::new()).since(MONTH_END), MONTH_END + 1 - DAY);
+}
+
+#[test]
+fn passing_80_percent_and_whole_is_told_once_each() {
+    let mut sums = CapSums::new(vec![cap(CapSubject::All, CapPeriod::Day)]);
+    let mut told = Vec::new();
+    for cost in [7.9, 0.1, 1.0, 1.0, 1.0] {
+        told.push(sums.add(&spender("a"), dollars(cost), 1).len());
+    }
+    assert_eq!(told, [0, 1, 0, 1, 0]);
+}
+
+#[test]
+fn one_call_that_passes_both_is_told_once() {
+    let mut sums = CapSums::new(vec![cap(CapSubject::All, CapPeriod::Day)]);
+    assert_eq!(sums.add(&spender("a"), dollars(12.0), 1).len(), 1);
+}
+
+#[test]
+fn tokens_count_as_dollars_do() {
+    let both = Cap { tokens: Some(2_000), ..cap(CapSubject::Upstream, CapPeriod::Hour) };
+    let mut sums = CapSums::new(vec![both]);
+    sums.add(&spender("a"), dollars(1.0), 1);
+    assert_eq!(used(&sums, &spender("a"), 2), 0.5);
+}
+
+#[test]
+fn lifted_cap_stops_nothing_until_its_period_ends() {
+    let mut sums = CapSums::new(vec![cap(CapSubject::All, CapPeriod::Day)]);
+    sums.add(&spender("a"), dollars(12.0), MONTH_END);
+    assert!(!sums.lift("other", MONTH_END));
+    assert!(sums.lift("all", MONTH_END));
+    assert_eq!(sums.fullest(&spender("a"), MONTH_END), None);
+    assert!(sums.list(MONTH_END)[0].lifted);
+    sums.add(&spender("a"), dollars(12.0), MONTH_END + 1);
+    assert_eq!(used(&sums, &spender("a"), MONTH_END + 1), 1.2);
+}
+
+#[test]
+fn today_is_counted_without_caps() {
+    let mut sums = CapSums::new(Vec::new());
+    sums.add(&spender("a"), dollars(2.0), MONTH_END);
+    sums.add(&spender("b"), dollars(0.5), MONTH_END);
+    assert_eq!(sums.today(MONTH_END), Spending { dollars: 2.5, tokens: 2_000 });
+    assert_eq!(sums.today(MONTH_END + 1), Spending::default());
+}
+
+#[test]
+fn sum_that_nothing_was_added_to_for_longest_is_forgotten() {
+    let mut sums = CapSums::new(vec![cap(CapSubject::Session, CapPeriod::Session)]);
+    for number in 0..=MOST_SUMS {
+        sums.add(&spender(&number.to_string()), dollars(1.0), number as u64);
+    }
+    assert_eq!(sums.sums.len(), MOST_SUMS);
+    assert_eq!(used(&sums, &spender("0"), 0), 0.0);
+    assert_eq!(used(&sums, &spender("1"), 0), 0.1);
+}
+
+#[test]
+fn tokens_of_all_billed_calls_count() {
+    let usage = Usage { input: Some(900), output: Some(100), ..Usage::default() };
+    let advice = crate::dialect::Attempt {
+        kind: "advisor_message".into(),
+        model: None,
+        usage: usage.clone(),
+    };
+    let both = Usage { attempts: vec![advice], ..usage };
+    assert_eq!(Spending::new(&both, None), Spending { dollars: 0.0, tokens: 2_000 });
+}

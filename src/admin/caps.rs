@@ -1,0 +1,72 @@
+//! `/api/v1/caps`: how much of each spending cap is spent, by whom; and lifting one until its period ends.
+//!
+//! The sums are those that decide.
+
+use std::fmt;
+
+use http::{Request, StatusCode};
+use hyper::body::Incoming;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::responses::{AdminError, AdminResponse, json, negotiated};
+use super::state::Admin;
+use crate::clock::now;
+use crate::context::Millis;
+use crate::context::caps::CapState;
+use crate::telemetry::log::clean;
+
+/// The caps, the fullest first.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct CapsPage {
+    /// When this was made, ms since 1970.
+    pub now: Millis,
+    /// What is spent of each, by each whom it limits.
+    pub caps: Vec<CapState>,
+}
+
+pub(super) fn answer(admin: &Admin, request: &Request<Incoming>) -> AdminResponse {
+    Ok(negotiated(&page(admin), request))
+}
+
+pub(super) fn lift(admin: &Admin, name: &str) -> AdminResponse {
+    if !admin.ledgers.caps().lift(name, now()) {
+        let what = format!("There is no cap {name:?}; /api/v1/caps lists them.");
+        return Err(AdminError::new(StatusCode::NOT_FOUND, "not_found", what));
+    }
+    Ok(json(&page(admin)))
+}
+
+fn page(admin: &Admin) -> CapsPage {
+    let now = now();
+    CapsPage { now, caps: admin.ledgers.caps().list(now) }
+}
+
+impl fmt::Display for CapsPage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.caps.is_empty() {
+            return write!(f, "There are no caps. [cap.NAME] in the configuration sets one.");
+        }
+        write!(f, "{:<16} {:<24} {:<8} {:>5}  SPENT", "CAP", "OF", "PER", "USED")?;
+        for state in &self.caps {
+            let subject: String = clean(&state.subject).chars().take(24).collect();
+            write!(
+                f,
+                "\n{:<16} {subject:<24} {:<8} {:>4.0}%  {state}",
+                state.cap,
+                state.per.as_ref(),
+                state.used * 100.0
+            )?;
+            let end = state.ends.and_then(|ends| i64::try_from(ends).ok());
+            let end = end.and_then(|end| Timestamp::from_millisecond(end).ok());
+            let end = end.map(|end| end.strftime("%Y-%m-%d %H:%M UTC").to_string());
+            match (state.lifted, end) {
+                (true, Some(end)) => write!(f, ", lifted until {end}")?,
+                (true, None) => write!(f, ", lifted")?,
+                (false, Some(end)) => write!(f, ", until {end}")?,
+                (false, None) => {}
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,57 @@
+//! `plimsoll line`: one line about a session, for status bars.
+//!
+//! Claude Code passes a JSON object on standard input, whose `session_id` is the name that it gives the session. A status
+//! bar has no place for errors: for Claude Code they are the line.
+
+use std::io::Read as _;
+
+use serde::Deserialize;
+
+use super::AdminTarget;
+use super::print::{self, CliError};
+use super::sessions::show;
+use crate::admin::routes::encoded;
+
+/// Bytes of standard input that are read; Claude Code sends some 2 KiB.
+const MOST_INPUT: u64 = 1 << 20;
+
+/// Who shows the line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(super) enum LineFormat {
+    /// Whoever likes.
+    Plain,
+    /// Claude Code's status line.
+    ClaudeCode,
+}
+
+/// What Claude Code says of itself.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct StatusInput {
+    session_id: Option<String>,
+}
+
+/// Prints the line.
+pub(super) fn run(
+    at: &AdminTarget,
+    format: LineFormat,
+    session: Option<&str>,
+) -> Result<(), CliError> {
+    let mut id = session.map(str::to_owned);
+    if format == LineFormat::ClaudeCode && id.is_none() {
+        let mut input = Vec::new();
+        // Without a name it is the newest session.
+        let _ = std::io::stdin().lock().take(MOST_INPUT).read_to_end(&mut input);
+        let status: StatusInput = serde_json::from_slice(&input).unwrap_or_default();
+        id = status.session_id;
+    }
+    let query = id.map(|id| format!("session={}&", encoded(&id))).unwrap_or_default();
+    let path = format!("/api/v1/line?{query}");
+    match at.ask(async |client| show(&client, &path, at.json).await) {
+        Err(_) if format == LineFormat::ClaudeCode => {
+            print::line("plimsoll does not answer");
+            Ok(())
+        }
+        outcome => outcome,
+    }
+}
