@@ -181,6 +181,7 @@ fn cuts(conversation: &Conversation) -> impl Iterator<Item = Cut> + '_ {
     results.take(CUTS).filter_map(|part| {
         Some(Cut {
             about: part.key?,
+            part: None,
             at: 0,
             exchange: "before".into(),
             content: Replacement::Text("[Old tool result content cleared]".into()),
