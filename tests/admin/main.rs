@@ -39,6 +39,7 @@ async fn sessions_list_their_names() {
         agent: Some(agent),
         project: Some("#3f2a91c0".into()),
         title: Some("<b>Tides".into()),
+        ..TurnOrigin::default()
     };
     let named = Turn { origin: Some(Box::new(origin)), ..place::turn("r1", "main", 2) };
     place.keep(&tenant(1), "named", named).await;

@@ -221,11 +221,15 @@ impl EstimatorState {
         let best = best(&belief);
         let retention = ReasoningRetention::ALL[best];
         let expert = self.expert(seen, retention);
+        let correction = self.correction(expert, seen, retention);
         let by_retention = std::array::from_fn(|at| {
             // Retentions with the same count have the same estimate.
-            let is_same = seen.counted[at] == seen.counted[best];
-            let basis = if is_same { retention } else { ReasoningRetention::ALL[at] };
-            seen.counted[at].saturating_add_signed(self.correction(expert, seen, basis))
+            let correction = if seen.counted[at] == seen.counted[best] {
+                correction
+            } else {
+                self.correction(expert, seen, ReasoningRetention::ALL[at])
+            };
+            seen.counted[at].saturating_add_signed(correction)
         });
         let tokens = by_retention[best];
         let (least, most) = self.likely(seen, evidence, &by_retention);

@@ -570,6 +570,7 @@ async fn decisions_after_refusals_differ() {
             upstream: Box::default(),
             model: Box::default(),
             spent: Usage::default(),
+            dollars: None,
             took: 0,
             carries: None,
             shadow: false,

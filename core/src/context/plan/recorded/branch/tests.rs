@@ -166,6 +166,7 @@ fn decisions_that_summary_hid_do_not_apply_elsewhere() {
     let back = reasoning_decision("r1", ReasoningAction::PutBack, DecisionReason::Birth);
     let trim = Cut {
         about: PartKey(9),
+        part: None,
         at: 1,
         exchange: "r1".into(),
         content: crate::context::Replacement::Text("Trimmed.".into()),
