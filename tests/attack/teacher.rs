@@ -8,8 +8,10 @@ use std::sync::{Arc, Mutex};
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, Mode};
 use plimsoll::context::policy::{CountSchedule, Policy, PruneGate, PruneMethod, PrunePolicy};
+use plimsoll::dialect::models::Family;
 use plimsoll::store::Store;
 use plimsoll::store::sqlite::SqliteStore;
+use plimsoll::tokens::bpe;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
@@ -607,6 +609,8 @@ async fn before_the_operators_key(provider: &Provider) -> Shared {
 /// If the key is the operator's, a client can invent tenants. They do not change the estimates of others.
 #[tokio::test]
 async fn invented_tenants_behind_one_credential_skew_no_other_estimates() {
+    // Until it is loaded, a first estimate is made without it.
+    bpe::load(Family::Claude);
     let provider = Provider::start(|path, body| {
         let mut answer = reply(path, body);
         // Text that costs far more than it seems, and a reply without usage.
