@@ -175,7 +175,6 @@ fn decisions_that_summary_hid_do_not_apply_elsewhere() {
         tokens: 9,
         why: DecisionReason::TooLarge,
         shadow: false,
-        part: None,
         epoch: None,
     };
     let (signature, trimmed) = (PartKey::of_bytes(b"c2ln"), PartKey(7).cut());
