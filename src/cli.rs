@@ -421,7 +421,11 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
         Command::Caps { lift, at } => {
             at.ask(async |client| sessions::caps(&client, lift.as_deref(), at.json).await)?;
         }
-        Command::Line { session, format, at } => line::run(at, *format, session.as_deref())?,
+        Command::Line { session, format, at } => {
+            let path = line::path(*format, session.as_deref());
+            let outcome = at.ask(async |client| sessions::show(&client, &path, at.json).await);
+            line::printed(*format, outcome)?;
+        }
         Command::Models { names, compare, json, config } => {
             let flags = ConfigFlags { config: config.clone(), ..ConfigFlags::default() };
             models::run(&flags.sources(), names, compare.as_deref(), *json)?;

@@ -7,9 +7,7 @@ use std::io::Read as _;
 
 use serde::Deserialize;
 
-use super::AdminTarget;
 use super::print::{self, CliError};
-use super::sessions::show;
 use crate::admin::routes::encoded;
 
 /// Bytes of standard input that are read; Claude Code sends some 2 KiB.
@@ -31,12 +29,8 @@ struct StatusInput {
     session_id: Option<String>,
 }
 
-/// Prints the line.
-pub(super) fn run(
-    at: &AdminTarget,
-    format: LineFormat,
-    session: Option<&str>,
-) -> Result<(), CliError> {
+/// Where the admin listener has the line of the session; of the newest one if none is named.
+pub(super) fn path(format: LineFormat, session: Option<&str>) -> String {
     let mut id = session.map(str::to_owned);
     if format == LineFormat::ClaudeCode && id.is_none() {
         let mut input = Vec::new();
@@ -46,8 +40,12 @@ pub(super) fn run(
         id = status.session_id;
     }
     let query = id.map(|id| format!("session={}&", encoded(&id))).unwrap_or_default();
-    let path = format!("/api/v1/line?{query}");
-    match at.ask(async |client| show(&client, &path, at.json).await) {
+    format!("/api/v1/line?{query}")
+}
+
+/// What is printed in place of an error.
+pub(super) fn printed(format: LineFormat, outcome: Result<(), CliError>) -> Result<(), CliError> {
+    match outcome {
         Err(_) if format == LineFormat::ClaudeCode => {
             print::line("plimsoll does not answer");
             Ok(())
