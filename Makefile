@@ -87,4 +87,4 @@ deny: ## cargo-deny: licences, bans, sources, duplicates, and advisories if thei
 	@scripts/deny
 
 clean-tools: ## Delete the tools that tests set up
-	rm -rf .tools tests/sdk/node/node_modules tests/page/node_modules
+	rm -rf .tools tests/sdk/node/node_modules tests/page/node_modules tests/deploy/workflows/node_modules

@@ -1,5 +1,5 @@
-"""Checks the files in deploy/: alerting rules and their tests, Kubernetes objects, the compose file, the image, and
-the dashboard. A real Prometheus scrapes Plimsoll's demo, and every query of the dashboard must return data.
+"""Checks the files in deploy/: alerting rules and their tests, the chart and Kubernetes objects, the compose file, the
+image, and the dashboard. A real Prometheus scrapes Plimsoll's demo, and every query of the dashboard must return data.
 """
 
 import json
@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import urllib.error
@@ -18,10 +19,12 @@ import urllib.request
 
 import yaml
 
+import charts
+from charts import KUBERNETES_VERSIONS
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 BINARY = pathlib.Path(os.environ.get("PLIMSOLL_BINARY", ROOT / "target/debug/plimsoll"))
-KUBERNETES_VERSIONS = ("1.29", "1.31", "1.33", "1.35")
 TIMEOUT_S = 60
 # The values of the dashboard's variables when the queries run.
 VARIABLES = {"$__rate_interval": "30s", "$job": ".*", "$upstream": ".*"}
@@ -47,6 +50,16 @@ def rules_are_valid_and_tested():
     promtool("check", "rules", DEPLOY / "prometheus/rules.yml")
     promtool("check", "config", DEPLOY / "prometheus/prometheus.yml")
     promtool("test", "rules", "rules_test.yml", cwd=DEPLOY / "prometheus")
+
+
+def every_alert_has_a_runbook():
+    """A section of docs/runbooks.md, and no section is left over."""
+    groups = yaml.safe_load((DEPLOY / "prometheus/rules.yml").read_text())["groups"]
+    alerts = {rule["alert"]: rule for group in groups for rule in group["rules"] if "alert" in rule}
+    sections = re.findall(r"^## (.+)$", (ROOT / "docs/runbooks.md").read_text(), re.M)
+    assert sections == list(alerts), "other sections than alerts, or another order"
+    for name, alert in alerts.items():
+        assert alert["annotations"]["runbook_url"] == f"docs/runbooks.md#{name.lower()}", name
 
 
 def rules_and_dashboard_use_existing_metrics():
@@ -235,10 +248,15 @@ def dashboard_follows_the_rules():
 def kubernetes_objects_are_valid():
     import kubernetes_validate
 
-    for file in sorted((DEPLOY / "kubernetes").glob("*sidecar.yaml")):
+    for file in sorted((DEPLOY / "kubernetes").glob("*.yaml")):
         for document in yaml.safe_load_all(file.read_text()):
-            for version in KUBERNETES_VERSIONS:
+            if document["kind"] in charts.OPERATOR:
+                continue
+            # The sleep before a replica of the fleet ends came with 1.30.
+            for version in KUBERNETES_VERSIONS[int(file.name == "fleet.yaml"):]:
                 kubernetes_validate.validate(document, version, strict=True)
+            if document["kind"] != "Deployment":
+                continue
             pod = document["spec"]["template"]["spec"]
             assert pod["securityContext"]["runAsNonRoot"] is True
             for container in pod["containers"] + pod.get("initContainers", []):
@@ -280,8 +298,8 @@ def pod_monitor_reads_the_metrics_of_the_example():
         assert monitor["spec"]["selector"]["matchLabels"].items() <= labels.items(), f"it selects no pod of {file.name}"
         plimsoll = plimsoll_of(agent)
         assert endpoint["port"] in [port["name"] for port in plimsoll["ports"]], f"no such port in {file.name}"
-        secrets = [var["valueFrom"]["secretKeyRef"] for var in plimsoll["env"] if var["name"] == "ADMIN_READ_TOKEN"]
-        assert secrets == [secret], f"not the read token of {file.name}"
+        read_token = variables_of(agent)["PLIMSOLL_ADMIN_READ_TOKEN"]
+        assert read_token == f"file:/secrets/{secret['name']}/{secret['key']}", f"not the read token of {file.name}"
 
 
 def configuration_of_image_and_manifests_is_valid():
@@ -290,20 +308,50 @@ def configuration_of_image_and_manifests_is_valid():
     assert image["PLIMSOLL_LISTEN"] == "0.0.0.0:8787" and image["PLIMSOLL_DATA"] == "/data"
     check_configuration(image)
     for file in (DEPLOY / "kubernetes").glob("*sidecar.yaml"):
-        env = {entry["name"]: entry.get("value", f"a secret for {entry['name']}") for entry in plimsoll_of(yaml.safe_load(file.read_text()))["env"]}
-        verdict = check_configuration(image | env)
+        verdict = check_configuration(image | variables_of(yaml.safe_load(file.read_text())))
         assert verdict["listen"].startswith("127.0.0.1:"), "only containers of the same pod may connect"
 
 
-def check_configuration(settings):
+def configuration_of_chart_is_valid():
+    for values in charts.values_files():
+        objects = charts.documents(charts.template(charts.CHART, "--values", values))
+        config = next((one["data"]["plimsoll.toml"] for one in objects if "plimsoll.toml" in one.get("data", {})), "")
+        for workload in (one for one in objects if one["kind"] in ("Deployment", "StatefulSet")):
+            verdict = check_configuration(variables_of(workload), config)
+            assert verdict["listen"].startswith("0.0.0.0:"), values.name
+
+
+def variables_of(workload):
+    return {entry["name"]: entry["value"] for entry in plimsoll_of(workload)["env"]}
+
+
+def check_configuration(settings, config=""):
     env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"} | settings
-    # The data volume does not exist here: a temporary folder replaces it.
-    with tempfile.TemporaryDirectory(prefix="plimsoll-deploy-") as data:
-        env["PLIMSOLL_DATA"] = data
+    # The volumes do not exist here: a temporary folder replaces them.
+    with tempfile.TemporaryDirectory(prefix="plimsoll-deploy-") as name:
+        folder = pathlib.Path(name)
+        for file in re.findall(r"/secrets/[\w./-]+", " ".join([*settings.values(), config])):
+            secret = folder / file.lstrip("/")
+            secret.parent.mkdir(parents=True, exist_ok=True)
+            secret.touch(0o600)
+            secret.write_text(f"a secret of this test, {secret.name}")
+            if secret.suffix in (".crt", ".key"):
+                certify(secret.parent)
+        env = {key: value.replace("/secrets/", f"{folder}/secrets/") for key, value in env.items()}
+        env["PLIMSOLL_DATA"] = name
+        env["PLIMSOLL_CONFIG"] = f"{folder}/plimsoll.toml"
+        pathlib.Path(env["PLIMSOLL_CONFIG"]).write_text(config.replace("/secrets/", f"{folder}/secrets/"))
         done = subprocess.run([BINARY, "check", "--json"], env=env, capture_output=True, text=True, cwd="/")
     verdict = json.loads(done.stdout)
     assert verdict["ok"] and not verdict["warnings"], verdict
     return verdict
+
+
+def certify(folder):
+    """A certificate and its key, as a secret of type kubernetes.io/tls has them."""
+    subprocess.run(["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1",
+                    "-subj", "/CN=plimsoll", "-keyout", folder / "tls.key", "-out", folder / "tls.crt"],
+                   check=True, capture_output=True)
 
 
 def plimsoll_of(deployment):
@@ -351,35 +399,47 @@ def user_of_the_image_owns_only_the_data_folder():
 
 
 def main():
-    passed, failed = 0, 0
+    results = []
 
     def run(check, *args):
-        nonlocal passed, failed
+        start = time.monotonic()
         try:
             check(*args)
         except Exception:
-            failed += 1
+            results.append(False)
             print(f"FAILED {check.__name__}\n{traceback.format_exc()}", flush=True)
         else:
-            passed += 1
-            print(f"ok {check.__name__}", flush=True)
+            results.append(True)
+            print(f"ok {check.__name__} ({time.monotonic() - start:.1f} s)", flush=True)
 
-    for check in (rules_are_valid_and_tested, rules_and_dashboard_use_existing_metrics, dashboard_follows_the_rules,
-                  kubernetes_objects_are_valid, network_policy_opens_the_admin_port_to_prometheus_alone,
-                  pod_monitor_reads_the_metrics_of_the_example, configuration_of_image_and_manifests_is_valid, compose_is_hardened,
-                  prometheus_of_compose_is_reachable, image_version_is_the_same_everywhere,
-                  user_of_the_image_owns_only_the_data_folder):
-        run(check)
+    def run_all(checks):
+        for check in checks:
+            run(check)
+
+    # Most of them wait for other programs.
+    groups = [threading.Thread(target=run_all, args=(checks,)) for checks in (CHECKS, charts.CHECKS)]
+    for group in groups:
+        group.start()
     try:
         with Monitoring() as monitoring:
             run(metrics_are_well_formed, monitoring)
             run(metrics_need_the_read_token, monitoring)
             run(every_panel_has_data, monitoring)
     except Exception:
-        failed += 1
+        results.append(False)
         print(f"FAILED to start Prometheus and the demo\n{traceback.format_exc()}", flush=True)
-    print(f"deploy: {passed} passed, {failed} failed", flush=True)
-    return 1 if failed else 0
+    for group in groups:
+        group.join()
+    print(f"deploy: {results.count(True)} passed, {results.count(False)} failed", flush=True)
+    return 0 if all(results) else 1
 
+
+CHECKS = (
+    rules_are_valid_and_tested, every_alert_has_a_runbook, rules_and_dashboard_use_existing_metrics, dashboard_follows_the_rules,
+    kubernetes_objects_are_valid, network_policy_opens_the_admin_port_to_prometheus_alone,
+    pod_monitor_reads_the_metrics_of_the_example, configuration_of_image_and_manifests_is_valid, compose_is_hardened,
+    prometheus_of_compose_is_reachable, image_version_is_the_same_everywhere,
+    user_of_the_image_owns_only_the_data_folder, configuration_of_chart_is_valid,
+)
 
 sys.exit(main())
