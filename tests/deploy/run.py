@@ -20,6 +20,7 @@ import urllib.request
 import yaml
 
 import charts
+import releases
 from charts import KUBERNETES_VERSIONS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -417,7 +418,7 @@ def main():
             run(check)
 
     # Most of them wait for other programs.
-    groups = [threading.Thread(target=run_all, args=(checks,)) for checks in (CHECKS, charts.CHECKS)]
+    groups = [threading.Thread(target=run_all, args=(checks,)) for checks in (CHECKS, charts.CHECKS, releases.CHECKS)]
     for group in groups:
         group.start()
     try:
@@ -430,6 +431,7 @@ def main():
         print(f"FAILED to start Prometheus and the demo\n{traceback.format_exc()}", flush=True)
     for group in groups:
         group.join()
+    releases.remove_release()
     print(f"deploy: {results.count(True)} passed, {results.count(False)} failed", flush=True)
     return 0 if all(results) else 1
 
