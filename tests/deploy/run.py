@@ -21,6 +21,7 @@ import yaml
 
 import charts
 import releases
+import roll
 from charts import KUBERNETES_VERSIONS
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -418,7 +419,7 @@ def main():
             run(check)
 
     # Most of them wait for other programs.
-    groups = [threading.Thread(target=run_all, args=(checks,)) for checks in (CHECKS, charts.CHECKS, releases.CHECKS)]
+    groups = [threading.Thread(target=run_all, args=(checks,)) for checks in (CHECKS, charts.CHECKS, releases.CHECKS, roll.CHECKS)]
     for group in groups:
         group.start()
     try:
