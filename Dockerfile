@@ -18,10 +18,12 @@ RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev &
 WORKDIR /src
 COPY . .
 ENV RUSTFLAGS="-C target-feature=+crt-static" TARGET_DIR=/target
+# What --version says: --build-arg PLIMSOLL_VERSION="$(scripts/version)". Without it, the version alone.
+ARG PLIMSOLL_VERSION
 # Dependencies stay in the caches from one build to the next; the binary leaves them.
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/target \
-    target=$(rustc -vV | sed -n 's/^host: //p') \
+    target=$(rustc --print host-tuple) \
     && cargo build --locked --profile dist --target "$target" --target-dir "$TARGET_DIR" \
     && mkdir -p /out/program /out/volume/data \
     && cp "$TARGET_DIR/$target/dist/plimsoll" /out/program/plimsoll

@@ -35,9 +35,15 @@ use crate::config::{ConfigFlag, ConfigSources};
 use admin_client::AdminClient;
 use print::CliError;
 
+/// What `--version` prints: releases set `PLIMSOLL_VERSION` to version, commit and date (`scripts/version`).
+const VERSION: &str = match option_env!("PLIMSOLL_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
+
 /// A transparent proxy for LLM APIs that shows how full every conversation's context is.
 #[derive(Debug, Parser)]
-#[command(name = "plimsoll", version, arg_required_else_help = true)]
+#[command(name = "plimsoll", version = VERSION, arg_required_else_help = true)]
 pub struct Arguments {
     #[command(subcommand)]
     command: Command,
@@ -54,6 +60,15 @@ enum Command {
         /// Print JSON.
         #[arg(long)]
         json: bool,
+    },
+    /// Ask the running Plimsoll whether it is ready, for images without a shell: exits with 0 if it is, else with 1.
+    Healthcheck {
+        /// Configuration file; else ~/.config/plimsoll/plimsoll.toml or /etc/plimsoll/plimsoll.toml, if there is one.
+        #[arg(long, value_name = "FILE", env = "PLIMSOLL_CONFIG")]
+        config: Option<PathBuf>,
+        /// The data folder [default: as configured].
+        #[arg(long, value_name = "DIR")]
+        data: Option<String>,
     },
     /// List sessions, newest first.
     Sessions {
@@ -256,7 +271,7 @@ enum Command {
 }
 
 /// Which running Plimsoll is asked, and for whom.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, Default, Args)]
 struct AdminTarget {
     /// Data folder of the Plimsoll to ask; its socket is there [default: as configured].
     #[arg(long, value_name = "DIR")]
@@ -387,10 +402,18 @@ pub fn usage_error(error: &clap::Error) -> ExitCode {
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
+fn healthcheck(config: Option<PathBuf>, data: Option<String>) -> Result<(), CliError> {
+    AdminTarget { config, data, ..AdminTarget::default() }.ask(async |client| {
+        print::line(client.text("/readyz").await?.trim_end());
+        Ok(())
+    })
+}
+
 fn execute(command: &Command) -> Result<ExitCode, CliError> {
     match command {
         Command::Serve(settings) => serve::run(&settings.sources())?,
         Command::Check { settings, json } => check::run(&settings.sources(), *json)?,
+        Command::Healthcheck { config, data } => healthcheck(config.clone(), data.clone())?,
         Command::Sessions { at, limit } => {
             at.ask(async |client| sessions::sessions(&client, *limit, at.json).await)?;
         }

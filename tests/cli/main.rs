@@ -172,6 +172,22 @@ async fn command_without_running_server_says_what_to_do() {
 }
 
 #[tokio::test]
+async fn healthcheck_asks_the_running_server() {
+    let provider = Provider::start().await;
+    let serving = Serving::start(&provider.base(), &[]).await;
+    let done = serving.look(&["healthcheck"]).await;
+    assert_eq!((done.code, done.out.as_str(), done.err.as_str()), (0, "ready\n", ""));
+}
+
+#[tokio::test]
+async fn healthcheck_fails_without_server() {
+    let data = tempfile::tempdir().unwrap();
+    let done = run(&["healthcheck", "--data", data.path().to_str().unwrap()]).await;
+    assert_eq!(done.code, 1);
+    assert!(done.err.contains("nothing answers at"), "{}", done.err);
+}
+
+#[tokio::test]
 async fn completions_and_man_page_come_from_arguments() {
     let done = run(&["completions", "bash"]).await;
     assert!(done.code == 0, "{}", done.out);

@@ -367,6 +367,7 @@ def compose_is_hardened():
     assert all(port.startswith("127.0.0.1:") for port in plimsoll["ports"]), "a port is reachable from outside this host"
     assert any(volume.endswith(":/data") for volume in plimsoll["volumes"])
     check_configuration({"PLIMSOLL_DATA": "/data"} | plimsoll["environment"])
+    assert plimsoll["healthcheck"]["test"] == ["CMD", "/plimsoll", "healthcheck"]
 
 
 def prometheus_of_compose_is_reachable():
