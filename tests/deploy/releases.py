@@ -178,6 +178,9 @@ def debian_package_has_program_and_unit():
         unit = (folder / "usr/lib/systemd/system/plimsoll.service").read_text()
         about = output("dpkg-deb", "--field", package)
         assert f"Version: {version()}" in about and "Architecture: amd64" in about, about
+        # The commit's date: a second run makes the same package.
+        listed = output("dpkg-deb", "--contents", package, env=os.environ | {"TZ": "UTC"})
+        assert all(" 2026-01-02 03:04 " in line for line in listed.splitlines()), listed
         drain = int(re.search(r"drain_s = (\d+)", (ROOT / "config/default.toml").read_text())[1])
         assert int(re.search(r"TimeoutStopSec=(\d+)", unit)[1]) > drain, "too short for draining"
         if shutil.which("systemd-analyze"):
