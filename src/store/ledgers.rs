@@ -16,6 +16,7 @@ mod latest_requests;
 mod lock;
 mod opened_session;
 mod parsers;
+mod past_spending;
 mod pending_compactions;
 mod records;
 mod session_cache;

@@ -1,4 +1,5 @@
-//! What was spent of each cap: read from the kept turns at the start, then added to as turns are stored.
+//! What was spent of each cap: read from the kept turns at the start ([`super::past_spending`]), then added to as turns are
+//! stored.
 //!
 //! So the sums survive a crash as the turns do. What retention or a person deleted is missing after the next start.
 
@@ -7,21 +8,18 @@ use std::sync::Mutex;
 use tokio::sync::broadcast;
 
 use super::lock::lock;
-use super::{Ledgers, OpenedSession, SessionHandle};
+use super::opened_session::{OpenedSession, SessionHandle};
 use crate::context::caps::{Cap, CapState, CapSums, Spender, Spending};
 use crate::context::ledger::Ledger;
-use crate::context::policy::DecisionMode;
-use crate::context::{CompactionRecord, Millis, SessionNames, Turn};
-use crate::store::{Scope, ScopePage, StoreError};
+use crate::context::{CompactionRecord, Millis, Turn};
+use crate::store::Scope;
 
-/// Sessions that are read in one step.
-const PAGE: usize = 500;
 /// Events that a slow subscriber may be behind.
 const BEHIND: usize = 64;
 
 /// What was spent, and what may be.
 pub struct CapBoard {
-    sums: Mutex<CapSums>,
+    pub(super) sums: Mutex<CapSums>,
     passed: broadcast::Sender<CapState>,
 }
 
@@ -135,68 +133,4 @@ impl OpenedSession {
 
 fn project_of(ledger: &Ledger) -> Option<Box<str>> {
     ledger.turns().rev().find_map(|turn| turn.origin.as_deref()?.project.clone())
-}
-
-/// A sum to add: who spent what, and when.
-type Addition = (Spender, Spending, Millis);
-
-impl Ledgers {
-    /// What was spent, and what may be.
-    pub fn caps(&self) -> &CapBoard {
-        &self.caps
-    }
-
-    /// Adds what the kept turns of requests that arrived before `now` spent in the running periods.
-    ///
-    /// # Errors
-    /// The store's [`StoreError`]; what was read until then counts.
-    pub async fn read_spending(&self, now: Millis) -> Result<(), StoreError> {
-        let since = lock(&self.caps.sums).since(now);
-        let mut page = ScopePage { after: None, skip: 0, count: PAGE };
-        loop {
-            let lines = self.sessions(page).await?;
-            // Newest first: the rest was last used before.
-            let used = lines.iter().filter(|line| line.cursor.used >= since);
-            let mut count = 0;
-            for line in used {
-                count += 1;
-                let scope = line.scope.clone();
-                let reading = self.look_at_one_of_many(&line.scope, move |ledger| {
-                    additions(&scope, ledger, since, now)
-                });
-                let additions = reading.await?;
-                let mut sums = lock(&self.caps.sums);
-                for (spender, spending, at) in additions {
-                    sums.add(&spender, spending, at);
-                }
-            }
-            if count < PAGE {
-                return Ok(());
-            }
-            page.after = lines.last().map(|line| line.cursor);
-        }
-    }
-}
-
-fn additions(scope: &Scope, ledger: &Ledger, since: Millis, now: Millis) -> Vec<Addition> {
-    let project = SessionNames::from_ledger(ledger).project;
-    let spender = |upstream: &str, tags: Vec<Box<str>>| Spender {
-        tenant: scope.tenant.clone(),
-        session: scope.session.clone(),
-        project: project.clone(),
-        tags,
-        upstream: upstream.into(),
-    };
-    let mut additions = Vec::new();
-    for turn in ledger.turns().filter(|turn| turn.at >= since && turn.at < now) {
-        let tags = turn.origin.as_deref().map(|origin| origin.tags.clone()).unwrap_or_default();
-        additions.push((spender(&turn.upstream, tags), Spending::from_turn(turn), turn.at));
-    }
-    for one in ledger.summaries(DecisionMode::Active) {
-        if one.at >= since && one.at < now {
-            let spending = Spending::from_summary(one);
-            additions.push((spender(&one.upstream, Vec::new()), spending, one.at));
-        }
-    }
-    additions
 }

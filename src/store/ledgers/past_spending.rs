@@ -1,0 +1,79 @@
+//! What was spent before the start, for the spending caps: read from the kept turns.
+//!
+//! Sessions are read newest first, and only those used in a period that still runs.
+
+use super::Ledgers;
+use super::caps::CapBoard;
+use super::lock::lock;
+use crate::context::caps::{Spender, Spending};
+use crate::context::ledger::Ledger;
+use crate::context::policy::DecisionMode;
+use crate::context::{Millis, SessionNames};
+use crate::store::{Scope, ScopePage, StoreError};
+
+/// Sessions that are read in one step.
+const PAGE: usize = 500;
+
+/// A sum to add: who spent what, and when.
+type Addition = (Spender, Spending, Millis);
+
+impl Ledgers {
+    /// What was spent, and what may be.
+    pub fn caps(&self) -> &CapBoard {
+        &self.caps
+    }
+
+    /// Adds what the kept turns of requests that arrived before `now` spent in the running periods.
+    ///
+    /// # Errors
+    /// The store's [`StoreError`]; what was read until then counts.
+    pub async fn read_spending(&self, now: Millis) -> Result<(), StoreError> {
+        let since = lock(&self.caps.sums).since(now);
+        let mut page = ScopePage { after: None, skip: 0, count: PAGE };
+        loop {
+            let lines = self.sessions(page).await?;
+            // Newest first: the rest was last used before.
+            let used = lines.iter().filter(|line| line.cursor.used >= since);
+            let mut count = 0;
+            for line in used {
+                count += 1;
+                let scope = line.scope.clone();
+                let reading = self.look_at_one_of_many(&line.scope, move |ledger| {
+                    additions(&scope, ledger, since, now)
+                });
+                let additions = reading.await?;
+                let mut sums = lock(&self.caps.sums);
+                for (spender, spending, at) in additions {
+                    sums.add(&spender, spending, at);
+                }
+            }
+            if count < PAGE {
+                return Ok(());
+            }
+            page.after = lines.last().map(|line| line.cursor);
+        }
+    }
+}
+
+fn additions(scope: &Scope, ledger: &Ledger, since: Millis, now: Millis) -> Vec<Addition> {
+    let project = SessionNames::from_ledger(ledger).project;
+    let spender = |upstream: &str, tags: Vec<Box<str>>| Spender {
+        tenant: scope.tenant.clone(),
+        session: scope.session.clone(),
+        project: project.clone(),
+        tags,
+        upstream: upstream.into(),
+    };
+    let mut additions = Vec::new();
+    for turn in ledger.turns().filter(|turn| turn.at >= since && turn.at < now) {
+        let tags = turn.origin.as_deref().map(|origin| origin.tags.clone()).unwrap_or_default();
+        additions.push((spender(&turn.upstream, tags), Spending::from_turn(turn), turn.at));
+    }
+    for one in ledger.summaries(DecisionMode::Active) {
+        if one.at >= since && one.at < now {
+            let spending = Spending::from_summary(one);
+            additions.push((spender(&one.upstream, Vec::new()), spending, one.at));
+        }
+    }
+    additions
+}
