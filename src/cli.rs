@@ -409,6 +409,16 @@ fn healthcheck(config: Option<PathBuf>, data: Option<String>) -> Result<(), CliE
     })
 }
 
+fn status_line(
+    session: Option<&str>,
+    format: line::LineFormat,
+    at: &AdminTarget,
+) -> Result<(), CliError> {
+    let path = line::path(format, session);
+    let outcome = at.ask(async |client| sessions::show(&client, &path, at.json).await);
+    line::printed(format, outcome)
+}
+
 fn execute(command: &Command) -> Result<ExitCode, CliError> {
     match command {
         Command::Serve(settings) => serve::run(&settings.sources())?,
@@ -444,11 +454,7 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
         Command::Caps { lift, at } => {
             at.ask(async |client| sessions::caps(&client, lift.as_deref(), at.json).await)?;
         }
-        Command::Line { session, format, at } => {
-            let path = line::path(*format, session.as_deref());
-            let outcome = at.ask(async |client| sessions::show(&client, &path, at.json).await);
-            line::printed(*format, outcome)?;
-        }
+        Command::Line { session, format, at } => status_line(session.as_deref(), *format, at)?,
         Command::Models { names, compare, json, config } => {
             let flags = ConfigFlags { config: config.clone(), ..ConfigFlags::default() };
             models::run(&flags.sources(), names, compare.as_deref(), *json)?;
