@@ -132,6 +132,10 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ),
     ("live events queued for a slow reader", &[("src/telemetry.rs", "BEHIND")]),
     ("sessions exported at once, each streamed line by line", &[("src/admin/state.rs", "EXPORTS")]),
+    (
+        "sessions and calls that the page sorts, searches and sums up",
+        &[("src/admin/index.rs", "MOST_SESSIONS"), ("src/admin/index.rs", "MOST_CALLS")],
+    ),
     ("headers of a request", &[("src/config/settings.rs", "header_bytes:")]),
     (
         "header lines of a request or response over HTTP/1",

@@ -108,13 +108,18 @@ fn is_this_machine(host: &Authority) -> bool {
 fn check_origin<B>(request: &Request<B>, host: Option<&Authority>) -> Result<(), AdminRefusal> {
     // A link to our page is allowed anywhere, because the page alone shows no data.
     let headers = request.headers();
+    let is_reading = [Method::GET, Method::HEAD].contains(request.method());
     let is_link = request.uri().path() == "/"
-        && [Method::GET, Method::HEAD].contains(request.method())
+        && is_reading
         && headers.get(FETCH_MODE).is_some_and(|mode| mode == "navigate")
         && headers.get(FETCH_DEST).is_some_and(|destination| destination == "document");
     let mut sites = headers.get_all(FETCH_SITE).iter();
     if !is_link && !sites.all(|site| site == "same-origin" || site == "none") {
         return Err(AdminRefusal::ForeignOrigin);
+    }
+    // Nor do its files. A browser names the origin of scripts, which is a reverse proxy's if there is one.
+    if is_reading && request.uri().path().starts_with("/ui/") {
+        return Ok(());
     }
     for origin in headers.get_all(ORIGIN) {
         let origin = origin.to_str().unwrap_or_default();
@@ -262,6 +267,16 @@ mod tests {
                 assert_eq!(site(target, headers), Err(AdminRefusal::ForeignOrigin), "{target}");
             }
         }
+    }
+
+    /// Behind a reverse proxy the browser names the proxy's origin, which is not our host.
+    #[test]
+    fn files_of_page_are_read_behind_proxy() {
+        let proxied = [OWN, ("origin", "https://tools.example"), ("sec-fetch-site", "same-origin")];
+        assert_eq!(open("/ui/page.js", &proxied), Ok(AdminRole::Anybody));
+        assert_eq!(open("/metrics", &proxied), Err(AdminRefusal::ForeignOrigin));
+        let foreign = [OWN, ("origin", "http://evil.example"), ("sec-fetch-site", "cross-site")];
+        assert_eq!(open("/ui/page.js", &foreign), Err(AdminRefusal::ForeignOrigin));
     }
 
     #[test]

@@ -3,16 +3,21 @@
 //! Reads what the lower floors store; never touches traffic, and does not know the proxy. Clients are checked
 //! first (`guard.rs`); all routes are one table (`routes.rs`); responses are the types of `view.rs`.
 
+mod assets;
+mod calls;
 pub(super) mod caps;
 mod compactions;
 pub(super) mod count;
 mod explain;
 mod export;
 mod guard;
+mod history;
+mod index;
 pub(super) mod lessons;
 mod limits;
 mod line;
 mod listener;
+mod listing;
 pub(super) mod messages;
 mod preview;
 pub mod prices;
@@ -22,6 +27,7 @@ pub mod routes;
 mod savings;
 pub mod spend;
 mod state;
+mod turns;
 pub mod view;
 
 use std::collections::VecDeque;

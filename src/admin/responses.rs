@@ -27,8 +27,7 @@ use super::export;
 use super::savings::{SavingsPage, SessionSums};
 use super::state::{Admin, EXPORTS, becomes_true};
 use super::view::{
-    self, CompactionRequest, CompactionStart, DeleteOutcome, DryRun, ServerInfo, SessionDetails,
-    SessionLine, SessionPage, SessionView, id_of,
+    self, CompactionRequest, CompactionStart, DeleteOutcome, DryRun, ServerInfo, SessionView, id_of,
 };
 use crate::clock::{now, wall};
 use crate::context::ExchangeId;
@@ -49,10 +48,6 @@ pub(super) const LARGEST_PAGE: usize = 500;
 const HEARTBEAT: Duration = Duration::from_secs(15);
 /// How long the store may take to report that it is ready.
 const READY: Duration = Duration::from_secs(1);
-/// Allows the page to run its own script and to connect only to us.
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
-     connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
-
 /// Headers of every response, for browsers: do not cache it, do not show it to other sites, load nothing for
 /// it.
 const HARDENING: [(HeaderName, &str); 7] = [
@@ -110,13 +105,6 @@ pub(super) fn error_response(error: &AdminError) -> Response<AdminBody> {
     response
 }
 
-pub(super) fn page() -> Response<AdminBody> {
-    let mut response = whole("text/html; charset=utf-8", include_str!("ui/index.html"));
-    let policy = HeaderValue::from_static(POLICY);
-    response.headers_mut().insert(CONTENT_SECURITY_POLICY, policy);
-    response
-}
-
 pub(super) fn openapi() -> Response<AdminBody> {
     whole("application/json", include_str!("openapi.json"))
 }
@@ -137,7 +125,7 @@ pub(super) fn json(value: &impl Serialize) -> Response<AdminBody> {
     whole("application/json", serde_json::to_vec(value).unwrap_or_default())
 }
 
-fn whole(kind: &'static str, body: impl Into<Bytes>) -> Response<AdminBody> {
+pub(super) fn whole(kind: &'static str, body: impl Into<Bytes>) -> Response<AdminBody> {
     with_hardening(kind, Full::new(body.into()).map_err(|never| match never {}).boxed_unsync())
 }
 
@@ -187,37 +175,20 @@ pub(super) async fn about(admin: &Admin) -> Response<AdminBody> {
     })
 }
 
-pub(super) async fn sessions(admin: &Admin, query: Option<&str>) -> AdminResponse {
-    let ListedScopes { lines, next } = list_scopes(admin, query).await?;
-    let next_after = next.and_then(|_| Some(view::cursor_named(lines.last()?.cursor)));
-    let with_details = is_true(query, "details")?;
-    let mut sessions = Vec::with_capacity(lines.len());
-    for line in lines {
-        let scope = line.scope.clone();
-        let mut line = SessionLine::from(line);
-        if with_details {
-            let prices = admin.prices.clone();
-            let looking = admin.ledgers.look_at_one_of_many(&scope, move |ledger| {
-                SessionDetails::from_ledger(ledger, &prices, wall())
-            });
-            line.details = looking.await?;
-        }
-        sessions.push(line);
-    }
-    Ok(json(&SessionPage { sessions, next, next_after }))
-}
-
 /// One page of the sessions.
-struct ListedScopes {
+pub(super) struct ListedScopes {
     /// Newest first.
-    lines: Vec<ScopeLine>,
+    pub lines: Vec<ScopeLine>,
     /// How many sessions come before the next page; `None` if this is the last one.
-    next: Option<usize>,
+    pub next: Option<usize>,
 }
 
-async fn list_scopes(admin: &Admin, query: Option<&str>) -> Result<ListedScopes, AdminError> {
+pub(super) async fn list_scopes(
+    admin: &Admin,
+    query: Option<&str>,
+) -> Result<ListedScopes, AdminError> {
     let skip = number(query, "skip")?.unwrap_or(0);
-    let limit = number(query, "limit")?.unwrap_or(DEFAULT_PAGE).clamp(1, LARGEST_PAGE);
+    let limit = page_limit(query)?;
     let cursor = match parameter(query, "after") {
         None => None,
         Some(name) => Some(view::cursor_of(name).ok_or_else(|| {
@@ -233,6 +204,11 @@ async fn list_scopes(admin: &Admin, query: Option<&str>) -> Result<ListedScopes,
     Ok(ListedScopes { lines, next })
 }
 
+/// The most sessions on a page.
+pub(super) fn page_limit(query: Option<&str>) -> Result<usize, AdminError> {
+    Ok(number(query, "limit")?.unwrap_or(DEFAULT_PAGE).clamp(1, LARGEST_PAGE))
+}
+
 pub(super) fn number(query: Option<&str>, name: &str) -> Result<Option<usize>, AdminError> {
     let Some(raw) = parameter(query, name) else { return Ok(None) };
     raw.parse().map(Some).map_err(|_| {
@@ -244,6 +220,12 @@ pub(super) fn number(query: Option<&str>, name: &str) -> Result<Option<usize>, A
 pub(super) fn parameter<'q>(query: Option<&'q str>, name: &str) -> Option<&'q str> {
     let mut pairs = query?.split('&').filter_map(|pair| pair.split_once('='));
     pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
+}
+
+/// A text in the query, decoded as forms encode it; `None` if it is empty.
+pub(super) fn text_parameter(query: Option<&str>, name: &str) -> Option<String> {
+    let text = parameter(query, name).filter(|text| !text.is_empty())?;
+    decoded_whole(&text.replace('+', " ")).map(Cow::into_owned)
 }
 
 pub(super) async fn session(admin: &Admin, id: &str) -> AdminResponse {
@@ -258,6 +240,7 @@ pub(super) async fn session(admin: &Admin, id: &str) -> AdminResponse {
 pub(super) async fn forget(admin: &Admin, id: &str) -> AdminResponse {
     let scope = scope(admin, id).await?;
     let records = admin.ledgers.forget(&scope).await?;
+    admin.index.forget(&scope).await;
     Ok(json(&DeleteOutcome { records }))
 }
 
@@ -498,7 +481,7 @@ pub(super) fn is_without_content(query: Option<&str>) -> bool {
     matches!(is_true(query, "content"), Ok(false))
 }
 
-fn is_true(query: Option<&str>, switch: &str) -> Result<bool, AdminError> {
+pub(super) fn is_true(query: Option<&str>, switch: &str) -> Result<bool, AdminError> {
     match parameter(query, switch) {
         None | Some("false") => Ok(false),
         Some("true") => Ok(true),

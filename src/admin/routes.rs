@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use super::guard::{self, AdminPeer, AdminRole};
 use super::responses::{self, AdminBody, AdminError};
 use super::state::{Admin, AdminAccess};
-use super::{caps, count, lessons, limits, line, messages, spend};
+use super::{assets, caps, count, history, lessons, limits, line, listing, messages, spend, turns};
 use crate::dialect::percent::decoded_whole;
 use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;
@@ -21,6 +21,8 @@ use crate::telemetry::log::clean;
 pub enum AdminQuery {
     /// The page for people.
     Page,
+    /// A script or a style of the page.
+    Asset,
     /// The metrics.
     Metrics,
     /// Whether the process is alive.
@@ -33,6 +35,8 @@ pub enum AdminQuery {
     Sessions,
     /// One session.
     Session,
+    /// The turns of one session, for a chart.
+    Turns,
     /// Delete one session.
     Forget,
     /// Compact one session with its next request.
@@ -61,6 +65,8 @@ pub enum AdminQuery {
     TakeBack,
     /// Who spent what.
     Spend,
+    /// What happened over time.
+    History,
     /// How much is left of the providers' limits.
     Limits,
     /// How much of each spending cap is spent.
@@ -84,12 +90,14 @@ pub enum AdminQuery {
 /// Method, path and query of each route. `{}` stands for one path segment.
 pub const ROUTES: &[(Method, &str, AdminQuery)] = &[
     (Method::GET, "/", AdminQuery::Page),
+    (Method::GET, "/ui/{file}", AdminQuery::Asset),
     (Method::GET, "/metrics", AdminQuery::Metrics),
     (Method::GET, "/healthz", AdminQuery::Alive),
     (Method::GET, "/readyz", AdminQuery::Ready),
     (Method::GET, "/api/v1/about", AdminQuery::About),
     (Method::GET, "/api/v1/sessions", AdminQuery::Sessions),
     (Method::GET, "/api/v1/sessions/{session}", AdminQuery::Session),
+    (Method::GET, "/api/v1/sessions/{session}/turns", AdminQuery::Turns),
     (Method::DELETE, "/api/v1/sessions/{session}", AdminQuery::Forget),
     (Method::POST, "/api/v1/sessions/{session}/compact", AdminQuery::Compact),
     (Method::GET, "/api/v1/sessions/{session}/threads/{thread}/context", AdminQuery::Context),
@@ -104,6 +112,7 @@ pub const ROUTES: &[(Method, &str, AdminQuery)] = &[
     (Method::DELETE, "/api/v1/sessions/{session}/say", AdminQuery::Clear),
     (Method::DELETE, "/api/v1/sessions/{session}/say/{id}", AdminQuery::TakeBack),
     (Method::GET, "/api/v1/spend", AdminQuery::Spend),
+    (Method::GET, "/api/v1/history", AdminQuery::History),
     (Method::GET, "/api/v1/limits", AdminQuery::Limits),
     (Method::GET, "/api/v1/caps", AdminQuery::Caps),
     (Method::POST, "/api/v1/caps/{name}/lift", AdminQuery::LiftCap),
@@ -118,19 +127,23 @@ pub const ROUTES: &[(Method, &str, AdminQuery)] = &[
 impl AdminQuery {
     fn needs(self, query: Option<&str>, access: &AdminAccess) -> AdminRole {
         match self {
-            Self::Page | Self::Alive | Self::Ready | Self::OpenApi => AdminRole::Anybody,
+            Self::Page | Self::Asset | Self::Alive | Self::Ready | Self::OpenApi => {
+                AdminRole::Anybody
+            }
             // Many scrapers send no token.
             Self::Metrics if access.metrics_open => AdminRole::Anybody,
             Self::Metrics
             | Self::About
             | Self::Sessions
             | Self::Session
+            | Self::Turns
             | Self::Context
             | Self::Exchange
             | Self::Explain
             | Self::Savings
             | Self::SessionSavings
             | Self::Spend
+            | Self::History
             | Self::Limits
             | Self::Caps
             | Self::Line
@@ -207,13 +220,15 @@ async fn respond(
 ) -> Response<AdminBody> {
     let name = |at: usize| names.get(at).map_or("", String::as_str);
     let answered = match query {
-        AdminQuery::Page => Ok(responses::page()),
+        AdminQuery::Page => Ok(assets::page()),
+        AdminQuery::Asset => assets::asset(name(0)),
         AdminQuery::Metrics => Ok(responses::metrics(admin)),
         AdminQuery::Alive => Ok(responses::text("alive\n")),
         AdminQuery::Ready => responses::ready(admin).await,
         AdminQuery::About => Ok(responses::about(admin).await),
-        AdminQuery::Sessions => responses::sessions(admin, request.uri().query()).await,
+        AdminQuery::Sessions => listing::sessions(admin, request.uri().query()).await,
         AdminQuery::Session => responses::session(admin, name(0)).await,
+        AdminQuery::Turns => turns::answer(admin, name(0), request.uri().query()).await,
         AdminQuery::Forget => responses::forget(admin, name(0)).await,
         AdminQuery::Compact => responses::compact(admin, name(0), request.uri().query()).await,
         AdminQuery::Count => count::count(admin, name(0)).await,
@@ -226,6 +241,7 @@ async fn respond(
         AdminQuery::LiftCap => caps::lift(admin, name(0)),
         AdminQuery::Line => line::answer(admin, request).await,
         AdminQuery::Spend => spend::answer(admin, request).await,
+        AdminQuery::History => history::answer(admin, request).await,
         AdminQuery::SessionSavings => responses::session_savings(admin, name(0), request).await,
         AdminQuery::Export => responses::export(admin, name(0), request.uri().query()).await,
         AdminQuery::Queue => messages::queue(admin, name(0), request).await,

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use tokio::sync::{Semaphore, watch};
 
+use super::index::SessionIndex;
 use super::prices::PriceList;
 use super::rate_limit::WrongTokenLimiter;
 use super::view::ServerInfo;
@@ -36,6 +37,7 @@ pub struct Admin {
     pub(super) access: AdminAccess,
     pub(super) wrong_tokens: WrongTokenLimiter,
     pub(super) exports: Arc<Semaphore>,
+    pub(super) index: SessionIndex,
     /// Becomes true when the proxy stops accepting.
     pub(super) draining: watch::Receiver<bool>,
 }
@@ -59,6 +61,7 @@ impl Admin {
             access,
             wrong_tokens: WrongTokenLimiter::default(),
             exports: Arc::new(Semaphore::new(EXPORTS)),
+            index: SessionIndex::default(),
             draining,
         })
     }

@@ -109,6 +109,13 @@ pub(crate) struct SessionPage {
     /// The `after` of the next page; `null` on the last.
     #[serde(default)]
     pub next_after: Option<String>,
+    /// How many sessions a search or a filter leaves, on all pages; only in another order than the newest first, or with
+    /// a filter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub found: Option<usize>,
+    /// Older sessions are still being read, or left out.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub incomplete: bool,
 }
 
 /// The name of a position in the list of sessions, as this API uses it.
@@ -167,9 +174,27 @@ pub(crate) struct SessionDetails {
     /// The window of that model, tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<u64>,
+    /// The upstream of that request.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub upstream: Option<String>,
+    /// How it ended.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub outcome: Option<Outcome>,
+    /// The main thread's context, tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub context: Option<u64>,
+    /// The same in percent of the window.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub percent: Option<f64>,
+    /// What all its exchanges cost, US dollars, as far as their prices are known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dollars: Option<f64>,
     /// How far the main thread's last estimate was off, tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<i64>,
+    /// The same as a share of what was reported.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_ratio: Option<f64>,
     /// The number of its threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
@@ -489,14 +514,23 @@ impl SessionDetails {
         let main = threads.iter().find(|(id, _)| Some(id) == names.main_thread.as_ref());
         let turns = main.map(|(_, turns)| &turns[..]).unwrap_or_default();
         let newest = turns.last();
-        let measured = turns.iter().rev().find_map(|turn| ExchangeView::from_turn(turn));
+        let last_measured = turns.iter().rev().find_map(|turn| ExchangeView::from_turn(turn));
+        let context = view_after(turns.iter().map(AsRef::as_ref), prices, now);
+        let costs = ledger
+            .turns()
+            .map(|turn| turn.cost(|model| prices.price(&turn.upstream, model)).unwrap_or(0.0));
         Self {
+            upstream: newest.map(|turn| turn.upstream.to_string()),
+            outcome: newest.map(|turn| turn.outcome),
+            context: context.as_ref().map(|context| context.total),
+            percent: context.as_ref().map(|context| context.percent),
+            dollars: Some(costs.sum()),
             model: newest.map(|turn| turn.model.to_string()),
             window: newest.map(|turn| turn.window),
-            error: measured.and_then(|measured| measured.error),
+            error: last_measured.and_then(|measured| measured.error),
+            error_ratio: last_measured.and_then(|measured| measured.error_ratio),
             threads: Some(threads.len()),
-            next_input: view_after(turns.iter().map(AsRef::as_ref), prices, now)
-                .and_then(|view| view.next_input),
+            next_input: context.and_then(|view| view.next_input),
             names,
         }
     }

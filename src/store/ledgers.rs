@@ -284,7 +284,8 @@ impl Ledgers {
         // The lock must not be held while `look` runs.
         let loaded = lock(&self.caches).held(scope).filter(|cache| cache.is_loaded());
         if let Some(cache) = loaded {
-            return Ok(cache.look(look));
+            // A long session takes milliseconds, which are not the async threads'.
+            return parsers::parse(move || cache.look(look)).await;
         }
         let records = self.admin_store.scan(scope.clone(), session_cache::FACTS).await?;
         parsers::parse(move || look(&session_cache::ledger(&records).ledger)).await

@@ -83,6 +83,7 @@ async fn openapi_file_is_served() {
 async fn responses_match_openapi() {
     let place = Place::new().await;
     place.turn(&tenant(1), "s", "main", 1_000).await;
+    place.turn(&tenant(1), "s", "main", place::now()).await;
     place.telemetry.report(place::exchange("abc"));
     let say = format!("/api/v1/sessions/{}.s/say", tenant(1));
     let waiting = place::json(&place.post(&say, r#"{"text": "Hello."}"#).await);
@@ -91,6 +92,9 @@ async fn responses_match_openapi() {
     for (path, schema) in [
         ("/api/v1/about".to_owned(), "About"),
         ("/api/v1/sessions".to_owned(), "Sessions"),
+        ("/api/v1/sessions?sort=dollars&details=true".to_owned(), "Sessions"),
+        ("/api/v1/history".to_owned(), "History"),
+        (format!("/api/v1/sessions/{}.s/turns", tenant(1)), "Turns"),
         (format!("/api/v1/sessions/{}.s", tenant(1)), "Session"),
         (format!("/api/v1/sessions/{}.s/threads/main/context", tenant(1)), "Context"),
         ("/api/v1/requests/abc".to_owned(), "Exchange"),
@@ -192,7 +196,9 @@ fn hold(document: &Value, schema: &Value, answer: &Value, at: &str) {
     }
     let Some(fields) = answer.as_object() else { return };
     for (name, value) in fields {
-        let known = &schema["properties"][name];
+        let listed = &schema["properties"][name];
+        // A map has values of one kind.
+        let known = if listed.is_null() { &schema["additionalProperties"] } else { listed };
         assert!(known.is_object(), "{at}.{name} is not in the file");
         hold(document, known, value, &format!("{at}.{name}"));
     }

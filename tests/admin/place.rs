@@ -145,6 +145,12 @@ pub fn json(answer: &Message) -> Value {
     serde_json::from_slice(&answer.body).unwrap()
 }
 
+/// Milliseconds since 1970.
+pub fn now() -> u64 {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    u64::try_from(since.as_millis()).unwrap()
+}
+
 /// A tenant id, in the form of hashed credentials.
 pub fn tenant(number: u64) -> String {
     format!("{number:016x}")

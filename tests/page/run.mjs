@@ -1,247 +1,328 @@
-// The context page in a real browser: it shows what the API says, it updates without a reload, and it can be used by
-// keyboard alone, in light and in dark mode.
+// The page in a real browser: it shows what the API says, follows traffic without a reload, asks little of the server, and can
+// be used by keyboard, in light and in dark mode, below a path, and on a phone.
 //
 // Chromium is controlled by `playwright-core`. Plimsoll forwards to the demo's scripted provider, on loopback only.
+// PLIMSOLL_PICTURES=1 also makes the pictures in docs/figures.
 
 import assert from 'node:assert/strict';
-import { rm } from 'node:fs/promises';
+import { spawn } from 'node:child_process';
+import { readFile, rm } from 'node:fs/promises';
+import http from 'node:http';
 import path from 'node:path';
+import { createInterface } from 'node:readline';
+import { fileURLToPath } from 'node:url';
 
 import { chromium } from 'playwright-core';
 
 import { anthropicMessages } from '../sdk/node/drivers.mjs';
-import { TestStack } from '../sdk/node/stack.mjs';
+import { BINARY, TestStack } from '../sdk/node/stack.mjs';
+import { checkBundle, checkMarks } from './bundle.mjs';
 
 const BROWSER = process.env.CHROMIUM ?? '/usr/bin/chromium';
 const BROWSER_FLAGS = ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'];
+const HERE = fileURLToPath(new URL('.', import.meta.url));
+const FIGURES = path.join(HERE, '../../docs/figures');
 // How soon the page must show an exchange. Without events it would only refresh every 30 s.
-const TIMEOUT_MS = 5_000;
+const TIMEOUT_MS = 20_000;
 const MODEL = 'claude-sonnet-4-6';
-// The least contrast that WCAG 2 requires for text of this size (1.4.3), and for anything that is not text (1.4.11).
-const MIN_TEXT_CONTRAST = 4.5;
-const MIN_OTHER_CONTRAST = 3;
+const VIEWS = ['overview', 'sessions', 'live', 'models'];
 
-// Every session as the API describes it, newest first.
-async function fetchSessions(stack) {
-  const { sessions } = await stack.getJson('/api/v1/sessions?limit=20');
-  return Promise.all(sessions.map(({ id }) => stack.getJson(`/api/v1/sessions/${id}`)));
-}
-
-// What the page must show for these sessions: every number, in the page's order.
-function expectedView(sessions) {
-  const sum = (key) => sessions.reduce((total, { totals }) => total + totals[key], 0);
-  const inaccurate = sessions.flatMap(({ session, threads }) => threads.filter(({ measured }) => measured?.error != null)
-    .filter(({ measured: { error, error_ratio } }) => Math.abs(error) > 50 && Math.abs(error_ratio) > 0.01)
-    .map(({ measured }) => ({ session, ratio: measured.error_ratio })));
-  return {
-    worst: inaccurate.sort((a, b) => Math.abs(b.ratio) - Math.abs(a.ratio)).slice(0, 5).map(({ session }) => session),
-    totals: [sum('input'), sum('output'), sum('cache_read')],
-    sessions: sessions.map(({ session, title, agent, project, turns, totals, threads }) => ({
-      name: title || session,
-      names: [title && session, agent && [agent.name, agent.version].filter(Boolean).join(' '), project].filter(Boolean).join(' · '),
-      numbers: [turns, totals.input, totals.output, ...(totals.reasoning ? [totals.reasoning] : []), totals.cache_read],
-      threads: threads.map(({ model, context, measured, turns, provider_request_id }) => ({
-        model,
-        context: [context.total, context.window, Math.round(context.percent)],
-        estimate: measured?.error == null ? [] : [measured.error, Number((measured.error_ratio * 100).toFixed(1))],
-        turns,
-        provider: provider_request_id ?? null,
-      })),
-    })),
-  };
-}
-
-// What the page shows, in the same form. `numbers` parses digit groups and signs, nothing else.
-function shownView() {
-  const numbers = (text) => [...text.matchAll(/[−+]?\d[\d,]*(\.\d+)?/g)].map(([number]) => Number(number.replaceAll(',', '').replace('−', '-')));
-  const threads = (card) => [...card.querySelectorAll('details > summary')].map((line) => {
-    const [name, context, estimate, turns] = line.children;
-    return { model: name.firstChild.textContent, context: numbers(context.textContent), estimate: numbers(estimate.textContent), turns: numbers(turns.textContent)[0], provider: name.textContent.match(/provider's request id: (\S+)/)?.[1] ?? null };
+// A page that counts its requests and collects its errors.
+async function openPage(browser, stack, { url = stack.pageUrl, origin = stack.admin, ...options } = {}) {
+  const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
+  const page = await context.newPage();
+  page.errors = [];
+  page.requests = [];
+  page.on('pageerror', (error) => page.errors.push(error.stack));
+  page.on('console', (message) => message.type() === 'error' && page.errors.push(message.text()));
+  page.on('request', (request) => {
+    page.requests.push(request.url());
+    if (request.url().includes(stack.token) && !request.isNavigationRequest()) page.errors.push(`the token is in ${request.url()}`);
+    if (new URL(request.url()).origin !== origin) page.errors.push(`a request to ${request.url()}`);
   });
-  return {
-    worst: [...document.querySelectorAll('#worst:not([hidden]) a')].map((link) => link.textContent.split(', ')[0]),
-    totals: numbers(document.querySelector('#totals').textContent),
-    sessions: [...document.querySelectorAll('section')].map((card) => ({
-      name: card.querySelector('h2').textContent,
-      names: card.querySelector('header .names')?.textContent ?? '',
-      numbers: numbers(card.querySelector('header small:not(.names)').textContent),
-      threads: threads(card),
-    })),
-  };
+  await page.goto(url);
+  return page;
 }
 
-// Waits until the page shows what the API says, and returns that.
-async function waitForPage(page, stack, when) {
-  for (const deadline = Date.now() + TIMEOUT_MS; ; await page.waitForTimeout(30)) {
-    const expected = expectedView(await fetchSessions(stack));
-    const shown = await page.evaluate(shownView);
+async function closePage(page) {
+  assert.deepEqual(page.errors, []);
+  await page.context().close();
+}
+
+const isLive = (page) => page.locator('#state.live').waitFor({ timeout: TIMEOUT_MS });
+
+async function goTo(page, hash) {
+  await page.evaluate((to) => { location.hash = to; }, hash);
+  await page.locator('h1:visible').first().waitFor({ timeout: TIMEOUT_MS });
+}
+
+// Waits until `read` in the page returns what `expected` says.
+async function waitForSame(page, read, expected, what) {
+  for (const deadline = Date.now() + TIMEOUT_MS; ; await page.waitForTimeout(100)) {
+    const [shown, wanted] = [await page.evaluate(read), await expected()];
     try {
-      assert.deepEqual(shown, expected, when);
-      return expected;
+      assert.deepEqual(shown, wanted, what);
+      return wanted;
     } catch (error) {
       if (Date.now() > deadline) throw error;
     }
   }
 }
 
-// The page links to the threads with the worst estimates. The link opens the thread's context view. Estimates of the
-// scripted provider are nearly exact, so the test changes the API's response to contain an error.
-async function checkWorstLink(page, session) {
-  await page.route('**/api/v1/sessions/*', async (route) => {
-    const response = await route.fetch();
-    const json = await response.json();
-    if (json.session === session) json.threads[0].measured = { ...json.threads[0].measured, error: -900, error_ratio: -0.3 };
-    await route.fulfill({ response, json });
-  });
-  await page.reload();
-  const link = page.locator('#worst a');
-  await link.first().waitFor({ timeout: TIMEOUT_MS });
-  assert.equal((await link.allTextContents())[0], `${session}, ${MODEL} (−30.0%)`);
-  await link.first().click();
-  assert.deepEqual(await focusedThread(page), { session, open: true });
-  await page.unrouteAll({ behavior: 'wait' });
+async function checkAxe(page, what) {
+  await page.evaluate(await readFile(path.join(HERE, 'node_modules/axe-core/axe.min.js'), 'utf8'));
+  const { violations } = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ['violations'] }));
+  const found = violations.map(({ id, nodes }) => `${id}: ${nodes.slice(0, 3).map(({ html, failureSummary }) => `${html} ${failureSummary}`).join('; ')}`);
+  assert.deepEqual(found, [], `${what}: axe`);
 }
 
-// The contrast (WCAG 2) of each text and of the focus outline with the first opaque background behind it.
-function measureContrast() {
-  const channels = (colour) => colour.match(/[\d.]+/g).map(Number);
-  const background = (element) => {
-    for (let ancestor = element; ancestor; ancestor = ancestor.parentElement) {
-      const [red, green, blue, alpha = 1] = channels(getComputedStyle(ancestor).backgroundColor);
-      if (alpha === 1) return [red, green, blue];
-    }
-    return [255, 255, 255];
-  };
-  const luminance = (colour) => {
-    const [red, green, blue] = colour.map((channel) => channel / 255).map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
-  };
-  const ratio = (a, b) => (Math.max(luminance(a), luminance(b)) + 0.05) / (Math.min(luminance(a), luminance(b)) + 0.05);
-  const hasText = (element) => [...element.childNodes].some((child) => child.nodeType === Node.TEXT_NODE && child.data.trim());
-  const texts = [...document.querySelectorAll('body *')].filter((element) => element.checkVisibility() && hasText(element));
-  const focused = document.activeElement;
-  const outline = getComputedStyle(focused);
-  return {
-    pageLuminance: luminance(background(document.body)),
-    texts: texts.map((element) => ({ what: `${element.localName} "${element.textContent.slice(0, 30)}"`, ratio: ratio(channels(getComputedStyle(element).color), background(element)) })),
-    focus: { style: outline.outlineStyle, width: parseFloat(outline.outlineWidth), ratio: ratio(channels(outline.outlineColor).slice(0, 3), background(focused)) },
-  };
-}
-
-// The thread that has the focus: the name of its session, and whether it is open.
-const focusedThread = (page) => page.evaluate(() => {
-  const line = document.activeElement.closest('details > summary');
-  return line && { session: line.closest('section').querySelector('h2').textContent, open: line.parentElement.open };
-});
-
-// Presses Tab until a session's first thread has the focus.
-async function tabTo(page, session) {
-  for (let presses = 0; presses < 20; presses++) {
-    await page.keyboard.press('Tab');
-    if ((await focusedThread(page))?.session === session) return;
-  }
-  throw new Error(`Tab did not reach ${session}`);
-}
-
-// Opens and closes a thread by keyboard. Meanwhile another session begins. Returns the contrasts of the open page.
-async function checkKeyboard(page, stack, session, other) {
-  await tabTo(page, session);
-  assert.equal((await focusedThread(page)).open, false, 'only the newest is open at first');
-  await page.keyboard.press('Enter');
-  const card = page.locator('section').filter({ has: page.getByRole('heading', { name: session, exact: true }) });
-  const { id, threads } = (await fetchSessions(stack)).find((candidate) => candidate.session === session);
-  const apiTexts = () => Promise.all([`sessions/${id}/threads/${threads[0].id}/context`, `requests/${threads[0].request}/explain`]
-    .map(async (path) => (await stack.fetch(`/api/v1/${path}?format=text`)).text()));
-  await card.locator('pre').filter({ hasText: 'tokens' }).waitFor({ timeout: TIMEOUT_MS });
-  // The text says how long ago something was, which changes while the test runs.
-  const timeless = (text) => text.replace(/\d+ (s|min) ago/g, 'some time ago');
-  assert.equal(timeless(await card.locator('pre').first().textContent()), timeless((await apiTexts()).join('\n')));
-  // Another session begins and is shown above this one, which must keep the focus and stay open.
-  const before = (await fetchSessions(stack)).length;
-  await other.next();
-  const { sessions } = await waitForPage(page, stack, 'after a call of another session');
-  assert.equal(sessions.length, before + 1);
-  assert.deepEqual(await focusedThread(page), { session, open: true });
-  const contrast = await page.evaluate(measureContrast);
-  await page.keyboard.press('Enter');
-  assert.equal((await focusedThread(page)).open, false, 'closed again');
-  return contrast;
-}
-
-function checkContrast({ pageLuminance, texts, focus }, scheme) {
-  assert.equal(pageLuminance > 0.5 ? 'light' : 'dark', scheme);
-  assert.deepEqual(texts.filter(({ ratio }) => ratio < MIN_TEXT_CONTRAST), [], 'texts with too little contrast');
-  assert(texts.length > 15, `${texts.length} texts`);
-  assert(focus.style === 'solid' && focus.width >= 2 && focus.ratio >= MIN_OTHER_CONTRAST, JSON.stringify(focus));
-}
-
-async function checkPage(browser, stack, scheme) {
-  const context = await browser.newContext({ colorScheme: scheme, viewport: { width: 1200, height: 900 } });
-  const page = await context.newPage();
-  const errors = [];
-  page.on('pageerror', (error) => errors.push(error.stack));
-  page.on('console', (message) => message.type() === 'error' && errors.push(message.text()));
-  page.on('request', (request) => request.url().includes(stack.token) && !request.isNavigationRequest() && errors.push(`the token is in ${request.url()}`));
-  page.on('request', (request) => new URL(request.url()).origin === stack.admin || request.url().startsWith('data:') || errors.push(`a request to ${request.url()}`));
-  const isEmpty = (await fetchSessions(stack)).length === 0;
-  // The first call is made after the page was drawn, but before it listens for events. The page must show it, too.
-  const first = anthropicMessages(stack.proxy, MODEL, true, true, `${scheme} one`);
-  let calls = 1;
-  await page.route('**/api/v1/events', async (route) => {
-    assert.equal(await page.locator('#empty').isVisible(), isEmpty);
-    await first.next();
-    await route.continue();
-  }, { times: 1 });
-  // Without the token the page says how to open it, and shows nothing.
-  await page.goto(stack.admin);
+// Without a token the page says how to open it, and shows nothing. The link opens it, and leaves the address bar.
+async function checkToken(browser, stack) {
+  const response = await fetch(stack.admin);
+  const policy = response.headers.get('content-security-policy');
+  assert.match(policy, /^default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; /);
+  assert.doesNotMatch(await response.text(), /<style|<script>|style=|onclick=/);
+  const page = await openPage(browser, stack, { url: stack.admin });
   await page.locator('#ask').waitFor({ timeout: TIMEOUT_MS });
   assert.match(await page.locator('#ask').textContent(), /Open the link that plimsoll serve printed/);
-  assert.deepEqual(errors.splice(0).filter((error) => !/401/.test(error)), []);
-  // The link opens it. The token is then removed from the address bar, and no request has it in its URL.
+  await checkAxe(page, 'the form for the token');
+  assert.deepEqual(page.errors.splice(0).filter((error) => !/401/.test(error)), []);
+  await page.locator('#token').fill(stack.token);
+  await page.keyboard.press('Enter');
+  await isLive(page);
   await page.goto(stack.pageUrl);
-  await page.locator('#state.live').waitFor({ timeout: TIMEOUT_MS });
+  await isLive(page);
   assert.equal(page.url(), `${stack.admin}/`);
-  await waitForPage(page, stack, `${scheme}: a call before the page listens`);
-  // Live updates: the page shows every call before the next one is made.
-  for await (const _ of first) {
-    calls += 1;
-    await waitForPage(page, stack, `${scheme}: call ${calls} of the first session`);
+  await closePage(page);
+}
+
+const shownSessions = () => [...document.querySelectorAll('tbody tr')].map((row) => row.querySelector('a.name').getAttribute('href').slice('#/session/'.length));
+const listed = (stack, query = '') => async () => (await stack.getJson(`/api/v1/sessions?limit=50${query}`)).sessions.map(({ id }) => encodeURIComponent(id));
+
+// Overview and sessions follow traffic; a selection, the place in the page and the focus stay.
+async function checkTraffic(browser, stack, scheme) {
+  const page = await openPage(browser, stack, { colorScheme: scheme });
+  await isLive(page);
+  const calls = anthropicMessages(stack.proxy, MODEL, true, true, `${scheme} one`);
+  await calls.next();
+  const stats = () => ['Calls', 'Sessions in use'].map((name) => [...document.querySelectorAll('.stat')].find((stat) => stat.querySelector('h2').textContent === name)?.querySelector('.value').textContent);
+  const history = async () => { const { total } = await stack.getJson('/api/v1/history?range=24h'); return [total.calls, total.sessions].map((number) => number.toLocaleString('en-US')); };
+  await waitForSame(page, stats, history, `${scheme}: the overview`);
+  assert.equal(await page.locator('.uplot canvas').count(), 10, 'eight small charts and two large ones');
+  for await (const _ of calls);
+  await waitForSame(page, stats, history, `${scheme}: the overview after more calls`);
+  await goTo(page, '#/sessions');
+  await waitForSame(page, shownSessions, listed(stack), `${scheme}: sessions`);
+  await page.evaluate(() => {
+    const name = document.querySelector('tbody tr:last-child a.name');
+    getSelection().selectAllChildren(name);
+    name.focus({ preventScroll: true });
+  });
+  const kept = await page.evaluate(() => [getSelection().toString(), document.activeElement.getAttribute('href')]);
+  for await (const _ of anthropicMessages(stack.proxy, MODEL, true, true, `${scheme} two`));
+  await waitForSame(page, shownSessions, listed(stack), `${scheme}: a new session is first`);
+  assert.deepEqual(await page.evaluate(() => [getSelection().toString(), document.activeElement.getAttribute('href')]), kept);
+  await page.getByRole('button', { name: 'Turns' }).click();
+  await waitForSame(page, shownSessions, listed(stack, '&sort=turns'), `${scheme}: by turns`);
+  assert.equal(await page.locator('th[aria-sort="descending"]').textContent(), 'Turns');
+  await page.getByRole('searchbox').fill('nothing is called this');
+  await page.getByText('No session matches.').waitFor({ timeout: TIMEOUT_MS });
+  await page.getByRole('searchbox').fill('');
+  await waitForSame(page, shownSessions, listed(stack, '&sort=turns'), `${scheme}: all again`);
+  await closePage(page);
+}
+
+// A session: its charts are drawn, its table has the API's numbers, and a turn is explained by keyboard alone.
+async function checkSession(browser, stack, scheme) {
+  const page = await openPage(browser, stack, { colorScheme: scheme, permissions: ['clipboard-read', 'clipboard-write'] });
+  await isLive(page);
+  await goTo(page, '#/sessions');
+  const [session] = (await stack.getJson('/api/v1/sessions')).sessions;
+  const link = page.locator(`a.name[href="#/session/${encodeURIComponent(session.id)}"]`);
+  await link.waitFor({ timeout: TIMEOUT_MS });
+  await link.focus();
+  await page.keyboard.press('Enter');
+  const { turns, main_thread: main } = await stack.getJson(`/api/v1/sessions/${session.id}/turns`);
+  const own = turns.filter(({ thread }) => thread === main);
+  const rows = () => [...document.querySelectorAll('tbody tr')].map((row) => [row.children[0].textContent, row.children[3].textContent]);
+  await waitForSame(page, rows, () => own.map(({ usage }, at) => [String(at + 1), usage.input < 1000 ? String(usage.input) : `${(usage.input / 1000).toFixed(1).replace(/\.0$/, '')}k`]).reverse(), `${scheme}: turns`);
+  const painted = () => [...document.querySelectorAll('.uplot canvas')].map((canvas) => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data.some((byte) => byte !== 0));
+  assert.deepEqual(await page.evaluate(painted), [true, true, true, true], `${scheme}: charts are drawn`);
+  // The first press chooses the newest turn.
+  for (const chosen of [own.at(-1), own.at(-2)]) {
+    await page.keyboard.press('ArrowLeft');
+    const why = async () => (await stack.fetch(`/api/v1/requests/${chosen.request}/explain?format=text`)).text();
+    await waitForSame(page, () => document.querySelector('[aria-label="Explanation"]')?.textContent, why, `${scheme}: why`);
   }
-  const finished = (await fetchSessions(stack))[0];
-  assert.deepEqual([calls, finished.turns], [4, 4]);
-  const [second, third] = ['two', 'three'].map((name) => anthropicMessages(stack.proxy, MODEL, true, true, `${scheme} ${name}`));
-  await second.next();
-  await waitForPage(page, stack, `${scheme}: a second session`);
-  await checkWorstLink(page, finished.session);
-  // After a reload only the newest thread is open.
-  await page.reload();
-  await page.locator('#state.live').waitFor({ timeout: TIMEOUT_MS });
-  await waitForPage(page, stack, `${scheme}: after a reload`);
-  checkContrast(await checkKeyboard(page, stack, finished.session, third), scheme);
-  assert.deepEqual(errors, []);
-  await context.close();
+  await page.getByRole('button', { name: 'Copy session id' }).click();
+  assert.equal(await page.evaluate(() => navigator.clipboard.readText()), session.session);
+  await checkAxe(page, `${scheme}: session`);
+  await closePage(page);
+}
+
+// Every view is clean for screen readers, and its texts can be read; on a phone nothing is wider than the screen.
+async function checkViews(browser, stack, scheme) {
+  for (const phone of [false, true]) {
+    const page = await openPage(browser, stack, { colorScheme: scheme, ...(phone ? { viewport: { width: 390, height: 844 }, isMobile: true, hasTouch: true } : {}) });
+    await isLive(page);
+    for (const view of VIEWS) {
+      await goTo(page, `#/${view}`);
+      await page.locator(view === 'live' ? '.empty' : 'tbody tr').first().waitFor({ timeout: TIMEOUT_MS });
+      await checkAxe(page, `${scheme}, ${phone ? 'phone' : 'desk'}: ${view}`);
+      assert.equal(await page.evaluate(() => document.documentElement.scrollWidth <= innerWidth), true, `${view} is too wide`);
+    }
+    await closePage(page);
+  }
+}
+
+// Under load the page asks for no more than two answers a second, and shows the exchanges as they pass.
+async function checkLoad(browser, stack) {
+  for (const view of ['overview', 'sessions', 'live']) {
+    const page = await openPage(browser, stack);
+    await isLive(page);
+    await goTo(page, `#/${view}`);
+    await page.waitForTimeout(1_000);
+    const before = (await stack.getJson('/api/v1/history')).total.calls;
+    page.requests.length = 0;
+    const began = Date.now();
+    const conversations = Array.from({ length: 6 }, async (_, number) => {
+      while (Date.now() < began + 8_000) for await (const _ of anthropicMessages(stack.proxy, MODEL, false, false, `load ${view} ${number} ${Date.now()}`));
+    });
+    await Promise.all(conversations);
+    const seconds = (Date.now() - began) / 1000;
+    const calls = (await stack.getJson('/api/v1/history')).total.calls - before;
+    assert(page.requests.length <= 2 * seconds, `${view}: ${page.requests.length} requests in ${seconds} s`);
+    assert(calls > 20, `${calls} calls`);
+    console.log(`   ${view}: ${page.requests.length} requests in ${seconds.toFixed(1)} s, with ${calls} calls`);
+    if (view === 'live') {
+      await waitForSame(page, () => document.querySelectorAll('tbody tr').length > 20, () => true, 'live rows');
+      await page.getByRole('button', { name: 'Pause' }).click();
+      const first = await page.locator('tbody tr').first().textContent();
+      for await (const _ of anthropicMessages(stack.proxy, MODEL, false, false, 'while paused'));
+      await page.waitForTimeout(1_500);
+      assert.equal(await page.locator('tbody tr').first().textContent(), first, 'a paused list stays');
+    }
+    await closePage(page);
+  }
+}
+
+// A list of 10,000 sessions: the page has a part of them, and pages through them. The API's answers are made up here.
+async function checkManySessions(browser, stack) {
+  const page = await openPage(browser, stack);
+  await isLive(page);
+  const [line] = (await stack.getJson('/api/v1/sessions?details=true')).sessions;
+  const COUNT = 10_000;
+  await page.route(/api\/v1\/sessions\?/, (route) => {
+    const query = new URL(route.request().url()).searchParams;
+    const skip = Number(query.get('skip') ?? 0);
+    const size = Math.min(Number(query.get('limit')), COUNT - skip);
+    const sessions = Array.from({ length: size }, (_, at) => ({ ...line, id: `${line.tenant}.s${skip + at}`, session: `s${skip + at}`, title: `Session ${skip + at}` }));
+    return route.fulfill({ json: { sessions, next: skip + size < COUNT ? skip + size : null, next_after: null, found: COUNT } });
+  });
+  await goTo(page, '#/sessions');
+  await page.getByText('1–50 of 10,000').waitFor({ timeout: TIMEOUT_MS });
+  await page.getByRole('button', { name: 'Next' }).click();
+  await page.getByText('51–100 of 10,000').waitFor({ timeout: TIMEOUT_MS });
+  assert.equal(await page.locator('tbody tr').count(), 50);
+  assert.equal(await page.locator('tbody a.name').first().textContent(), 'Session 50');
+  await page.unrouteAll({ behavior: 'wait' });
+  await closePage(page);
+}
+
+// Below a path of a reverse proxy, which says that the request is for this machine.
+async function checkPrefix(browser, stack) {
+  const PREFIX = '/tools/plimsoll';
+  const target = new URL(stack.admin);
+  const proxy = http.createServer((request, response) => {
+    if (!request.url.startsWith(`${PREFIX}/`)) return response.writeHead(404).end();
+    const headers = { ...request.headers, host: target.host };
+    const forwarded = http.request({ host: target.hostname, port: target.port, path: request.url.slice(PREFIX.length), method: request.method, headers }, (answer) => {
+      response.writeHead(answer.statusCode, answer.headers);
+      answer.pipe(response);
+    });
+    response.on('close', () => forwarded.destroy());
+    forwarded.on('error', () => response.destroy());
+    request.pipe(forwarded);
+  });
+  await new Promise((done) => proxy.listen(0, '127.0.0.1', done));
+  const origin = `http://127.0.0.1:${proxy.address().port}`;
+  const page = await openPage(browser, stack, { url: `${origin}${PREFIX}/#token=${stack.token}`, origin });
+  await isLive(page);
+  for (const view of VIEWS) {
+    await goTo(page, `#/${view}`);
+    if (view !== 'live') await page.locator('tbody tr').first().waitFor({ timeout: TIMEOUT_MS });
+  }
+  assert.deepEqual(page.requests.filter((url) => !url.startsWith(origin + PREFIX)), []);
+  await closePage(page);
+  proxy.closeAllConnections();
+  await new Promise((done) => proxy.close(done));
+}
+
+// Without JavaScript the page says where the same numbers are.
+async function checkText(browser, stack) {
+  const page = await openPage(browser, stack, { javaScriptEnabled: false });
+  await page.getByText('plimsoll context', { exact: true }).waitFor({ timeout: TIMEOUT_MS });
+  await closePage(page);
 }
 
 // If nothing can be stored, the page says so at the top.
 async function checkStorageFailure(browser, stack) {
-  const page = await browser.newPage();
-  await page.goto(stack.pageUrl);
-  await page.locator('#state.live').waitFor({ timeout: TIMEOUT_MS });
-  assert.equal(await page.locator('#failure').isVisible(), false);
   await rm(path.join(stack.data, 'plimsoll.db'));
-  await page.reload();
+  const page = await openPage(browser, stack);
   await page.locator('#failure', { hasText: 'Nothing is stored for now' }).waitFor({ timeout: TIMEOUT_MS });
   assert.match(await page.locator('#failure').textContent(), /plimsoll\.db was deleted/);
-  await page.close();
+  await page.context().close();
 }
 
+// The pictures of README and docs, from the demo's sessions.
+async function takePictures(browser) {
+  const demo = spawn(BINARY, ['demo', '--keep'], { stdio: ['pipe', 'pipe', 'inherit'] });
+  try {
+    let admin;
+    for await (const line of createInterface({ input: demo.stdout })) {
+      admin = /Sessions: (http\S+)/.exec(line)?.[1] ?? admin;
+      if (line.startsWith('Still serving')) break;
+    }
+    for (const scheme of ['light', 'dark']) {
+      const page = await (await browser.newContext({ colorScheme: scheme, viewport: { width: 1200, height: 860 } })).newPage();
+      await page.goto(admin);
+      await isLive(page);
+      await page.getByRole('button', { name: '15m' }).click();
+      await page.locator('.uplot canvas').first().waitFor({ timeout: TIMEOUT_MS });
+      await page.waitForTimeout(1_000);
+      await page.screenshot({ path: path.join(FIGURES, `page-overview-${scheme}.png`) });
+      await page.getByRole('link', { name: 'demo-pruned' }).click();
+      await page.locator('.readout b').first().waitFor({ timeout: TIMEOUT_MS });
+      await page.waitForTimeout(1_000);
+      await page.screenshot({ path: path.join(FIGURES, scheme === 'light' ? 'page.png' : 'page-dark.png') });
+      await page.context().close();
+    }
+  } finally {
+    demo.kill();
+  }
+}
+
+const bytes = await checkBundle();
+await checkMarks();
+console.log(`ok bundle: ${Math.ceil(bytes / 1024)} KiB compressed`);
 const stack = await TestStack.start({ model: false });
 const browser = await chromium.launch({ executablePath: BROWSER, args: BROWSER_FLAGS });
 try {
+  await checkToken(browser, stack);
+  console.log('ok page, token');
   for (const scheme of ['light', 'dark']) {
-    await checkPage(browser, stack, scheme);
+    await checkTraffic(browser, stack, scheme);
+    await checkSession(browser, stack, scheme);
+    await checkViews(browser, stack, scheme);
     console.log(`ok page, ${scheme}`);
   }
+  await checkLoad(browser, stack);
+  console.log('ok page, load');
+  await checkManySessions(browser, stack);
+  await checkPrefix(browser, stack);
+  await checkText(browser, stack);
+  console.log('ok page, many sessions, prefix, without JavaScript');
+  if (process.env.PLIMSOLL_PICTURES) await takePictures(browser);
   await checkStorageFailure(browser, stack);
   console.log('ok page, storage failure');
 } finally {

@@ -9,7 +9,7 @@ import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
 
 const ROOT = fileURLToPath(new URL('../../..', import.meta.url));
-const BINARY = process.env.PLIMSOLL_BINARY ?? path.join(ROOT, 'target/debug/plimsoll');
+export const BINARY = process.env.PLIMSOLL_BINARY ?? path.join(ROOT, 'target/debug/plimsoll');
 // How long a condition may take to become true.
 const TIMEOUT_MS = 60_000;
 

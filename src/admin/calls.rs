@@ -1,0 +1,184 @@
+//! Calls as the history counts them: the numbers of one stored turn, small enough to hold many in memory.
+//!
+//! They come from the functions that the log, `spend` and `savings` use, so that all show the same. A summary that Plimsoll
+//! wrote is a call, too, because it costs money.
+
+use std::sync::Arc;
+
+use foldhash::HashSet;
+
+use super::prices::PriceList;
+use crate::context::budget::HiddenInput;
+use crate::context::ledger::Ledger;
+use crate::context::plan::ChangeCounts;
+use crate::context::policy::DecisionMode;
+use crate::context::savings::SavingsInput;
+use crate::context::{Millis, Outcome, Turn, cost};
+use crate::dialect::{Dialect, Usage};
+
+/// One call to a provider.
+#[derive(Clone, Debug)]
+pub(super) struct Call {
+    /// When the request arrived.
+    pub at: Millis,
+    /// The model that answered.
+    pub model: Arc<str>,
+    pub upstream: Arc<str>,
+    /// Whether it wrote a summary for Plimsoll.
+    pub is_summary: bool,
+    /// Whether it ended without the reply, and not because its client left.
+    pub has_failed: bool,
+    /// Everything that is billed of it, tokens.
+    pub tokens: CallTokens,
+    /// US dollars; `None` if a price of it is not known.
+    pub dollars: Option<f64>,
+    /// The share of them for each model, if several were called for it.
+    pub shares: Box<[(Arc<str>, f64)]>,
+    /// Tokens that rewriting did not send.
+    pub removed: u64,
+    /// What that saved, less the cost of a broken cache, US dollars.
+    pub saved: f64,
+    /// Changes that are new with it and were sent.
+    pub new: ChangeCounts,
+    /// Whether room was made, if the window was too small.
+    pub overflow: Option<bool>,
+    pub check: Option<EstimateCheck>,
+}
+
+/// Tokens of a call, by kind.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct CallTokens {
+    pub input: u64,
+    pub cache_read: u64,
+    pub cache_write: u64,
+    pub output: u64,
+    pub reasoning: u64,
+}
+
+/// An estimate beside what was reported.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct EstimateCheck {
+    /// `(estimated − reported) / reported`.
+    pub ratio: f64,
+    /// Whether the reported number was in the range that was predicted; `None` without such a range.
+    pub in_band: Option<bool>,
+}
+
+/// The calls of a session since a time, oldest first.
+pub(super) fn from_ledger(ledger: &Ledger, since: Millis, prices: &PriceList) -> Vec<Call> {
+    // Most calls of a session name the same model.
+    let mut names = HashSet::default();
+    let mut calls = Vec::new();
+    for turn in ledger.turns().filter(|turn| turn.at >= since) {
+        calls.push(Call::from_turn(turn, ledger, prices, &mut names));
+    }
+    for summary in ledger.summaries(DecisionMode::Active).filter(|summary| summary.at >= since) {
+        // The protocol changes the cost only by cache lifetimes, which are not reported.
+        let price = prices.price(&summary.upstream, &summary.model);
+        let dollars = price
+            .and_then(|price| cost::call(&summary.spent, &price, Dialect::OpenaiChat, summary.at));
+        calls.push(Call {
+            at: summary.at,
+            model: interned(&mut names, &summary.model),
+            upstream: interned(&mut names, &summary.upstream),
+            is_summary: true,
+            has_failed: false,
+            tokens: CallTokens::from_usage(&summary.spent),
+            dollars,
+            shares: Box::default(),
+            removed: 0,
+            saved: 0.0,
+            new: ChangeCounts::default(),
+            overflow: None,
+            check: None,
+        });
+    }
+    calls.sort_by_key(|call| call.at);
+    calls
+}
+
+impl Call {
+    fn from_turn(
+        turn: &Turn,
+        ledger: &Ledger,
+        prices: &PriceList,
+        names: &mut HashSet<Arc<str>>,
+    ) -> Self {
+        let price = |model: &str| prices.price(&turn.upstream, model);
+        let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
+        let saved = SavingsInput::from_turn(turn, parent.map(AsRef::as_ref), price).saved();
+        let costs = turn.costs_by_model(price);
+        let mut shares = Vec::new();
+        if costs.len() > 1 {
+            for (model, _, dollars) in &costs {
+                shares.extend(dollars.map(|dollars| (interned(names, model), dollars)));
+            }
+        }
+        let money = saved.money.unwrap_or_default();
+        Self {
+            at: turn.at,
+            model: interned(names, turn.usage.served_by.as_deref().unwrap_or(turn.answered_by())),
+            upstream: interned(names, &turn.upstream),
+            is_summary: false,
+            has_failed: !matches!(turn.outcome, Outcome::Complete | Outcome::ClientLeft),
+            tokens: CallTokens::from_usage(&turn.usage),
+            dollars: turn.cost(price),
+            shares: shares.into(),
+            removed: saved.gone(),
+            saved: money.saved - money.broken,
+            new: if turn.done.is_sent() { turn.done.new } else { ChangeCounts::default() },
+            overflow: turn.done.overflow.map(|overflow| overflow.saved),
+            check: EstimateCheck::from_turn(turn),
+        }
+    }
+
+    /// Whether it cost something that nobody knows. A call of which nothing was reported, such as one that failed, costs
+    /// nothing that is known.
+    pub(super) fn is_unpriced(&self) -> bool {
+        self.dollars.is_none() && self.tokens.input > 0
+    }
+}
+
+impl CallTokens {
+    fn from_usage(usage: &Usage) -> Self {
+        let mut tokens = Self::default();
+        for (_, one) in usage.billed() {
+            for (sum, count) in [
+                (&mut tokens.input, one.input),
+                (&mut tokens.cache_read, one.cache_read),
+                (&mut tokens.cache_write, one.cache_write),
+                (&mut tokens.output, one.output),
+                (&mut tokens.reasoning, one.reasoning),
+            ] {
+                *sum = sum.saturating_add(count.unwrap_or(0));
+            }
+        }
+        tokens
+    }
+}
+
+impl EstimateCheck {
+    /// `None` if they cannot be compared: nothing was reported, or part of the input could not be known beforehand.
+    pub(super) fn from_turn(turn: &Turn) -> Option<Self> {
+        let estimate = turn.estimate.as_ref()?;
+        let actual = turn.usage.input.filter(|actual| *actual > 0)?;
+        if HiddenInput::from_usage(&turn.usage, estimate).is_some() {
+            return None;
+        }
+        let error = estimate.tokens as i64 - actual as i64;
+        let band = estimate.band().filter(|band| band.low < band.high);
+        Some(Self {
+            ratio: error as f64 / actual as f64,
+            in_band: band.map(|band| (band.low..=band.high).contains(&actual)),
+        })
+    }
+}
+
+fn interned(names: &mut HashSet<Arc<str>>, name: &str) -> Arc<str> {
+    if let Some(known) = names.get(name) {
+        return known.clone();
+    }
+    let name: Arc<str> = name.into();
+    names.insert(name.clone());
+    name
+}

@@ -1,0 +1,220 @@
+//! What the page knows of all sessions: read from the store once, and again when a session changed.
+//!
+//! A list in another order than the newest first, a search and the history need every session. Each refresh walks the
+//! store's list from its top, where changes are, and ends where everything is known, or after a second: then the answer says
+//! how far back it is complete. Memory is bounded by sessions and by calls; past either, the oldest are left out.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::sync::{Mutex, MutexGuard};
+
+use super::calls::{self, Call};
+use super::prices::PriceList;
+use super::view::SessionDetails;
+use crate::clock::wall;
+use crate::context::Millis;
+use crate::store::ledgers::Ledgers;
+use crate::store::{Cursor, Scope, ScopeLine, ScopePage, StoreError};
+
+/// Most sessions; a session takes about 700 bytes.
+const MOST_SESSIONS: usize = 20_000;
+/// Most calls of all sessions; a call takes about 200 bytes.
+const MOST_CALLS: usize = 60_000;
+/// The longest range of the history, with a day to spare.
+const LONGEST: Millis = 31 * 24 * 3_600_000;
+/// How long a refresh reads sessions.
+const BUDGET: Duration = Duration::from_secs(1);
+/// An index that was refreshed within this time is used as it is.
+const FRESH: Duration = Duration::from_millis(400);
+/// How often sessions that were deleted or have expired are looked for.
+const SWEEP: Duration = Duration::from_secs(60);
+/// Lines of the store's list that are read at once.
+const PAGE: usize = 500;
+
+/// The index; its users take turns.
+#[derive(Default)]
+pub(super) struct SessionIndex(Mutex<IndexState>);
+
+/// Everything that is known.
+#[derive(Default)]
+pub(super) struct IndexState {
+    pub sessions: HashMap<Scope, IndexedSession>,
+    /// Where the last walk ended before the end of the list: sessions that were last used before may be unknown.
+    reached: Option<Cursor>,
+    /// Whether it ended where another one would.
+    is_settled: bool,
+    /// Calls before it were left out.
+    floor: Millis,
+    calls: usize,
+    round: u64,
+    refreshed: Option<Instant>,
+    swept: Option<Instant>,
+}
+
+/// One session.
+pub(super) struct IndexedSession {
+    pub line: ScopeLine,
+    pub details: SessionDetails,
+    /// Oldest first.
+    pub calls: Vec<Call>,
+    /// The last walk that saw it.
+    round: u64,
+}
+
+impl SessionIndex {
+    /// The index, as new as a second allows.
+    ///
+    /// # Errors
+    /// The store's [`StoreError`].
+    pub(super) async fn refreshed(
+        &self,
+        ledgers: &Ledgers,
+        prices: &Arc<PriceList>,
+    ) -> Result<MutexGuard<'_, IndexState>, StoreError> {
+        let mut state = self.0.lock().await;
+        if state.refreshed.is_none_or(|at| at.elapsed() >= FRESH) {
+            state.refresh(ledgers, prices).await?;
+        }
+        Ok(state)
+    }
+
+    /// Forgets a session that was deleted.
+    pub(super) async fn forget(&self, scope: &Scope) {
+        let mut state = self.0.lock().await;
+        if let Some(session) = state.sessions.remove(scope) {
+            state.calls -= session.calls.len();
+        }
+    }
+}
+
+impl IndexState {
+    /// Since when all calls are known, ms since 1970.
+    pub(super) fn complete_since(&self) -> Millis {
+        self.floor.max(self.reached.map_or(0, |cursor| cursor.used))
+    }
+
+    /// Whether all sessions are known.
+    pub(super) fn is_whole(&self) -> bool {
+        self.is_settled && self.reached.is_none()
+    }
+
+    async fn refresh(
+        &mut self,
+        ledgers: &Ledgers,
+        prices: &Arc<PriceList>,
+    ) -> Result<(), StoreError> {
+        let began = Instant::now();
+        let is_sweep = self.swept.is_none_or(|at| at.elapsed() >= SWEEP);
+        let mut page = ScopePage::first(PAGE);
+        self.round += 1;
+        loop {
+            let lines = ledgers.sessions(page).await?;
+            let is_last = lines.len() < PAGE;
+            let mut has_changes = false;
+            for line in lines {
+                page.after = Some(line.cursor);
+                if self.is_known(&line) {
+                    continue;
+                }
+                let is_late = began.elapsed() >= BUDGET;
+                if is_late || !self.make_room(&line) {
+                    self.end_walk(page.after, !is_late);
+                    return Ok(());
+                }
+                has_changes = true;
+                self.read(line, ledgers, prices).await?;
+            }
+            if is_last {
+                self.end_walk(None, true);
+                return Ok(());
+            }
+            // What changes moves to the top: below an unchanged page, nothing did.
+            if self.is_settled && !has_changes && !is_sweep {
+                self.refreshed = Some(Instant::now());
+                return Ok(());
+            }
+        }
+    }
+
+    /// Ends a walk that saw every session down to `reached`; `None`: every session. It is settled if the next one has nothing
+    /// to add below.
+    fn end_walk(&mut self, reached: Option<Cursor>, is_settled: bool) {
+        let now = Instant::now();
+        self.reached = reached;
+        self.is_settled = is_settled;
+        self.refreshed = Some(now);
+        if is_settled {
+            // What it did not see was deleted, or has expired.
+            let round = self.round;
+            self.sessions.retain(|_, session| session.round == round);
+            self.calls = self.sessions.values().map(|session| session.calls.len()).sum();
+            self.swept = Some(now);
+        }
+    }
+
+    /// Whether there is room for a session: if there is none, that of the least recently used makes way for a newer one.
+    fn make_room(&mut self, line: &ScopeLine) -> bool {
+        if self.sessions.len() < MOST_SESSIONS || self.sessions.contains_key(&line.scope) {
+            return true;
+        }
+        let oldest = self.sessions.values().map(|session| &session.line);
+        let Some(oldest) = oldest.min_by_key(|line| line.cursor) else { return false };
+        if oldest.cursor > line.cursor {
+            return false;
+        }
+        let scope = oldest.scope.clone();
+        if let Some(session) = self.sessions.remove(&scope) {
+            self.calls -= session.calls.len();
+        }
+        true
+    }
+
+    /// Whether a session is as it was when it was read.
+    fn is_known(&mut self, line: &ScopeLine) -> bool {
+        let Some(session) = self.sessions.get_mut(&line.scope) else { return false };
+        session.round = self.round;
+        session.line == *line
+    }
+
+    async fn read(
+        &mut self,
+        line: ScopeLine,
+        ledgers: &Ledgers,
+        prices: &Arc<PriceList>,
+    ) -> Result<(), StoreError> {
+        let since = self.floor.max(wall().saturating_sub(LONGEST));
+        let prices = prices.clone();
+        let looking = ledgers.look_at_one_of_many(&line.scope, move |ledger| {
+            let details = SessionDetails::from_ledger(ledger, &prices, wall());
+            (details, calls::from_ledger(ledger, since, &prices))
+        });
+        let (details, calls) = looking.await?;
+        self.calls += calls.len();
+        let scope = line.scope.clone();
+        let session = IndexedSession { line, details, calls, round: self.round };
+        if let Some(earlier) = self.sessions.insert(scope, session) {
+            self.calls -= earlier.calls.len();
+        }
+        if self.calls > MOST_CALLS {
+            self.drop_oldest_calls();
+        }
+        Ok(())
+    }
+
+    /// Leaves the oldest quarter of the calls out.
+    fn drop_oldest_calls(&mut self) {
+        let mut times: Vec<Millis> =
+            self.sessions.values().flat_map(|session| &session.calls).map(|call| call.at).collect();
+        let quarter = times.len() / 4;
+        let (_, newest_dropped, _) = times.select_nth_unstable(quarter);
+        self.floor = *newest_dropped + 1;
+        self.calls = 0;
+        for session in self.sessions.values_mut() {
+            session.calls.retain(|call| call.at >= self.floor);
+            session.calls.shrink_to_fit();
+            self.calls += session.calls.len();
+        }
+    }
+}

@@ -1,0 +1,59 @@
+// The admin API, as the page uses it: requests with the token, and one stream of events.
+//
+// Addresses are relative to the page, so that it works below any path. The token stays with this tab.
+
+const root = new URL("../", import.meta.url);
+let token = "";
+
+// A link carries the token behind its #, which no server is told. It does not stay in the address bar.
+export function carryToken() {
+  const found = /^#token=([\w.~-]+)$/.exec(location.hash);
+  token = found ? found[1] : sessionStorage.getItem("token") || "";
+  if (!found) return false;
+  sessionStorage.setItem("token", token);
+  history.replaceState(null, "", location.pathname + location.search);
+  return true;
+}
+
+export function setToken(text) {
+  token = text;
+  sessionStorage.setItem("token", token);
+}
+
+// Thrown if the token is missing or wrong.
+export class Refused extends Error {}
+
+async function request(path) {
+  const headers = token ? { authorization: `Bearer ${token}` } : {};
+  const response = await fetch(new URL(path, root), { headers });
+  if (response.status === 401 || response.status === 429) throw new Refused(token ? "the token is wrong" : "needs a token");
+  if (!response.ok) {
+    const answer = await response.json().catch(() => null);
+    throw new Error(answer?.error?.message || `${path}: ${response.status}`);
+  }
+  return response;
+}
+
+export const getJson = async (path) => (await request(`api/v1/${path}`)).json();
+export const getText = async (path) => (await request(`api/v1/${path}`)).text();
+
+// Calls `begun` once the stream is open, and `event(kind, data)` for each event, until it ends. EventSource cannot send a
+// token, so the stream is read by hand.
+export async function listen(begun, event) {
+  const response = await request("api/v1/events");
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  begun();
+  let text = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    text += value;
+    const blocks = text.split("\n\n");
+    text = blocks.pop();
+    for (const block of blocks) {
+      const kind = /^event: ?(.+)$/m.exec(block)?.[1];
+      const data = /^data: ?(.*)$/m.exec(block)?.[1];
+      if (kind && data) event(kind, JSON.parse(data));
+    }
+  }
+}

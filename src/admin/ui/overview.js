@@ -1,0 +1,164 @@
+// Overview: what was spent, sent and saved over a range, and how good estimates were.
+
+import { getJson } from "./api.js";
+import { spark, stackedBars, stacked } from "./charts.js";
+import { age, dateTime, dollars, grouped, h, keyed, percent, sessionName, setClass, setText, short, gauge } from "./dom.js";
+
+const RANGES = ["15m", "1h", "6h", "24h", "7d", "30d"];
+const MODEL_COLOURS = 5;
+const RECENT = 6;
+
+let range = localStorage.getItem("range") ?? "24h";
+if (!RANGES.includes(range)) range = "24h";
+
+// A switch of a few choices.
+export function segments(label, choices, chosen, choose) {
+  const buttons = choices.map((choice) => h("button", {
+    type: "button", "aria-pressed": String(choice === chosen),
+    onclick: () => {
+      for (const button of buttons) button.setAttribute("aria-pressed", String(button.textContent === choice));
+      choose(choice);
+    },
+  }, choice));
+  return h("div", { class: "segments", role: "group", "aria-label": label }, buttons);
+}
+
+export const rangeSwitch = (changed) => segments("Range", RANGES, range, (choice) => {
+  range = choice;
+  localStorage.setItem("range", choice);
+  changed();
+});
+export const chosenRange = () => range;
+
+function stat(title, name) {
+  const value = h("p", { class: "value" }, "–");
+  const note = h("p", { class: "note" });
+  const line = spark(`${title} over the range`, name);
+  const element = h("section", { class: "card stat" }, h("h2", {}, title), value, note, h("div", { class: "spark" }, line));
+  element.show = (text, words, points, times) => {
+    setText(value, text);
+    setText(note, words);
+    note.title = words;
+    line.update([times, points]);
+  };
+  return element;
+}
+
+// A card with a chart and its legend.
+export function chartCard(title, place) {
+  const legend = h("ul", { class: "legend" });
+  const element = h("section", { class: "card" }, h("header", {}, h("h2", {}, title), legend), h("div", { class: "chart" }, place));
+  element.legend = (entries) => keyed(legend, entries, (entry) => entry.name, (entry) => {
+    const dot = h("i");
+    dot.style.background = `var(--${entry.colour})`;
+    return h("li", {}, dot, h("span", {}, entry.name), h("b"));
+  }, (item, entry) => {
+    item.firstChild.style.background = `var(--${entry.colour})`;
+    setText(item.lastChild, entry.value);
+  });
+  return element;
+}
+
+const TOKEN_KINDS = [
+  { name: "from cache", colour: "read", of: (sums) => sums.cache_read },
+  { name: "written to cache", colour: "write", of: (sums) => sums.cache_write },
+  { name: "new input", colour: "fresh", of: (sums) => Math.max(0, sums.input - sums.cache_read - sums.cache_write) },
+  { name: "output", colour: "output", of: (sums) => sums.output },
+];
+
+function recentRows() {
+  const body = h("tbody");
+  body.show = (list) => keyed(body, list, (session) => session.id, (session) => {
+    const link = h("a", { class: "name", href: `#/session/${encodeURIComponent(session.id)}` });
+    const bar = gauge();
+    return Object.assign(h("tr", { class: "link", onclick: () => { location.hash = link.getAttribute("href"); } },
+      h("td", { class: "wide" }, link, h("small")),
+      h("td", { class: "wide" }, h("span", { class: "fill" }, bar, h("span"))),
+      h("td", { class: "number", "data-label": "Spend" }), h("td", { class: "number soft", "data-label": "Last used" })), { bar });
+  }, (row, session) => {
+    const [name, fill, spend, used] = row.children;
+    setText(name.firstChild, sessionName(session));
+    setText(name.lastChild, session.model ?? "");
+    row.bar.set((session.percent ?? 0) / 100);
+    setText(fill.firstChild.lastChild, session.percent === undefined ? "–" : `${Math.round(session.percent)}%`);
+    setText(spend, dollars(session.dollars));
+    setText(used, age(session.newest));
+  });
+  return body;
+}
+
+function emptyNote(about) {
+  return h("div", { class: "card empty" }, h("p", {}, "No session yet. Point a client at the proxy, for instance ",
+    h("code", {}, `ANTHROPIC_BASE_URL=${about.clients}`), ", or try ", h("code", {}, "plimsoll demo"), "."));
+}
+
+export function overview(place) {
+  const incomplete = h("p", { class: "notice", hidden: true });
+  const empty = h("div", { hidden: true });
+  const all = {
+    spend: stat("Spend", "m0"), tokens: stat("Tokens", "m1"), sessions: stat("Sessions in use", "m2"), error: stat("Estimate error", "accent"),
+    calls: stat("Calls", "m4"), failed: stat("Errors", "bad"), overflows: stat("Overflows avoided", "mark"), saved: stat("Saved by rewriting", "good"),
+  };
+  let modelNames = [];
+  let span = 86_400_000;
+  const spend = stackedBars(220, "US dollars over time, by model", () => modelNames.map((_, at) => `m${at}`), (value) => dollars(value), () => span);
+  const tokens = stackedBars(220, "Tokens over time, by kind", () => TOKEN_KINDS.map((kind) => kind.colour), short, () => span);
+  const spendCard = chartCard("Spend by model", spend);
+  const tokenCard = chartCard("Tokens by kind", tokens);
+  const recent = recentRows();
+  const recentCard = h("section", { class: "card" }, h("header", {}, h("h2", {}, "Last used"), h("a", { href: "#/sessions" }, "All sessions")),
+    h("div", { class: "scroll" }, h("table", { class: "cards" }, h("thead", {}, h("tr", {}, h("th", {}, "Session"), h("th", {}, "Context"), h("th", { class: "number" }, "Spend"), h("th", { class: "number" }, "Last used"))), recent)));
+  const body = h("div", { class: "body" }, h("div", { class: "stats" }, Object.values(all)), h("div", { class: "pair" }, spendCard, tokenCard), recentCard);
+  place.append(h("div", { class: "top" }, h("h1", {}, "Overview"), rangeSwitch(() => refresh())), incomplete, empty, body);
+
+  function drawStats(page, times) {
+    const { total } = page;
+    const series = (of) => page.steps.map(of);
+    const { estimates } = total;
+    all.spend.show(dollars(total.dollars), total.unpriced ? `${grouped(total.unpriced)} calls without a known price` : `${dollars(total.calls ? total.dollars / total.calls : 0)} a call`, series((step) => step.dollars), times);
+    all.tokens.show(short(total.input + total.output), `${percent(total.input ? total.cache_read / total.input : 0)} of input from cache`, series((step) => step.input + step.output), times);
+    all.sessions.show(grouped(total.sessions), `${page.models.length} ${page.models.length === 1 ? "model" : "models"}`, series((step) => step.sessions), times);
+    all.error.show(estimates.compared ? percent(estimates.median) : "–", estimates.compared ? `median · p95 ${percent(estimates.p95)} · ${percent(estimates.exact / estimates.compared)} exact` : "nothing to compare yet", series((step) => step.estimates.median), times);
+    all.calls.show(grouped(total.calls), total.summaries ? `and ${grouped(total.summaries)} ${total.summaries === 1 ? "summary" : "summaries"} of our own` : "by clients", series((step) => step.calls), times);
+    all.failed.show(grouped(total.failed), `${percent(total.calls ? total.failed / total.calls : 0)} of calls`, series((step) => step.failed), times);
+    setClass(all.failed.children[1], "bad", total.failed > 0);
+    all.overflows.show(grouped(total.overflows_avoided), total.overflows ? `${grouped(total.overflows)} not avoided` : "none was lost", series((step) => step.overflows_avoided), times);
+    all.saved.show(dollars(total.saved), `${short(total.removed)} tokens not sent`, series((step) => step.saved), times);
+  }
+
+  function drawCharts(page, times) {
+    const dearest = page.models.filter((model) => model.dollars > 0);
+    const named = dearest.slice(0, MODEL_COLOURS).map((model) => model.model);
+    const names = dearest.length > named.length ? [...named, "others"] : named;
+    const values = names.map((name) => page.steps.map((step) => (name !== "others" ? step.dollars_by_model[name] ?? 0
+      : Object.entries(step.dollars_by_model).reduce((sum, [model, amount]) => sum + (named.includes(model) ? 0 : amount), 0))));
+    const hasOtherModels = names.join() !== modelNames.join();
+    modelNames = names;
+    const data = [times, ...stacked(values).toReversed()];
+    if (hasOtherModels && spend.plot) {
+      spend.plot.destroy();
+      spend.plot = null;
+    }
+    if (names.length) spend.update(data);
+    spendCard.legend(names.map((name, at) => ({ name, colour: `m${at}`, value: dollars(values[at].reduce((sum, value) => sum + value, 0)) })));
+    tokens.update([times, ...stacked(TOKEN_KINDS.map((kind) => page.steps.map(kind.of))).toReversed()]);
+    tokenCard.legend(TOKEN_KINDS.map((kind) => ({ name: kind.name, colour: kind.colour, value: short(kind.of(page.total)) })));
+  }
+
+  async function refresh() {
+    const [page, list] = await Promise.all([getJson(`history?range=${range}`), getJson(`sessions?details=true&limit=${RECENT}`)]);
+    const isEmpty = list.sessions.length === 0;
+    if (isEmpty && !empty.firstChild) empty.append(emptyNote(await getJson("about")));
+    empty.hidden = !isEmpty;
+    body.hidden = isEmpty;
+    if (isEmpty) return;
+    span = page.until - page.since;
+    const times = page.steps.map((step) => step.at + page.step_ms / 2);
+    drawStats(page, times);
+    drawCharts(page, times);
+    recent.show(list.sessions);
+    incomplete.hidden = page.complete_since <= page.since;
+    setText(incomplete, `Older calls are still being read, or left out: complete since ${dateTime(page.complete_since)}.`);
+  }
+  return { refresh };
+}

@@ -1,0 +1,146 @@
+// The page: which view is shown, the stream of events, theme and connection.
+//
+// A view is `open(place, argument, page)`, and returns `{ refresh, event, close }`. Whatever the load, a view is refreshed
+// at most every two seconds, with one or two requests; between them only the stream is read.
+
+import { Refused, carryToken, getJson, listen, setToken } from "./api.js";
+import { destroyIn, redrawAll } from "./charts.js";
+import { setText, throttled } from "./dom.js";
+import { live } from "./live.js";
+import { models } from "./models.js";
+import { overview } from "./overview.js";
+import { session } from "./session.js";
+import { sessions } from "./sessions.js";
+
+const REFRESH_MS = 2_500;
+const IDLE_MS = 30_000;
+const RETRY_MS = 2_000;
+const VIEWS = { overview, sessions, session, live, models };
+
+const at = (id) => document.getElementById(id);
+let view = null;
+let hasRefused = false;
+
+function state(kind, text) {
+  at("state").className = kind;
+  setText(at("state"), text);
+}
+
+function fail(error) {
+  if (error instanceof Refused) {
+    hasRefused = true;
+    at("ask").hidden = false;
+    at("view").hidden = true;
+    state("lost", error.message);
+    at("token").focus();
+    return;
+  }
+  setText(at("failure"), error.message);
+  at("failure").hidden = false;
+}
+
+async function refresh() {
+  if (document.hidden || hasRefused) return;
+  const shown = view;
+  try {
+    await shown?.refresh();
+    if (storeFailure === "") at("failure").hidden = true;
+  } catch (error) {
+    if (shown === view) fail(error);
+  }
+}
+const refreshSoon = throttled(refresh, REFRESH_MS);
+
+let storeFailure = "";
+async function showAbout() {
+  const about = await getJson("about");
+  setText(at("about"), `v${about.version} · ${about.mode}`);
+  storeFailure = about.store_failure ? `Nothing is stored for now, traffic continues: ${about.store_failure}` : "";
+  if (storeFailure) setText(at("failure"), storeFailure);
+  at("failure").hidden = !storeFailure;
+  return about;
+}
+
+function route() {
+  // The link was opened in a tab that shows the page already.
+  if (carryToken()) return location.reload();
+  const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("/");
+  const open = VIEWS[name] ?? overview;
+  view?.close?.();
+  destroyIn(at("view"));
+  at("view").replaceChildren();
+  for (const link of document.querySelectorAll("nav a")) {
+    const target = link.getAttribute("href").slice(2);
+    const isHere = target === (VIEWS[name] ? name.replace(/^session$/, "sessions") : "overview");
+    if (isHere) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  view = open(at("view"), rest.map(decodeURIComponent));
+  scrollTo(0, 0);
+  refresh();
+}
+
+async function follow() {
+  for (;;) {
+    try {
+      await showAbout();
+      await listen(() => {
+        state("live", "live");
+        // What happened before the stream was open is told by nobody else.
+        refreshSoon();
+      }, (kind, data) => {
+        view?.event?.(kind, data);
+        if (!view?.isStream) refreshSoon();
+      });
+      state("lost", "the proxy stopped; waiting");
+    } catch (error) {
+      if (error instanceof Refused) return fail(error);
+      state("lost", "no connection; trying again");
+    }
+    await new Promise((done) => setTimeout(done, RETRY_MS));
+  }
+}
+
+function start() {
+  hasRefused = false;
+  at("ask").hidden = true;
+  at("view").hidden = false;
+  route();
+  follow();
+}
+
+const THEMES = ["system", "light", "dark"];
+const systemDark = matchMedia("(prefers-color-scheme: dark)");
+function applyTheme() {
+  const chosen = localStorage.getItem("theme") ?? "system";
+  const isDark = chosen === "system" ? systemDark.matches : chosen === "dark";
+  document.documentElement.classList.toggle("dark", isDark);
+  setText(at("theme"), `Theme: ${chosen}`);
+  redrawAll();
+}
+at("theme").addEventListener("click", () => {
+  const chosen = localStorage.getItem("theme") ?? "system";
+  localStorage.setItem("theme", THEMES[(THEMES.indexOf(chosen) + 1) % THEMES.length]);
+  applyTheme();
+});
+systemDark.addEventListener("change", applyTheme);
+
+at("ask").addEventListener("submit", (event) => {
+  event.preventDefault();
+  setToken(at("token").value.trim());
+  start();
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  at("main").focus();
+});
+addEventListener("hashchange", route);
+document.addEventListener("visibilitychange", () => { if (!document.hidden) refreshSoon(); });
+setInterval(() => {
+  refresh();
+  if (!document.hidden && !hasRefused) showAbout().catch(() => {});
+}, IDLE_MS);
+
+carryToken();
+applyTheme();
+start();
