@@ -287,9 +287,12 @@ fn figures_match_their_text_sources() {
     let made = made.expect("Python 3 makes the figures: install it, or see CONTRIBUTING.md");
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     let figures = std::fs::read_dir(root().join("docs/figures")).unwrap().flatten();
-    let pages = read("README.md") + &read("docs/architecture.md");
+    let pages = read("README.md") + &read("docs/architecture.md") + &read("docs/admin.md");
     for name in figures.map(|figure| figure.file_name().into_string().unwrap()) {
-        let is_shown = name.ends_with(".txt") || pages.contains(&format!("figures/{name})"));
-        assert!(is_shown, "docs/figures/{name} is in neither README.md nor docs/architecture.md");
+        let is_shown = name.ends_with(".txt") || pages.contains(&format!("figures/{name}"));
+        assert!(
+            is_shown,
+            "docs/figures/{name} is in neither README.md, docs/architecture.md nor docs/admin.md"
+        );
     }
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env node
-// Runs the program that one of the optional dependencies carries, in place of this process if Node can.
+// Runs the program that one of the optional dependencies carries.
 "use strict";
 const { spawn } = require("node:child_process");
 const name = `plimsoll-${process.platform}-${process.arch}`;
@@ -11,9 +11,6 @@ try {
   process.exit(1);
 }
 const args = process.argv.slice(2);
-if (process.execve) {
-  process.execve(program, ["plimsoll", ...args], process.env);
-}
 const child = spawn(program, args, { stdio: "inherit" });
 for (const signal of ["SIGINT", "SIGTERM", "SIGHUP"]) {
   process.on(signal, () => child.kill(signal));

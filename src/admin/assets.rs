@@ -19,6 +19,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("page.css", "text/css; charset=utf-8", include_str!("ui/page.css")),
     ("icon.svg", "image/svg+xml", include_str!("ui/icon.svg")),
     ("uplot.js", SCRIPT, include_str!("ui/uplot.js")),
+    ("uplot.LICENSE", "text/plain; charset=utf-8", include_str!("ui/uplot.LICENSE")),
     ("page.js", SCRIPT, include_str!("ui/page.js")),
     ("api.js", SCRIPT, include_str!("ui/api.js")),
     ("dom.js", SCRIPT, include_str!("ui/dom.js")),

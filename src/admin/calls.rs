@@ -13,8 +13,8 @@ use crate::context::ledger::Ledger;
 use crate::context::plan::ChangeCounts;
 use crate::context::policy::DecisionMode;
 use crate::context::savings::SavingsInput;
-use crate::context::{Millis, Outcome, Turn, cost};
-use crate::dialect::{Dialect, Usage};
+use crate::context::{Millis, Outcome, Turn};
+use crate::dialect::Usage;
 
 /// One call to a provider.
 #[derive(Clone, Debug)]
@@ -73,10 +73,7 @@ pub(super) fn from_ledger(ledger: &Ledger, since: Millis, prices: &PriceList) ->
         calls.push(Call::from_turn(turn, ledger, prices, &mut names));
     }
     for summary in ledger.summaries(DecisionMode::Active).filter(|summary| summary.at >= since) {
-        // The protocol changes the cost only by cache lifetimes, which are not reported.
-        let price = prices.price(&summary.upstream, &summary.model);
-        let dollars = price
-            .and_then(|price| cost::call(&summary.spent, &price, Dialect::OpenaiChat, summary.at));
+        let dollars = prices.of_summary(summary);
         calls.push(Call {
             at: summary.at,
             model: interned(&mut names, &summary.model),
@@ -104,7 +101,7 @@ impl Call {
         prices: &PriceList,
         names: &mut HashSet<Arc<str>>,
     ) -> Self {
-        let price = |model: &str| prices.price(&turn.upstream, model);
+        let price = |model: &str| prices.of_turn(turn, model);
         let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
         let saved = SavingsInput::from_turn(turn, parent.map(AsRef::as_ref), price).saved();
         let costs = turn.costs_by_model(price);

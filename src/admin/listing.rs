@@ -16,6 +16,9 @@ use super::state::Admin;
 use super::view::{SessionDetails, SessionLine, SessionPage, cursor_named};
 use crate::clock::wall;
 
+/// Most words of a search: each is looked for in every session.
+const MOST_WORDS: usize = 8;
+
 /// By what a list is sorted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, EnumString, VariantNames)]
 #[strum(serialize_all = "snake_case")]
@@ -65,10 +68,14 @@ impl ListQuery {
             Some(_) => return Err(bad_query("order should be asc or desc.".to_owned())),
         };
         let search = text_parameter(query, "search").unwrap_or_default().to_lowercase();
+        let words: Vec<String> = search.split_whitespace().map(str::to_owned).collect();
+        if words.len() > MOST_WORDS {
+            return Err(bad_query(format!("search should have at most {MOST_WORDS} words.")));
+        }
         Ok(Self {
             order,
             is_ascending,
-            words: search.split_whitespace().map(str::to_owned).collect(),
+            words,
             tenant: text_parameter(query, "tenant"),
             model: text_parameter(query, "model"),
             upstream: text_parameter(query, "upstream"),
@@ -86,7 +93,7 @@ impl ListQuery {
         let details = &session.details;
         let scope = &session.line.scope;
         if self.tenant.as_deref().is_some_and(|tenant| *tenant != *scope.tenant.as_str())
-            || self.model.is_some() && self.model != details.model
+            || !self.has_model(session)
             || self.upstream.is_some() && self.upstream != details.upstream
         {
             return false;
@@ -102,6 +109,14 @@ impl ListQuery {
             details.upstream.as_deref().unwrap_or_default(),
         ];
         self.words.iter().all(|word| texts.iter().any(|text| text.to_lowercase().contains(word)))
+    }
+
+    fn has_model(&self, session: &IndexedSession) -> bool {
+        // The one that was requested last, or any that answered.
+        self.model.as_deref().is_none_or(|model| {
+            session.details.model.as_deref() == Some(model)
+                || session.calls.iter().any(|call| *call.model == *model)
+        })
     }
 
     fn compare(&self, one: &IndexedSession, other: &IndexedSession) -> Ordering {

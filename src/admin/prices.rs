@@ -3,8 +3,9 @@
 //! For calls whose cost was not known when they were made: that is kept with their turns (`Turn::cost`).
 
 use crate::config::Config;
-use crate::context::cost::NextInput;
-use crate::context::{Millis, Turn};
+use crate::context::cost::{self, NextInput};
+use crate::context::{CompactionRecord, Millis, Turn};
+use crate::dialect::Dialect;
 use crate::dialect::models::{Catalogue, Price};
 
 /// US dollars per million tokens, by upstream and model.
@@ -45,6 +46,15 @@ impl PriceList {
             return requested.price;
         }
         self.price(&turn.upstream, model)
+    }
+
+    /// What a summary of ours cost, US dollars.
+    pub(super) fn of_summary(&self, summary: &CompactionRecord) -> Option<f64> {
+        summary.dollars.or_else(|| {
+            let price = self.price(&summary.upstream, &summary.model)?;
+            // The protocol changes the cost only by cache lifetimes, which are not reported.
+            cost::call(&summary.spent, &price, Dialect::OpenaiChat, summary.at)
+        })
     }
 
     /// The price of the next call's input, `tokens`, of the thread that these turns are of, the oldest first.

@@ -19,9 +19,9 @@ use crate::clock::wall;
 use crate::context::budget::grouped;
 use crate::context::ledger::Ledger;
 use crate::context::policy::DecisionMode;
-use crate::context::{Millis, SessionNames, Turn, cost};
+use crate::context::{Millis, SessionNames, Turn};
 use crate::dialect::hints::RequestClass;
-use crate::dialect::{Dialect, Purpose, Usage};
+use crate::dialect::{Purpose, Usage};
 use crate::store::{Scope, ScopeLine, ScopePage};
 use crate::telemetry::log::clean;
 
@@ -144,11 +144,7 @@ impl SpendSums {
             sums.add(name, &turn.usage, turn.cost(price));
         }
         for one in ledger.summaries(DecisionMode::Active).filter(|one| one.at >= since) {
-            // The protocol changes the cost only by cache lifetimes, which are not reported.
-            let price = prices.price(&one.upstream, &one.model);
-            let dollars = one
-                .dollars
-                .or_else(|| cost::call(&one.spent, &price?, Dialect::OpenaiChat, one.at));
+            let dollars = prices.of_summary(one);
             let name = match by {
                 SpendBy::Model => one.model.to_string(),
                 SpendBy::Upstream => one.upstream.to_string(),

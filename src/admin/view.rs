@@ -16,6 +16,7 @@ use crate::context::budget::ContextView;
 use crate::context::compact::report::Compactions;
 use crate::context::cost::NextInput;
 use crate::context::ledger::{Ledger, Totals};
+use crate::context::policy::DecisionMode;
 use crate::context::savings::SavingsInput;
 use crate::context::{
     ExchangeId, Millis, Outcome, SessionId, SessionNames, TenantId, ThreadId, Turn,
@@ -516,15 +517,18 @@ impl SessionDetails {
         let newest = turns.last();
         let last_measured = turns.iter().rev().find_map(|turn| ExchangeView::from_turn(turn));
         let context = view_after(turns.iter().map(AsRef::as_ref), prices, now);
-        let costs = ledger
-            .turns()
-            .map(|turn| turn.cost(|model| prices.price(&turn.upstream, model)).unwrap_or(0.0));
+        let turns_cost =
+            ledger.turns().filter_map(|turn| turn.cost(|model| prices.of_turn(turn, model)));
+        let summaries = ledger.summaries(DecisionMode::Active);
+        let costs = turns_cost.chain(summaries.filter_map(|summary| prices.of_summary(summary)));
+        // Of a session without a known price it is unknown, too.
+        let dollars = costs.fold(None, |sum: Option<f64>, cost| Some(sum.unwrap_or(0.0) + cost));
         Self {
             upstream: newest.map(|turn| turn.upstream.to_string()),
             outcome: newest.map(|turn| turn.outcome),
             context: context.as_ref().map(|context| context.total),
             percent: context.as_ref().map(|context| context.percent),
-            dollars: Some(costs.sum()),
+            dollars,
             model: newest.map(|turn| turn.model.to_string()),
             window: newest.map(|turn| turn.window),
             error: last_measured.and_then(|measured| measured.error),

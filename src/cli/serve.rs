@@ -296,10 +296,11 @@ async fn read_spending(ledgers: &Arc<Ledgers>) {
     let reader = ledgers.clone();
     let started = now();
     let reading = tokio::spawn(async move {
-        if let Err(trouble) = reader.read_spending(started).await
-            && reader.caps().has_caps()
-        {
-            tracing::warn!("what was spent before this start is not counted: {trouble}");
+        let unread = reader.read_spending(started).await;
+        if unread > 0 && reader.caps().has_caps() {
+            tracing::warn!(
+                "what {unread} sessions spent before this start could not be read, and is not counted"
+            );
         }
     });
     // Without caps nothing is decided by it.

@@ -422,7 +422,7 @@ fn store_limit_fits_shipped_volumes() {
             volumes += 1;
         }
     }
-    assert_eq!(volumes, 2);
+    assert_eq!(volumes, 3);
 }
 
 /// The configuration with these variables.

@@ -17,7 +17,8 @@ use super::budget::grouped;
 use super::{CompactionRecord, Millis, SessionId, TenantId, Turn};
 use crate::dialect::Usage;
 
-/// How many sums are kept. Past it, the one that nothing was added to for longest is forgotten.
+/// How many sums are kept. Past it, the one that nothing was added to for longest is forgotten: of those that are not
+/// nearly reached, because a cap that begins again at 0 would let through what it just refused.
 const MOST_SUMS: usize = 10_000;
 /// From this share of a cap on, it is told.
 pub const WARNING: f64 = 0.8;
@@ -308,9 +309,14 @@ impl CapSums {
         starts.min().unwrap_or(Millis::MAX).min(CapPeriod::Day.start(now))
     }
 
+    /// Adds to the sum of the day alone.
+    pub fn add_to_day(&mut self, spending: Spending, at: Millis) {
+        self.today.add(CapPeriod::Day.number(at), spending, at);
+    }
+
     /// Adds what was spent by a request that arrived `at`. Returns the caps of which it passed [`WARNING`], or the whole.
     pub fn add(&mut self, spender: &Spender, spending: Spending, at: Millis) -> Vec<CapState> {
-        self.today.add(CapPeriod::Day.number(at), spending, at);
+        self.add_to_day(spending, at);
         let mut passed = Vec::new();
         for number in 0..self.caps.len() {
             for subject in self.caps[number].subjects(spender) {
@@ -325,8 +331,12 @@ impl CapSums {
             }
         }
         while self.sums.len() > MOST_SUMS {
-            let oldest = self.sums.iter().min_by_key(|(_, sum)| sum.at);
-            let Some(key) = oldest.map(|(key, _)| key.clone()) else { break };
+            let least = self.sums.iter().min_by_key(|((number, _), sum)| {
+                let cap = &self.caps[*number];
+                let runs = sum.period == cap.per.number(at);
+                (runs && cap.used(sum.spending) >= WARNING, sum.at)
+            });
+            let Some(key) = least.map(|(key, _)| key.clone()) else { break };
             self.sums.remove(&key);
         }
         passed

@@ -26,7 +26,8 @@ export class Refused extends Error {}
 async function request(path) {
   const headers = token ? { authorization: `Bearer ${token}` } : {};
   const response = await fetch(new URL(path, root), { headers });
-  if (response.status === 401 || response.status === 429) throw new Refused(token ? "the token is wrong" : "needs a token");
+  if (response.status === 429) throw new Error("too many wrong tokens came from here: try again in a minute");
+  if (response.status === 401) throw new Refused(token ? "the token is wrong" : "needs a token");
   if (!response.ok) {
     const answer = await response.json().catch(() => null);
     throw new Error(answer?.error?.message || `${path}: ${response.status}`);

@@ -104,13 +104,20 @@ export function stacked(series) {
   return sums;
 }
 
+// The first and the last bar stand around their times, too.
+function wholeBars(plot, low, high) {
+  const [first, second] = plot.data[0];
+  const half = second === undefined ? 0 : (second - first) / 2;
+  return [low - half, high + half];
+}
+
 // Bars that stand on each other: the highest sum is drawn first. `names`: colours, the lowest first. `format`: of values.
 export function stackedBars(height, label, names, format, span, more = {}) {
   const bars = () => uPlot.paths.bars({ size: [0.72, 28, 1], radius: 0.12 });
   return chart(height, label, () => ({
     ...none, padding: [10, more.right?.() ?? 8, more.x ? 7 : 0, 0],
     cursor: { points: { show: false }, drag: { x: false, y: false }, y: false, ...more.cursor },
-    scales: { x: { time: !more.x, ...more.x }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] } },
+    scales: { x: { time: !more.x, range: wholeBars, ...more.x }, y: { range: (_, low, high) => [0, high > 0 ? high * 1.05 : 1] } },
     axes: [more.axis?.() ?? timeAxis(span()), valueAxis(format, more.x ? { space: 22 } : {})],
     series: [{}, ...names().toReversed().map((name) => ({ fill: colour(name), stroke: colour(name), width: 0, paths: bars(), points: { show: false } }))],
     hooks: more.hooks,

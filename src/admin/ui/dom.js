@@ -86,6 +86,8 @@ export function percent(share) {
   if (share === null || share === undefined || Number.isNaN(share)) return "–";
   const number = share * 100;
   if (number !== 0 && Math.abs(number) < 0.1) return "<0.1%";
+  // Nearly all is not all.
+  if (number > 99 && number < 100) return `${Math.floor(number * 10) / 10}%`;
   return `${number.toFixed(Math.abs(number) < 9.95 ? 1 : 0).replace(/\.0$/, "")}%`;
 }
 

@@ -40,8 +40,8 @@ function makeRow(exchange) {
 
 export function live(place) {
   const body = h("tbody");
-  const count = h("span", { class: "soft", role: "status" });
-  const empty = h("p", { class: "empty" }, "Nothing has ended since this page was opened. Exchanges appear here as they end.");
+  const count = h("span", { class: "soft" });
+  const empty = h("p", { class: "empty" }, "Nothing has ended since this view was opened. Exchanges appear here as they end.");
   let isPaused = false;
   const pause = h("button", { type: "button", class: "button", "aria-pressed": "false", onclick: () => {
     isPaused = !isPaused;

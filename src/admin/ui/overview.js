@@ -96,7 +96,7 @@ export function overview(place) {
   const incomplete = h("p", { class: "notice", hidden: true });
   const empty = h("div", { hidden: true });
   const all = {
-    spend: stat("Spend", "m0"), tokens: stat("Tokens", "m1"), sessions: stat("Sessions in use", "m2"), error: stat("Estimate error", "accent"),
+    spend: stat("Spend", "m0"), tokens: stat("Tokens", "m1"), sessions: stat("Sessions", "m2"), error: stat("Estimate error", "accent"),
     calls: stat("Calls", "m4"), failed: stat("Errors", "bad"), overflows: stat("Overflows avoided", "mark"), saved: stat("Saved by rewriting", "good"),
   };
   let modelNames = [];
@@ -129,7 +129,9 @@ export function overview(place) {
   function drawCharts(page, times) {
     const dearest = page.models.filter((model) => model.dollars > 0);
     const named = dearest.slice(0, MODEL_COLOURS).map((model) => model.model);
-    const names = dearest.length > named.length ? [...named, "others"] : named;
+    // Models that only took part in calls of others have no line of their own.
+    const hasOthers = page.steps.some((step) => Object.keys(step.dollars_by_model).some((model) => !named.includes(model)));
+    const names = hasOthers ? [...named, "others"] : named;
     const values = names.map((name) => page.steps.map((step) => (name !== "others" ? step.dollars_by_model[name] ?? 0
       : Object.entries(step.dollars_by_model).reduce((sum, [model, amount]) => sum + (named.includes(model) ? 0 : amount), 0))));
     const hasOtherModels = names.join() !== modelNames.join();
@@ -146,7 +148,10 @@ export function overview(place) {
   }
 
   async function refresh() {
+    const asked = range;
     const [page, list] = await Promise.all([getJson(`history?range=${range}`), getJson(`sessions?details=true&limit=${RECENT}`)]);
+    // Another range was chosen meanwhile.
+    if (asked !== range) return;
     const isEmpty = list.sessions.length === 0;
     if (isEmpty && !empty.firstChild) empty.append(emptyNote(await getJson("about")));
     empty.hidden = !isEmpty;

@@ -36,12 +36,23 @@ function treeOf(turns, main) {
     threads.set(turn.thread, thread);
   }
   const all = [...threads.values()];
-  const parentOf = (thread) => (thread.id === main ? undefined : all.find((other) => other !== thread && other.agentId && other.agentId === thread.parentAgent)?.id ?? main);
+  const byAgent = new Map();
+  for (const thread of all) if (thread.agentId && !byAgent.has(thread.agentId)) byAgent.set(thread.agentId, thread);
+  const children = new Map();
+  for (const thread of all) {
+    if (thread.id === main) continue;
+    const starter = byAgent.get(thread.parentAgent);
+    const parent = starter && starter !== thread ? starter.id : main;
+    if (!children.has(parent)) children.set(parent, []);
+    children.get(parent).push(thread);
+  }
   const ordered = [];
+  const added = new Set();
   const add = (thread, depth) => {
-    if (ordered.some((line) => line.thread === thread)) return;
+    if (added.has(thread)) return;
+    added.add(thread);
     ordered.push({ thread, depth });
-    for (const child of all) if (child !== thread && parentOf(child) === thread.id) add(child, Math.min(3, depth + 1));
+    for (const child of children.get(thread.id) ?? []) add(child, Math.min(3, depth + 1));
   };
   const first = threads.get(main);
   if (first) add(first, 0);
@@ -278,6 +289,7 @@ export function session(place, [id, asked]) {
   }
 
   const keys = (event) => {
+    if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
     if (!["ArrowLeft", "ArrowRight"].includes(event.key) || event.target.closest("input, select, pre, .segments")) return;
     const own = line();
     const here = own.findIndex((turn) => turn.request === chosen);

@@ -303,6 +303,15 @@ mod tests {
         lines.map(|line| line.to_str().unwrap().to_owned()).collect()
     }
 
+    /// A header that could be a credential leaves a request without a key without a tenant.
+    #[test]
+    fn headers_for_us_name_no_sender() {
+        for name in [MODE, SESSION, TOKEN, TAGS] {
+            assert!(is_for_us(&HeaderName::from_static(name)), "{name}");
+            assert!(is_harmless_header(name), "{name}");
+        }
+    }
+
     #[test]
     fn upgrades_to_http2_are_removed() {
         let narrowed = |lines: &[&'static str]| {

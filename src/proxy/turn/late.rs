@@ -66,6 +66,7 @@ impl LateReply {
         match completing.await {
             Ok(Some(turn)) => {
                 record.take(&reply);
+                record.dollars = turn.dollars;
                 if record.usage != turn.usage {
                     record.usage = turn.usage.clone();
                     record.notes.push(Note::ImpossibleCount);

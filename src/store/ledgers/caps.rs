@@ -85,8 +85,13 @@ impl CapBoard {
     pub(super) fn add_turn(&self, opened: &OpenedSession, turn: &Turn) {
         let spending = Spending::from_turn(turn);
         // Another exchange that read its reply has added it.
-        if spending != Spending::default() && !opened.is_completed() {
+        if spending == Spending::default() || opened.is_completed() {
+            return;
+        }
+        if self.has_caps() {
             self.add(&opened.spender(&turn.upstream), spending, turn.at);
+        } else {
+            lock(&self.sums).add_to_day(spending, turn.at);
         }
     }
 

@@ -2,6 +2,8 @@
 //!
 //! Sessions are read newest first, and only those used in a period that still runs.
 
+use std::time::Duration;
+
 use super::Ledgers;
 use super::caps::CapBoard;
 use super::lock::lock;
@@ -9,8 +11,10 @@ use crate::context::caps::{Spender, Spending};
 use crate::context::ledger::Ledger;
 use crate::context::policy::DecisionMode;
 use crate::context::{Millis, SessionNames};
-use crate::store::{Scope, ScopePage, StoreError};
+use crate::store::{Scope, ScopePage};
 
+/// If the store does not answer, it is asked again after this time.
+const AGAIN: Duration = Duration::from_secs(5);
 /// Sessions that are read in one step.
 const PAGE: usize = 500;
 
@@ -23,15 +27,17 @@ impl Ledgers {
         &self.caps
     }
 
-    /// Adds what the kept turns of requests that arrived before `now` spent in the running periods.
-    ///
-    /// # Errors
-    /// The store's [`StoreError`]; what was read until then counts.
-    pub async fn read_spending(&self, now: Millis) -> Result<(), StoreError> {
+    /// Adds what the kept turns of requests that arrived before `now` spent in the running periods. Waits for a store that
+    /// does not answer. Returns how many sessions could not be read: theirs is missing.
+    pub async fn read_spending(&self, now: Millis) -> usize {
         let since = lock(&self.caps.sums).since(now);
         let mut page = ScopePage { after: None, skip: 0, count: PAGE };
+        let mut unread = 0;
         loop {
-            let lines = self.sessions(page).await?;
+            let Ok(lines) = self.sessions(page).await else {
+                tokio::time::sleep(AGAIN).await;
+                continue;
+            };
             // Newest first: the rest was last used before.
             let used = lines.iter().filter(|line| line.cursor.used >= since);
             let mut count = 0;
@@ -41,14 +47,17 @@ impl Ledgers {
                 let reading = self.look_at_one_of_many(&line.scope, move |ledger| {
                     additions(&scope, ledger, since, now)
                 });
-                let additions = reading.await?;
+                let Ok(additions) = reading.await else {
+                    unread += 1;
+                    continue;
+                };
                 let mut sums = lock(&self.caps.sums);
                 for (spender, spending, at) in additions {
                     sums.add(&spender, spending, at);
                 }
             }
             if count < PAGE {
-                return Ok(());
+                return unread;
             }
             page.after = lines.last().map(|line| line.cursor);
         }

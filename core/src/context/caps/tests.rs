@@ -156,3 +156,17 @@ fn tokens_of_all_billed_calls_count() {
     let both = Usage { attempts: vec![advice], ..usage };
     assert_eq!(Spending::new(&both, None), Spending { dollars: 0.0, tokens: 2_000 });
 }
+
+/// Many small spenders do not make a cap begin again that is reached.
+#[test]
+fn reached_cap_outlives_many_others() {
+    let mut sums = CapSums::new(vec![cap(CapSubject::Session, CapPeriod::Month)]);
+    sums.add(&spender("full"), dollars(10.0), 1);
+    sums.add(&spender("idle"), dollars(1.0), 2);
+    for at in 0..MOST_SUMS as Millis {
+        sums.add(&spender(&at.to_string()), dollars(0.1), 3 + at);
+    }
+    let now = 3 + MOST_SUMS as Millis;
+    assert_eq!(used(&sums, &spender("full"), now), 1.0);
+    assert_eq!(used(&sums, &spender("idle"), now), 0.0, "forgotten");
+}

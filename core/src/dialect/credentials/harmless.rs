@@ -99,6 +99,7 @@ const HEADERS: &[&str] = &[
     "x-parent-session-id",
     "x-plimsoll-mode",
     "x-plimsoll-session",
+    "x-plimsoll-tags",
     "x-plimsoll-token",
     "x-request-id",
     "x-requested-with",
