@@ -41,12 +41,13 @@ def release():
     """A release of one target in a copy of the project, made by the scripts."""
     copy = pathlib.Path(tempfile.mkdtemp(prefix="plimsoll-release-")) / "project"
     copy.mkdir()
-    for name in ("Cargo.toml", "LICENSE", "README.md", "CHANGELOG.md", "scripts", "packaging", "deploy", "Dockerfile"):
+    for name in ("Cargo.toml", "LICENSE", "README.md", "CHANGELOG.md", "scripts", "packaging", "deploy", "Dockerfile", "src/admin/ui/uplot.LICENSE"):
         source = ROOT / name
         if source.is_dir():
             shutil.copytree(source, copy / name, symlinks=True)
         else:
-            shutil.copy(source, copy)
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source, copy / name)
     (copy / ".tools").symlink_to(ROOT / ".tools")
     program = copy / "stand-in"
     program.write_text(STAND_IN.replace("@VERSION@", version()))

@@ -282,7 +282,7 @@ def network_policy_opens_the_admin_port_to_prometheus_alone():
     labels = agent["spec"]["template"]["metadata"]["labels"]
     assert policy["spec"]["podSelector"]["matchLabels"].items() <= labels.items(), "it selects no pod of the example"
     (rule,) = policy["spec"]["ingress"]
-    assert [port["port"] for port in rule["ports"]] == ["admin"], rule
+    assert [port["port"] for port in rule["ports"]] == [9797], rule
     (source,) = rule["from"]
     assert {"namespaceSelector", "podSelector"} <= source.keys(), "a whole namespace could reach the port"
 
