@@ -4,6 +4,7 @@ use super::Proxy;
 use super::state::push_hex;
 use crate::config::{Config, Upstream};
 use crate::dialect::Dialect;
+use crate::dialect::models::{Catalogue, ModelOverride};
 use crate::store::ledgers::Ledgers;
 use crate::telemetry::Telemetry;
 
@@ -28,6 +29,27 @@ async fn exchange_ids_are_unique() {
     assert_ne!(one, two);
     let (one, two) = (one.as_str(), two.as_str());
     assert_eq!((one.len(), &one[..16]), (24, &two[..16]));
+}
+
+#[tokio::test]
+async fn configured_price_is_of_whatever_answered() {
+    let telemetry = Telemetry::silent().unwrap();
+    let ledgers = Arc::new(Ledgers::new(Arc::new(crate::store::memory::MemoryStore::default())));
+    let catalogue = Catalogue::default();
+    let listed = catalogue.model("gpt-5", "").price;
+    let own = catalogue.model("claude-opus-4-6", "").price;
+    let deployment = ModelOverride {
+        name: "my-deployment".into(),
+        window: None,
+        max_output: None,
+        family: None,
+        price: own,
+    };
+    let config = Config { catalogue: Catalogue::new(vec![deployment]), ..config(0) };
+    let proxy = Proxy::new(Arc::new(config), ledgers, telemetry).await.unwrap();
+    assert!(listed.is_some() && own.is_some() && listed != own);
+    assert_eq!(proxy.price("up", "my-deployment", "gpt-5"), own);
+    assert_eq!(proxy.price("up", "gpt-5-mini", "gpt-5"), listed);
 }
 
 #[test]

@@ -276,7 +276,7 @@ impl SummaryJob {
     /// What that usage cost.
     fn dollars(&self, by: SummaryAuthor, usage: &Usage) -> Option<f64> {
         let SummaryTarget { upstream, model, .. } = self.target_of(by);
-        let price = self.proxy.price(upstream, model)?;
+        let price = self.proxy.price(upstream, model, model)?;
         cost::call(usage, &price, self.prepared.conversation.dialect, now())
     }
 

@@ -190,10 +190,19 @@ impl Proxy {
     }
 
     /// The price of a model behind an upstream, as it is configured or known.
-    pub(in crate::proxy) fn price(&self, upstream: &str, model: &str) -> Option<Price> {
+    /// The price of the model that answered. A price that is configured for the upstream, or for the model that was
+    /// requested, is that of whatever answered.
+    pub(in crate::proxy) fn price(
+        &self,
+        upstream: &str,
+        requested: &str,
+        answered: &str,
+    ) -> Option<Price> {
         let configured = self.upstreams.iter().find(|one| *one.name == *upstream);
-        let own = configured.and_then(|upstream| upstream.price);
-        own.or_else(|| self.catalogue.model(model, "").price)
+        configured.and_then(|upstream| upstream.price).or_else(|| {
+            let model = self.catalogue.model(requested, "");
+            if model.has_own_price { model.price } else { self.catalogue.model(answered, "").price }
+        })
     }
 
     pub(in crate::proxy) fn policy(&self, upstream: &Upstream, model: &str) -> Arc<Policy> {

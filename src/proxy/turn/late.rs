@@ -60,7 +60,7 @@ impl LateReply {
             turn.usage.forget_impossible(limit);
             // Not what was known of it before.
             turn.dollars = None;
-            turn.dollars = turn.cost(|model| proxy.price(&turn.upstream, model));
+            turn.dollars = turn.cost(|model| proxy.price(&turn.upstream, &turn.model, model));
             Some(turn)
         });
         match completing.await {

@@ -190,17 +190,18 @@ impl OpenTurn {
         // If its reply was not read, its turn has an empty one, from which nothing is concluded.
         let mut reply = reply.unwrap_or_default();
         reply.usage.billing.regional |= self.info.model.is_regional;
-        if self.opened.is_completed() {
-            // Another exchange has read it, and reported its usage.
-            record.usage = Usage::default();
-        }
         let overflow = self.overflow_shown(&turn, &reply);
         turn.done.overflow = turn.done.overflow.or(overflow);
         turn.usage = reply.usage.clone();
         turn.served = reply.model.clone().filter(|model| **model != *turn.model);
         turn.dollars = turn.cost(|model| self.price(model, &proxy));
         record.served = turn.served.clone();
-        record.dollars = turn.dollars;
+        if self.opened.is_completed() {
+            // Another exchange has read it, and reported its usage and what it cost.
+            record.usage = Usage::default();
+        } else {
+            record.dollars = turn.dollars;
+        }
         turn.measure_removed(self.opened.placed.parent.as_deref());
         record.overflow = overflow;
         record.measured = turn.done.measured;

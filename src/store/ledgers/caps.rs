@@ -97,14 +97,7 @@ impl CapBoard {
 
     /// Adds a turn whose reply came after its exchange. `earlier`: what was added of it then.
     pub(super) fn add_late_turn(&self, scope: &Scope, turn: &Turn, earlier: Spending) {
-        let origin = turn.origin.as_deref();
-        let spender = Spender {
-            tenant: scope.tenant.clone(),
-            session: scope.session.clone(),
-            project: origin.and_then(|origin| origin.project.clone()),
-            tags: origin.map(|origin| origin.tags.clone()).unwrap_or_default(),
-            upstream: turn.upstream.clone(),
-        };
+        let spender = turn_spender(scope, turn, None);
         self.add(&spender, Spending::from_turn(turn).less(earlier), turn.at);
     }
 
@@ -133,6 +126,19 @@ impl OpenedSession {
             tags: self.origin.tags.clone(),
             upstream: upstream.into(),
         }
+    }
+}
+
+/// Who paid for a turn. `project`: that of its session, which a call beside the conversation does not state.
+pub(crate) fn turn_spender(scope: &Scope, turn: &Turn, project: Option<&str>) -> Spender {
+    let origin = turn.origin.as_deref();
+    let stated = origin.and_then(|origin| origin.project.as_deref());
+    Spender {
+        tenant: scope.tenant.clone(),
+        session: scope.session.clone(),
+        project: stated.or(project).map(Into::into),
+        tags: origin.map(|origin| origin.tags.clone()).unwrap_or_default(),
+        upstream: turn.upstream.clone(),
     }
 }
 

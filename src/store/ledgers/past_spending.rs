@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use super::Ledgers;
-use super::caps::CapBoard;
+use super::caps::{CapBoard, turn_spender};
 use super::lock::lock;
 use crate::context::caps::{Spender, Spending};
 use crate::context::ledger::Ledger;
@@ -66,22 +66,21 @@ impl Ledgers {
 
 fn additions(scope: &Scope, ledger: &Ledger, since: Millis, now: Millis) -> Vec<Addition> {
     let project = SessionNames::from_ledger(ledger).project;
-    let spender = |upstream: &str, tags: Vec<Box<str>>| Spender {
-        tenant: scope.tenant.clone(),
-        session: scope.session.clone(),
-        project: project.clone(),
-        tags,
-        upstream: upstream.into(),
-    };
     let mut additions = Vec::new();
     for turn in ledger.turns().filter(|turn| turn.at >= since && turn.at < now) {
-        let tags = turn.origin.as_deref().map(|origin| origin.tags.clone()).unwrap_or_default();
-        additions.push((spender(&turn.upstream, tags), Spending::from_turn(turn), turn.at));
+        let spender = turn_spender(scope, turn, project.as_deref());
+        additions.push((spender, Spending::from_turn(turn), turn.at));
     }
     for one in ledger.summaries(DecisionMode::Active) {
         if one.at >= since && one.at < now {
-            let spending = Spending::from_summary(one);
-            additions.push((spender(&one.upstream, Vec::new()), spending, one.at));
+            let spender = Spender {
+                tenant: scope.tenant.clone(),
+                session: scope.session.clone(),
+                project: project.clone(),
+                tags: Vec::new(),
+                upstream: one.upstream.clone(),
+            };
+            additions.push((spender, Spending::from_summary(one), one.at));
         }
     }
     additions
