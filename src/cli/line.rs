@@ -46,8 +46,9 @@ pub(super) fn path(format: LineFormat, session: Option<&str>) -> String {
 /// What is printed in place of an error.
 pub(super) fn printed(format: LineFormat, outcome: Result<(), CliError>) -> Result<(), CliError> {
     match outcome {
-        Err(_) if format == LineFormat::ClaudeCode => {
-            print::line("plimsoll does not answer");
+        Err(CliError(reason)) if format == LineFormat::ClaudeCode => {
+            // What to do about it has no place in a status bar.
+            print::line(&format!("plimsoll: {}", reason.split(". ").next().unwrap_or_default()));
             Ok(())
         }
         outcome => outcome,

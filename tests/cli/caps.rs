@@ -101,5 +101,6 @@ async fn status_line_is_one_line() {
 async fn status_line_says_that_nothing_answers() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().to_str().unwrap();
-    assert_eq!(status_line(data, STATUS).await, "plimsoll does not answer\n");
+    let said = status_line(data, STATUS).await;
+    assert_eq!(said, format!("plimsoll: nothing answers at {data}/admin.sock\n"));
 }

@@ -39,7 +39,7 @@ use crate::store::{Scope, StoreError};
 use crate::telemetry::{Compaction, SummaryOutcome};
 use crate::tokens::Tokenizer;
 use crate::wire::splice::{Edit, splice};
-use sums::add;
+use sums::SummarySpending;
 pub(super) use sums::head_tokens;
 
 /// Output tokens that are reserved for a summary, at most.
@@ -207,7 +207,7 @@ impl SummaryJob {
         let mut stored = Err(SummaryError::Rejected);
         for choice in &self.choices {
             let began = Instant::now();
-            let mut spent = Usage::default();
+            let mut spent = SummarySpending::default();
             let writing = async {
                 match choice.by {
                     SummaryAuthor::Provider => self.by_provider(&choice.point, &mut spent).await,
@@ -218,9 +218,8 @@ impl SummaryJob {
             stored = match written.unwrap_or(Err(SummaryError::TimedOut)) {
                 Ok(compact) => {
                     let took = now().saturating_sub(at);
-                    let dollars = self.dollars(choice.by, &spent);
-                    let compact =
-                        CompactionRecord { spent: spent.clone(), dollars, took, ..compact };
+                    let SummarySpending { usage: spent, dollars } = spent.clone();
+                    let compact = CompactionRecord { spent, dollars, took, ..compact };
                     let fact = Fact::Summary(Box::new(compact.clone()));
                     let stored = self.proxy.ledgers.store_fact_if_absent(&self.handle, fact).await;
                     match stored {
@@ -231,7 +230,7 @@ impl SummaryJob {
                 }
                 Err(failed) => Err(failed),
             };
-            self.report(choice, &stored, spent, began);
+            self.report(choice, &stored, spent.usage, began);
             if matches!(stored, Ok(_) | Err(SummaryError::TimedOut | SummaryError::NotStored)) {
                 break;
             }
@@ -273,7 +272,7 @@ impl SummaryJob {
         });
     }
 
-    /// What that usage cost.
+    /// What a call with this usage cost.
     fn dollars(&self, by: SummaryAuthor, usage: &Usage) -> Option<f64> {
         let SummaryTarget { upstream, model, .. } = self.target_of(by);
         let price = self.proxy.price(upstream, model, model)?;
@@ -347,7 +346,7 @@ impl SummaryJob {
     async fn by_model(
         &self,
         point: &CutPoint,
-        spent: &mut Usage,
+        spent: &mut SummarySpending,
     ) -> Result<CompactionRecord, SummaryError> {
         let request = self.prepared.plan_request();
         let window = self.prepared.info.model.window;
@@ -387,7 +386,7 @@ impl SummaryJob {
                 most_tokens,
             };
             let answer = self.summarize_chunk(&request).await?;
-            add(spent, &answer.usage);
+            spent.add(&answer.usage, self.dollars(SummaryAuthor::Summary, &answer.usage));
             summary = Some(answer.text);
         }
         let text = summary.unwrap_or_default();

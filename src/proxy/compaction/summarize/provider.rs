@@ -7,11 +7,10 @@ use bytes::Bytes;
 use http::{StatusCode, Uri};
 use http_body_util::{BodyExt as _, Limited};
 
-use super::{FRAMING, OUTPUT, SummaryError, SummaryJob, add, head_tokens};
+use super::{FRAMING, OUTPUT, SummaryError, SummaryJob, SummarySpending, head_tokens};
 use crate::context::CompactionRecord;
 use crate::context::compact::{self, CutPoint, HistoryChunk, SummaryMessage};
 use crate::context::policy::SummaryAuthor;
-use crate::dialect::Usage;
 use crate::dialect::lesson::Lesson;
 use crate::dialect::overflow::{ErrorResponse, overflow};
 use crate::dialect::refusal::{self, RefusalCause};
@@ -26,7 +25,7 @@ impl SummaryJob {
     pub(super) async fn by_provider(
         &self,
         point: &CutPoint,
-        spent: &mut Usage,
+        spent: &mut SummarySpending,
     ) -> Result<CompactionRecord, SummaryError> {
         let window = self.prepared.info.model.window;
         let output = OUTPUT.min(window / 6);
@@ -50,7 +49,7 @@ impl SummaryJob {
             Err(SummaryRejection::Unrelated) => return Err(self.learn_not_offered().await),
             Err(_) => return Err(SummaryError::Rejected),
         };
-        add(spent, &written.usage);
+        spent.add(&written.usage, self.dollars(SummaryAuthor::Provider, &written.usage));
         if written.raw.len() as u64
             > self.prepared.info.policy.compact.max_bytes.saturating_mul(ENVELOPE)
         {
