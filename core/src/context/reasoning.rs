@@ -389,15 +389,20 @@ impl ReasoningProposal<'_> {
         }
     }
 
-    /// Removes reasoning that the client sends again after a summary made it void, as was done when the
-    /// summary was first used (`docs/protocols.md` 1.5).
+    /// Removes reasoning that the client sends again after a summary made it void, or a cut whose loss policy
+    /// accepts: as was done when that was first used (`docs/protocols.md` 1.5).
     fn take_out_void(&mut self) {
         let request = self.request;
         let decisions = self.known;
-        if decisions.compact().is_none() || !request.is_bound() {
+        let loses = decisions.compact().is_some() || request.accepts_reasoning_loss();
+        if !loses || !request.is_bound() {
             return;
         }
         for returned in &decisions.replies {
+            // What the client changed before it is the client's own.
+            if !decisions.is_rewritten_before(returned.index) {
+                continue;
+            }
             let prefix = self.sent.before(returned.index);
             for at in returned.places(request.conversation) {
                 if let Some(about) = request.part(at).and_then(Part::removal_key)

@@ -378,6 +378,9 @@ impl PlannedRequest {
         if prepared.mode != Mode::Active || is_same {
             return None;
         }
+        if cause == RefusalCause::Bound {
+            decisions.drop_cuts_before_returned_reasoning(&prepared.plan_request());
+        }
         // If it cannot be planned again, there is nothing else to send.
         self.replanned(prepared, decisions).await.filter(|planned| !planned.edits.is_empty())
     }

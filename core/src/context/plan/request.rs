@@ -2,7 +2,7 @@
 //!
 //! What was decided about its conversation before is in `recorded`; nothing is decided here.
 
-use crate::context::policy::{Mode, Policy, ReasoningRule};
+use crate::context::policy::{Mode, Policy, ReasoningRule, StripPolicy};
 use crate::context::{ExchangeId, Millis, turn_start};
 use crate::dialect::models::{Model, ReasoningBinding};
 use crate::dialect::{Conversation, Dialect, Part, PartIndex, PartKind, Role};
@@ -91,6 +91,12 @@ impl PlanRequest<'_> {
     /// (`docs/protocols.md` 1.5).
     pub(crate) fn needs_loop_reasoning(&self) -> bool {
         self.reasoning_rule == ReasoningRule::Demanded && self.is_bound() && self.is_in_loop()
+    }
+
+    /// Whether policy lets a cut make reasoning void, which is then taken out.
+    pub(crate) fn accepts_reasoning_loss(&self) -> bool {
+        self.policy.prune.accept_reasoning_loss
+            || self.policy.reasoning.strip() != StripPolicy::None
     }
 
     /// Whether the model is in the middle of a tool loop: the newest of the texts, calls and results is a

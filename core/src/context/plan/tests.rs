@@ -804,14 +804,14 @@ fn decision_revoked_for_good_is_not_made_again() {
     assert!(!known.takes_out_unrefused());
 }
 
-/// A cut was free while the client left reasoning out. If that reasoning comes back, the cut would invalidate it: the
-/// cut is dropped if the model binds reasoning and policy does not accept the loss.
+/// A cut was free while the client left reasoning out. If that reasoning comes back and the model binds it, the cut
+/// is dropped, or the reasoning is taken out where policy accepts its loss.
 #[test]
-fn cut_is_dropped_if_it_would_invalidate_returned_reasoning() {
+fn cut_or_returned_reasoning_is_dropped_if_they_exclude_each_other() {
     let call = |all: &Value, at: usize| all[at]["content"][0].clone();
     let all = messages("ucrcrau");
     let upto = |count: usize| all.as_array().unwrap()[..count].iter().cloned().collect::<Value>();
-    // How many cuts remain once the client sends the reasoning of these messages.
+    // How many cuts remain once the client sends the reasoning of these messages, and how much of that is taken out.
     let left = |name, thinks: &[usize], change: fn(&mut SessionFixture)| {
         let mut scene = SessionFixture::new(name, &upto(1));
         scene.answered(&json!([call(&all, 1)]));
@@ -830,18 +830,20 @@ fn cut_is_dropped_if_it_would_invalidate_returned_reasoning() {
         let mut known = scene.known();
         assert_eq!(known.cuts_here().count(), 1);
         known.drop_cuts_that_void_reasoning(&scene.request());
-        known.cuts_here().count()
+        (known.cuts_here().count(), reasoning::propose(&scene.request(), &known).facts.len())
     };
-    assert_eq!(left(BOUND, &[3], |_| {}), 0);
-    assert_eq!(left(BOUND, &[], |_| {}), 1, "none comes back");
-    assert_eq!(left(BOUND, &[1], |_| {}), 1, "it is before the cut");
-    assert_eq!(left(FREE, &[3], |_| {}), 1, "it is not bound");
-    assert_eq!(left(BOUND, &[3], |it| it.policy.prune.accept_reasoning_loss = true), 1);
+    assert_eq!(left(BOUND, &[3], |_| {}), (0, 0));
+    assert_eq!(left(BOUND, &[], |_| {}), (1, 0), "none comes back");
+    assert_eq!(left(BOUND, &[1], |_| {}), (1, 0), "it is before the cut");
+    assert_eq!(left(FREE, &[3], |_| {}), (1, 0), "it is not bound");
+    let accept = |it: &mut SessionFixture| it.policy.prune.accept_reasoning_loss = true;
+    assert_eq!(left(BOUND, &[3], accept), (1, 1));
+    assert_eq!(left(BOUND, &[1], accept), (1, 0), "it is before the cut");
     let strip = |it: &mut SessionFixture| {
-        it.policy.reasoning.strip_from_context = crate::context::policy::StripPolicy::All;
+        it.policy.reasoning.strip_from_context = crate::context::policy::StripPolicy::AllButLast;
     };
-    assert_eq!(left(BOUND, &[3], strip), 1, "policy takes it out");
-    assert_eq!(left(BOUND, &[3], |it| it.name = "another"), 1, "it is another model's");
+    assert_eq!(left(BOUND, &[3], strip), (1, 1), "policy takes it out");
+    assert_eq!(left(BOUND, &[3], |it| it.name = "another"), (1, 0), "it is another model's");
 }
 
 /// A summary that ends with a boundary of the model is sent without it before a message of the model. One that the

@@ -9,10 +9,10 @@
 use foldhash::{HashMap, HashSet};
 
 use super::branch::{Branch, CutCount};
+use super::keyed::KeyedPart;
 use super::{CutReach, RecordedDecisions, ReturnedReply, clearing_key};
 use crate::context::ledger::Ledger;
 use crate::context::plan::PlanRequest;
-use crate::context::policy::StripPolicy;
 use crate::context::{ExchangeId, ReasoningAction};
 use crate::dialect::{Chain, Conversation, PartIndex, PartKey, PartKind};
 
@@ -57,10 +57,14 @@ impl RecordedDecisions {
 
     /// Drops the cuts that would make returned reasoning void, unless policy accepts its loss.
     pub fn drop_cuts_that_void_reasoning(&mut self, request: &PlanRequest<'_>) {
-        let policy = request.policy;
-        let loses =
-            policy.prune.accept_reasoning_loss || policy.reasoning.strip() != StripPolicy::None;
-        if self.reaches.is_empty() || !request.is_bound() || loses {
+        if !request.accepts_reasoning_loss() {
+            self.drop_cuts_before_returned_reasoning(request);
+        }
+    }
+
+    /// The same, whatever policy accepts: its provider has just refused that reasoning.
+    pub fn drop_cuts_before_returned_reasoning(&mut self, request: &PlanRequest<'_>) {
+        if self.reaches.is_empty() || !request.is_bound() {
             return;
         }
         let thoughts = self.returned_thoughts(request);
@@ -76,6 +80,12 @@ impl RecordedDecisions {
                 }
             }
         }
+    }
+
+    /// Whether something of ours stands before the keyed part with this index: a summary or a cut.
+    pub(in crate::context) fn is_rewritten_before(&self, index: usize) -> bool {
+        let is_cut = |keyed: &KeyedPart| self.cut(keyed.about).is_some();
+        self.compact().is_some() || self.keyed_parts[..index].iter().any(is_cut)
     }
 
     /// The places of the client's reasoning that the model reads, and whether the parent turn sent it.
