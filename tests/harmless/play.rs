@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use plimsoll::config::{Config, Mode};
 use plimsoll::context::Outcome;
-use plimsoll::context::policy::{Policy, StripPolicy};
+use plimsoll::context::policy::{Policy, ReinjectPolicy, StripPolicy};
 use plimsoll::dialect::refusal::RefusalCause;
 use plimsoll::store::Store;
 use plimsoll::store::memory::MemoryStore;
@@ -183,8 +183,8 @@ struct Play {
     reply_broke_off: bool,
     /// Hash of the client's own history when a signature was made, by signature.
     signature_prefixes: HashMap<String, u64>,
-    /// Which model wrote each piece of reasoning.
-    reasoning_models: HashMap<String, &'static str>,
+    /// Which model wrote each piece of reasoning; `None` if policy had us keep no record of it.
+    reasoning_models: HashMap<String, Option<&'static str>>,
     /// The other tenant of the proxy.
     hostile: Hostile,
     /// Decides about requests of the same session at the same time.
@@ -526,8 +526,10 @@ impl Play {
         for_each_signature(answer, &mut |signature| {
             self.signature_prefixes.entry(signature.to_owned()).or_insert(prefix);
         });
+        let is_recorded = self.policy.reasoning.reinject == ReinjectPolicy::Auto;
+        let recorded_for = is_recorded.then_some(self.head.model);
         for_each_string(answer, REASONING, &mut |reasoning| {
-            self.reasoning_models.entry(reasoning.to_owned()).or_insert(self.head.model);
+            self.reasoning_models.entry(reasoning.to_owned()).or_insert(recorded_for);
         });
     }
 

@@ -437,12 +437,13 @@ impl Play {
         in_place
     }
 
-    /// Whether a request has reasoning that another model wrote. Not every provider drops that.
+    /// Whether a request has reasoning that another model wrote, which not every provider drops, or that policy
+    /// had us keep no record of.
     fn has_foreign_reasoning(&self, body: &Value) -> bool {
         let mut is_foreign = false;
         for_each_string(body, REASONING, &mut |reasoning| {
             let model = self.reasoning_models.get(reasoning);
-            is_foreign |= model.is_some_and(|model| *model != self.head.model);
+            is_foreign |= model.is_some_and(|model| *model != Some(self.head.model));
         });
         is_foreign
     }

@@ -8,17 +8,11 @@ use scripted_provider::strict::LoggedRequest;
 use serde_json::Value;
 
 use super::Play;
-use super::checks::{CheckedExchange, Original};
+use super::checks::CheckedExchange;
 use crate::client::{self, HistoryItem};
 
 /// What is asked beside the conversation begins so.
 const QUESTION: &str = "Beside this:";
-
-/// A request beside the conversation.
-pub(super) struct Sibling {
-    body: Value,
-    original: Original,
-}
 
 /// What became of the conversation's next request, and of one beside it.
 pub(super) struct Answered {
@@ -30,15 +24,14 @@ pub(super) struct Answered {
 
 /// A request beside the conversation that was answered.
 pub(super) struct AnsweredSibling {
-    sibling: Sibling,
+    body: Value,
     status: u16,
     exchange: Arc<Exchange>,
 }
 
 impl Play {
-    /// Decides whether another request goes out with the next one, whose body is `body`. The provider's verdict on
-    /// it is read before either is sent.
-    pub(super) fn choose_sibling(&mut self, may: bool, body: &Value) -> Option<Sibling> {
+    /// Decides whether another request goes out with the next one, whose body is `body`; returns its body.
+    pub(super) fn choose_sibling(&mut self, may: bool, body: &Value) -> Option<Value> {
         if !may || !self.sibling_dice.once_in(5) {
             return None;
         }
@@ -49,20 +42,19 @@ impl Play {
         if beside.to_string().len() == body.to_string().len() {
             return None;
         }
-        let original = self.check_original(&beside);
-        Some(Sibling { body: beside, original })
+        Some(beside)
     }
 
     /// Sends the conversation's next request and one beside it at once.
-    pub(super) async fn send_beside(&mut self, body: &Value, sibling: Sibling) -> Answered {
+    pub(super) async fn send_beside(&mut self, body: &Value, sibling: Value) -> Answered {
         self.stage.provider.take_log();
         let target = client::path(self.dialect, &self.head);
-        let (response, (status, _)) = self.stage.send_both(&target, body, &sibling.body).await;
+        let (response, (status, _)) = self.stage.send_both(&target, body, &sibling).await;
         let server = &mut self.stage.server;
         let (one, other) = (server.next_exchange().await, server.next_exchange().await);
         let is_own = one.request_bytes == body.to_string().len() as u64;
         let (own, beside) = if is_own { (one, other) } else { (other, one) };
-        let sibling = AnsweredSibling { sibling, status, exchange: beside };
+        let sibling = AnsweredSibling { body: sibling, status, exchange: beside };
         Answered { response, exchange: own, sibling: Some(sibling) }
     }
 
@@ -72,22 +64,24 @@ impl Play {
         answered: &AnsweredSibling,
         log: &mut Vec<LoggedRequest>,
     ) -> Result<(), String> {
-        let AnsweredSibling { sibling, status, exchange } = answered;
+        let AnsweredSibling { body, status, exchange } = answered;
         let is_beside = |entry: &mut LoggedRequest| {
             memchr::memmem::find(&entry.request.bytes, QUESTION.as_bytes()).is_some()
         };
         let log: Vec<LoggedRequest> = log.extract_if(.., is_beside).collect();
         if self.verbose {
-            super::show(*status, None, &sibling.body, exchange, &log);
+            super::show(*status, None, body, exchange, &log);
         }
+        // The provider may have judged it after it had written the other reply, whose text may be an earlier one's.
+        let original = self.check_original(body);
         self.counts.siblings += 1;
         let checked = CheckedExchange {
-            body: &sibling.body,
+            body,
             mode: None,
             status: *status,
             exchange,
             log: &log,
-            original: &sibling.original,
+            original: &original,
             is_implausible: false,
         };
         self.check(&checked).map_err(|harm| format!("beside the conversation: {harm}"))?;
