@@ -331,9 +331,9 @@ impl Store for SqliteStore {
         let entry = JournalEntry { scope, records };
         let since = only_if.since;
         Box::pin(async move {
-            // A task of its own, which the same thread runs next. If the disk hangs, that thread does, but whoever
-            // waits here for a limited time wakes on another one.
-            let appended = tokio::spawn(async move { file.writer.append(entry, since) }).await;
+            // Off the async threads, because the disk may hang; at most one such thread does (`Journal::append`).
+            let appended =
+                tokio::task::spawn_blocking(move || file.writer.append(entry, since)).await;
             match appended.map_err(|_| StoreError::Closed)? {
                 AppendOutcome::Appended { .. } => Ok(()),
                 AppendOutcome::Deleted => Err(StoreError::Deleted),

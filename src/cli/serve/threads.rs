@@ -1,4 +1,4 @@
-//! The runtime of servers: as many workers as there are cores, two at least, and a few threads for blocking work.
+//! The runtime of servers: as many workers as there are cores, and a few threads for blocking work.
 //!
 //! Those few are limited: past the limit such work waits for its turn. Waiting for other machines (host
 //! names) has a limit of its own (`proxy/http/upstream/dns.rs`), and the store has threads of its own.
@@ -15,17 +15,12 @@ const BLOCKING: usize = 16;
 /// The number of all threads of the runtime, of which a process has one.
 static THREADS: AtomicUsize = AtomicUsize::new(0);
 
-/// As many workers as there are cores, two at least, and [`BLOCKING`] threads besides them.
+/// As many workers as there are cores, and [`BLOCKING`] threads besides them.
 ///
 /// # Errors
 /// If the system cannot start a thread for it.
 pub(in crate::cli) fn runtime() -> std::io::Result<Runtime> {
-    let mut runtime = Builder::new_multi_thread();
-    // A disk that hangs while a turn is written holds up one worker: there must be another.
-    if std::thread::available_parallelism().is_ok_and(|cores| cores.get() == 1) {
-        runtime.worker_threads(2);
-    }
-    runtime
+    Builder::new_multi_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING)
         .on_thread_start(|| _ = THREADS.fetch_add(1, Ordering::Relaxed))
