@@ -21,7 +21,7 @@ pub(super) fn run(
     provider: Option<(SocketAddr, bool, Option<u64>)>,
     keep: bool,
 ) -> Result<(), CliError> {
-    serve::runtime()?.block_on(async {
+    serve::block_on(async {
         match provider {
             Some((address, strict, window)) => provide(address, strict, window).await,
             None => play(keep).await,

@@ -69,7 +69,7 @@ pub(super) fn run(
 ) -> Result<ExitCode, CliError> {
     let (program, arguments) =
         command.split_first().ok_or_else(|| CliError("name the command to run".to_owned()))?;
-    serve::runtime()?.block_on(async {
+    serve::block_on(async {
         let config = admin_client::load_config(&sources)?;
         let folders = folders(&sources, &config);
         let proxied = RunningProxy::find_or_start(sources, &config).await?;

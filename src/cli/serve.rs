@@ -57,7 +57,7 @@ pub(super) fn run(sources: &ConfigSources) -> Result<(), CliError> {
     let loaded = config::load(sources)?;
     let form = if loaded.config.log_json { LogFormat::Json } else { LogFormat::Text };
     let log = Log::to(form, std::io::stderr())?;
-    runtime()?.block_on(async {
+    block_on(async {
         let stop = signals()?;
         reload_on_hangup(sources.clone(), log.clone())?;
         let connections = loaded.config.limits.connections();
@@ -85,9 +85,14 @@ fn cannot_write(config: &Config, error: std::io::Error) -> CliError {
     CliError(format!("{folder} cannot be used: {error}. Choose another folder with --data"))
 }
 
-/// The runtime of all commands that serve.
-pub(super) fn runtime() -> Result<tokio::runtime::Runtime, CliError> {
-    Ok(threads::runtime()?)
+/// Runs a command that serves. What hangs at its end (a disk, a name server) is not waited for.
+pub(super) fn block_on<T>(
+    command: impl Future<Output = Result<T, CliError>>,
+) -> Result<T, CliError> {
+    let runtime = threads::runtime()?;
+    let result = runtime.block_on(command);
+    runtime.shutdown_background();
+    result
 }
 
 /// Which ports a server uses.

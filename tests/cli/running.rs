@@ -21,6 +21,26 @@ pub async fn play(serving: &mut Serving, provider: &Provider, script: &Script) {
     serving.wait_for_log(&format!("output={}", script.output)).await;
 }
 
+/// A pipe that nobody reads is a disk that hangs: a reply ends after 10 s, and the process when it is told to.
+#[tokio::test]
+async fn disk_that_hangs_delays_no_end() {
+    let provider = Provider::start().await;
+    let mut serving = Serving::start(&provider.base(), &[]).await;
+    let journal = serving.data.path().join("plimsoll.db-turns.1");
+    assert!(std::process::Command::new("mkfifo").arg(journal).status().unwrap().success());
+    let script = &wire::all()[0];
+    let mut client = serving.post(script.path, script.request, &[("x-api-key", "sk-1")]).await;
+    let mut call = provider.call().await;
+    call.begin_events().await;
+    for event in &script.events {
+        call.chunk(event).await;
+    }
+    call.end().await;
+    assert_eq!(client.response().await.status(), 200);
+    serving.signal("TERM").await;
+    assert_eq!(serving.ended().await, 0);
+}
+
 #[tokio::test]
 async fn every_dialect_is_metered() {
     for script in wire::all() {
