@@ -558,6 +558,26 @@ async fn connection_that_cannot_be_opened_is_opened_later() {
     assert_eq!(wire.response().await.status(), 200);
 }
 
+/// One failure may be an accident: all requests that waited for the connection wait for another one.
+#[tokio::test]
+async fn one_failed_dial_fails_no_request() {
+    let mut provider = Provider::start(100).await;
+    let client = Client::new(provider.config()).await;
+    provider.refuse(1);
+    let mut wires = Vec::new();
+    for _ in 0..5 {
+        wires.push(client.post().await);
+    }
+    for _ in 0..5 {
+        let call = provider.call().await;
+        call.begin();
+        call.end();
+    }
+    for mut wire in wires {
+        assert_eq!(wire.response().await.status(), 200);
+    }
+}
+
 /// Requests share a connection, so each adds 10, and its own response, to what it may bring. A request on another
 /// connection goes on.
 #[tokio::test]

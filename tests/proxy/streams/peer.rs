@@ -148,7 +148,7 @@ pub(super) struct Provider {
     address: SocketAddr,
     events: UnboundedReceiver<Event>,
     links: Arc<AtomicUsize>,
-    refuses: Arc<AtomicBool>,
+    refuses: Arc<AtomicUsize>,
     certificates: h2::Certificates,
 }
 
@@ -161,11 +161,13 @@ impl Provider {
         let tls = h2::acceptor(&certificates, &[b"h2"]);
         let (tell, events) = unbounded_channel();
         let links = Arc::new(AtomicUsize::new(0));
-        let refuses = Arc::new(AtomicBool::new(false));
+        let refuses = Arc::new(AtomicUsize::new(0));
         let (accepted, refusing) = (links.clone(), refuses.clone());
         tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
-                if refusing.load(Ordering::SeqCst) {
+                let refused = refusing
+                    .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1));
+                if refused.is_ok() {
                     continue;
                 }
                 let number = accepted.fetch_add(1, Ordering::SeqCst) as u64;
@@ -189,12 +191,17 @@ impl Provider {
 
     /// Closes every new connection from now on.
     pub(super) fn refuse_more(&self) {
-        self.refuses.store(true, Ordering::SeqCst);
+        self.refuse(usize::MAX);
+    }
+
+    /// Closes this many new connections.
+    pub(super) fn refuse(&self, connections: usize) {
+        self.refuses.store(connections, Ordering::SeqCst);
     }
 
     /// Accepts connections again.
     pub(super) fn accept_again(&self) {
-        self.refuses.store(false, Ordering::SeqCst);
+        self.refuse(0);
     }
 
     /// The number of connections accepted so far.

@@ -109,6 +109,7 @@ impl Http2 {
             streams: STREAMS,
             idle: IDLE_CONNECTIONS,
             idle_time: IDLE,
+            patience: timeout / 2,
         };
         let lanes = Mutex::new(Lanes::new(bounds));
         let idle = AtomicI64::default();
@@ -202,7 +203,7 @@ impl Http2 {
                 return Ok(self.placement(place));
             }
             let (placed, placement) = oneshot::channel();
-            let (ticket, actions) = lanes.wait(placed);
+            let (ticket, actions) = lanes.wait(placed, since_boot());
             drop(lanes);
             let waiting = QueueEntry { upstream: self, ticket };
             self.perform(actions);
@@ -245,11 +246,12 @@ impl Http2 {
         }
     }
 
-    fn failed(&self, why: &UpstreamError) {
-        let waiters = self.lanes().failed();
-        for waiter in waiters {
+    fn failed(self: &Arc<Self>, why: &UpstreamError) {
+        let (failed, actions) = self.lanes().failed(since_boot());
+        for waiter in failed {
             drop(waiter.send(Err(why.clone())));
         }
+        self.perform(actions);
     }
 
     fn lanes(&self) -> LanesGuard<'_> {

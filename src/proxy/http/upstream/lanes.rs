@@ -19,6 +19,8 @@ pub(super) struct LaneBounds {
     pub(super) idle: usize,
     /// How long they are kept.
     pub(super) idle_time: Duration,
+    /// A request that has waited this long fails with the first connection that cannot be opened.
+    pub(super) patience: Duration,
 }
 
 /// Identifies a connection of one upstream.
@@ -37,12 +39,21 @@ pub(super) struct Lanes<C, W> {
     /// Connections that are being opened.
     opening: usize,
     /// Ordered by ticket.
-    waiting: VecDeque<(Ticket, W)>,
+    waiting: VecDeque<Waiting<W>>,
     /// The streams that a new connection should carry: the limit of the newest one.
     expected: usize,
     /// The newest connection speaks HTTP/1.1: requests without a free stream are sent that way.
     is_http1: bool,
     next: u64,
+}
+
+#[derive(Debug)]
+struct Waiting<W> {
+    ticket: Ticket,
+    waiter: W,
+    since: Duration,
+    /// A connection that it waited for could not be opened.
+    has_failed: bool,
 }
 
 #[derive(Debug)]
@@ -106,15 +117,15 @@ impl<C: Clone, W> Lanes<C, W> {
         if self.waiting.is_empty() { self.place() } else { None }
     }
 
-    pub(super) fn wait(&mut self, waiter: W) -> (Ticket, LaneActions<C, W>) {
+    pub(super) fn wait(&mut self, waiter: W, now: Duration) -> (Ticket, LaneActions<C, W>) {
         let ticket = Ticket(self.number());
-        self.waiting.push_back((ticket, waiter));
+        self.waiting.push_back(Waiting { ticket, waiter, since: now, has_failed: false });
         (ticket, self.place_or_open())
     }
 
     pub(super) fn leave(&mut self, ticket: Ticket) {
         // One that has been placed is not in the queue any more.
-        if let Ok(at) = self.waiting.binary_search_by_key(&ticket, |(ticket, _)| *ticket) {
+        if let Ok(at) = self.waiting.binary_search_by_key(&ticket, |waiting| waiting.ticket) {
             self.waiting.remove(at);
         }
     }
@@ -138,15 +149,27 @@ impl<C: Clone, W> Lanes<C, W> {
         self.is_http1 = false;
     }
 
-    pub(super) fn failed(&mut self) -> Vec<W> {
+    /// A connection could not be opened: the requests that fail, and what is tried for the others.
+    pub(super) fn failed(&mut self, now: Duration) -> (Vec<W>, LaneActions<C, W>) {
         self.opening -= 1;
-        // If there are streams, requests wait for one to end. Without any other connection they fail, all but
-        // those whom the connections still being opened can take.
+        // If there are streams, requests wait for one to end, and the caller calls `open_again`. Without any other
+        // connection they fail, all but those whom the connections still being opened can take.
         if self.lanes.iter().any(|lane| lane.connection.is_some() && lane.allowed != Some(0)) {
-            return Vec::new();
+            return (Vec::new(), LaneActions { placed: Vec::new(), open: 0 });
         }
         let surplus = self.waiting.len().saturating_sub(self.opening * self.expected);
-        self.waiting.drain(..surplus).map(|(_, waiter)| waiter).collect()
+        let mut failed = Vec::new();
+        for (place, mut waiting) in std::mem::take(&mut self.waiting).into_iter().enumerate() {
+            let waited = now.saturating_sub(waiting.since);
+            // One failure may be an accident, so each has a second try, unless the first took long.
+            if place < surplus && (waiting.has_failed || waited >= self.bounds.patience) {
+                failed.push(waiting.waiter);
+            } else {
+                waiting.has_failed |= place < surplus;
+                self.waiting.push_back(waiting);
+            }
+        }
+        (failed, self.place_or_open())
     }
 
     pub(super) fn set_limit(&mut self, id: LaneId, streams: usize) -> LaneActions<C, W> {
@@ -262,7 +285,7 @@ impl<C: Clone, W> Lanes<C, W> {
         let mut actions = LaneActions { placed: Vec::new(), open: 0 };
         while !self.waiting.is_empty()
             && let Some(place) = self.place()
-            && let Some((_, waiter)) = self.waiting.pop_front()
+            && let Some(Waiting { waiter, .. }) = self.waiting.pop_front()
         {
             actions.placed.push((waiter, place));
         }

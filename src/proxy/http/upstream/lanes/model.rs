@@ -37,7 +37,8 @@ struct LaneTable {
 impl LaneTable {
     fn new(connections: usize, allowed: usize) -> Arc<Self> {
         let idle_time = Duration::from_secs(60);
-        let bounds = LaneBounds { connections, streams: 2, idle: 1, idle_time };
+        let bounds =
+            LaneBounds { connections, streams: 2, idle: 1, idle_time, patience: idle_time };
         Arc::new(Self { lanes: Mutex::new(Lanes::new(bounds)), allowed })
     }
 
@@ -85,7 +86,7 @@ impl LaneTable {
         let requested = self.decide(|lanes| match lanes.take() {
             Some(LanePlacement::Stream(id, ())) => Ok(id),
             Some(LanePlacement::Http1) => panic!("nobody speaks HTTP/1.1"),
-            None => Err(lanes.wait(seat.clone())),
+            None => Err(lanes.wait(seat.clone(), NOW)),
         });
         requested.map_err(|(ticket, actions)| {
             self.perform(actions);

@@ -1,7 +1,12 @@
 use super::*;
 
-const BOUNDS: LaneBounds =
-    LaneBounds { connections: 8, streams: 100, idle: 2, idle_time: Duration::from_secs(60) };
+const BOUNDS: LaneBounds = LaneBounds {
+    connections: 8,
+    streams: 100,
+    idle: 2,
+    idle_time: Duration::from_secs(60),
+    patience: Duration::from_secs(5),
+};
 
 const NOW: Duration = Duration::from_secs(1000);
 
@@ -14,7 +19,7 @@ fn request(lanes: &mut Play, many: usize) -> (usize, usize) {
         match lanes.take() {
             Some(_) => placed += 1,
             None => {
-                let (_, actions) = lanes.wait(waiter);
+                let (_, actions) = lanes.wait(waiter, NOW);
                 placed += actions.placed.len();
                 open += actions.open;
             }
@@ -105,10 +110,10 @@ fn first_free_connection_is_used() {
     request(&mut lanes, 4);
     let (first, ..) = open(&mut lanes, 'a', 2);
     let (second, ..) = open(&mut lanes, 'b', 2);
-    let (_, actions) = lanes.wait(7);
+    let (_, actions) = lanes.wait(7, NOW);
     assert!(actions.placed.is_empty());
     assert_eq!(actions.open, 0, "the bound");
-    let (ticket, actions) = lanes.wait(8);
+    let (ticket, actions) = lanes.wait(8, NOW);
     assert!(actions.placed.is_empty());
     assert!(lanes.take().is_none());
     lanes.leave(ticket);
@@ -135,13 +140,29 @@ fn retired_connections_count_to_end() {
 fn failed_dials_fail_their_requests() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 150), (0, 2));
-    assert_eq!(lanes.failed(), (0..50).collect::<Vec<_>>());
-    assert_eq!(lanes.failed().len(), 100);
+    let late = NOW + BOUNDS.patience;
+    assert_eq!(lanes.failed(late).0, (0..50).collect::<Vec<_>>());
+    assert_eq!(lanes.failed(late).0.len(), 100);
     assert_eq!(lanes.pending(), (0, 0));
     assert_eq!(request(&mut lanes, 1), (0, 1), "the next one tries again");
     open(&mut lanes, 'a', 1);
     assert_eq!(request(&mut lanes, 1), (0, 1));
-    assert!(lanes.failed().is_empty(), "one stream is under way: it waits for its end");
+    assert!(lanes.failed(late).0.is_empty(), "one stream is under way: it waits for its end");
+}
+
+#[test]
+fn each_request_has_second_try() {
+    let mut lanes = Play::new(BOUNDS);
+    assert_eq!(request(&mut lanes, 2), (0, 1));
+    let (failed, actions) = lanes.failed(NOW);
+    assert!(failed.is_empty(), "one failure");
+    assert_eq!(actions.open, 1);
+    let _ = lanes.wait(2, NOW);
+    let (failed, actions) = lanes.failed(NOW);
+    assert_eq!(failed, [0, 1], "two failures");
+    assert_eq!(actions.open, 1, "for the one that came later");
+    let (_, actions) = lanes.opened('a', NOW);
+    assert_eq!(actions.placed, [(2, LanePlacement::Stream(LaneId(4), 'a'))]);
 }
 
 #[test]
@@ -177,7 +198,7 @@ fn failed_dials_are_repeated() {
     request(&mut lanes, 1);
     let (first, ..) = open(&mut lanes, 'a', 1);
     assert_eq!(request(&mut lanes, 1), (0, 1));
-    assert!(lanes.failed().is_empty(), "it waits for the stream");
+    assert!(lanes.failed(NOW).0.is_empty(), "it waits for the stream");
     assert_eq!(lanes.open_again().open, 1, "or for another connection");
     assert_eq!(lanes.open_again().open, 0, "which is being opened");
     let (_, actions) = lanes.opened('b', NOW);
