@@ -366,6 +366,11 @@ const FIXED_WAITS: &[(&str, &str, &str)] = &[
         "| 0.25 s",
     ),
     (
+        "http/upstream/limits.rs",
+        "FIRST_SIGN: Duration = Duration::from_secs(10)",
+        "nothing has come for 6 s | 10 s",
+    ),
+    (
         "response/tap.rs",
         "const BEFORE_BREAK: Duration = Duration::from_millis(10)",
         "leaves first | 10 ms",

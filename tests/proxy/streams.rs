@@ -505,6 +505,24 @@ async fn dead_connection_is_not_used() {
     assert!(began.elapsed() < Duration::from_secs(4), "one ping is waited for, not one for each");
 }
 
+/// A connection that dies within the time for which a sign of life counts: nothing comes after the request, nor after a
+/// ping, so the request goes elsewhere. This takes 16 s.
+#[tokio::test]
+async fn request_on_frozen_connection_goes_elsewhere() {
+    let mut provider = Provider::start(100).await;
+    let client = Client::new(provider.config()).await;
+    client.is_answered(&mut provider).await;
+    let mut wire = client.post().await;
+    let lost = provider.call().await;
+    lost.link.die_silently();
+    tokio::time::sleep(2 * SILENCE).await;
+    let call = provider.call().await;
+    assert_eq!((lost.link.number, call.link.number), (0, 1));
+    call.begin();
+    call.end();
+    assert_eq!(wire.response().await.status(), 200);
+}
+
 /// A connection that lives is used on: its ping is answered.
 #[tokio::test]
 async fn pause_keeps_the_connection() {

@@ -52,6 +52,12 @@ impl PeerActivity {
         since_boot().saturating_sub(last_heard) >= FRESH
     }
 
+    /// Waits until it could be silent, and then whether it is there ([`Self::is_alive`]).
+    pub(super) async fn is_alive_after_silence(&self, timeout: Duration) -> bool {
+        tokio::time::sleep(FRESH).await;
+        self.is_alive(timeout).await
+    }
+
     /// Whether it is there: it was heard of just now, or answers a ping within `timeout`.
     pub(super) async fn is_alive(&self, timeout: Duration) -> bool {
         if !self.is_silent() {

@@ -28,7 +28,7 @@ use super::error::{UpstreamError, unanswered, unprocessed};
 use super::http1::SpareConnections;
 use super::lanes::{LaneActions, LaneBounds, LaneId, LanePlacement, Lanes, Ticket};
 use super::limits::{
-    ATTEMPTS, DIAL_PAUSE, IDLE, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, SIGN_OF_LIFE,
+    ATTEMPTS, DIAL_PAUSE, FIRST_SIGN, IDLE, KEEP_ALIVE_INTERVAL, KEEP_ALIVE_TIMEOUT, SIGN_OF_LIFE,
 };
 use crate::clock::since_boot;
 use crate::proxy::http::arriving::{ArrivingBody, ConnectionError};
@@ -54,7 +54,9 @@ const NO_LIMIT_YET: usize = usize::MAX - 1;
 
 /// How long a placed request may wait for its peer to allow its stream.
 const STREAM_START: Duration = Duration::from_secs(1);
-/// Why it is given up then.
+/// Why a request is given up on a connection on which nothing comes.
+const NO_SIGN_OF_LIFE: &str = "nothing came on its HTTP/2 connection, not even after a ping";
+/// Why a request is given up then.
 const NO_STREAM: &str = "it takes no more streams on its HTTP/2 connection";
 
 type StreamWaiter = oneshot::Sender<Result<StreamPlacement, UpstreamError>>;
@@ -135,7 +137,7 @@ impl Http2 {
             };
             let (head, body) = request.into_parts();
             let repeat = body.copy().map(|body| Request::from_parts(head.clone(), body));
-            let Sender { mut requests, watch, .. } = sender;
+            let Sender { mut requests, activity, watch } = sender;
             // The peer counts the stream until request and response have both ended.
             let mut body = body.of_stream(stream.0.clone());
             let sending_progress = body.begins();
@@ -147,15 +149,16 @@ impl Http2 {
             // A request that is queued when its connection ends only fails once no sender is left, so ours is
             // dropped.
             drop(requests);
-            let (cause, repeat, error) = match started(sending, has_body, &task).await {
-                Some(Ok(response)) => {
+            let peer = if repeat.is_some() { Some(activity) } else { None };
+            let (cause, repeat, error) = match started(sending, has_body, &task, peer).await {
+                Sending::Ended(Ok(response)) => {
                     let guard = UploadGuard::new(sending_progress, task);
                     return Ok(SendOutcome::Answered(response.map(|body| {
                         let body = ArrivingBody::new(body, Version::HTTP_2);
                         OutgoingBody::through(body).of_stream(stream.0).stopping(guard)
                     })));
                 }
-                Some(Err(mut failed)) => {
+                Sending::Ended(Err(mut failed)) => {
                     let unsent = failed.take_message();
                     let error = failed.into_error();
                     let cause = match &unsent {
@@ -164,9 +167,14 @@ impl Http2 {
                     };
                     (cause, unsent.or(repeat), unanswered(&error))
                 }
-                None => {
+                Sending::NotStarted => {
                     let why = UpstreamError::TooSlow(NO_STREAM.into());
                     (Some(RepeatCause::NotSent), repeat, why)
+                }
+                Sending::NoSignOfLife => {
+                    drop(UploadGuard::new(sending_progress, task));
+                    let why = UpstreamError::TooSlow(NO_SIGN_OF_LIFE.into());
+                    (Some(RepeatCause::NoSignOfLife), repeat, why)
                 }
             };
             let (Some(cause), Some(repeat), true) = (cause, repeat, attempts < ATTEMPTS) else {
@@ -301,19 +309,40 @@ impl Drop for QueueEntry<'_> {
     }
 }
 
+/// What became of a request that was given to a connection.
+enum Sending<T> {
+    Ended(T),
+    /// Its peer does not allow the stream, so it is not sent.
+    NotStarted,
+    /// Nothing came on the connection since then, nor after a ping.
+    NoSignOfLife,
+}
+
+/// `peer`: if the request can be sent again.
 async fn started<T>(
     sending: impl Future<Output = T>,
     has_body: bool,
     task: &SendingTask,
-) -> Option<T> {
-    // `None`: its peer no longer allows the stream, so it is not sent.
+    peer: Option<PeerActivity>,
+) -> Sending<T> {
     let mut sending = pin!(sending);
     match tokio::time::timeout(STREAM_START, sending.as_mut()).await {
-        Ok(answer) => Some(answer),
+        Ok(answer) => return Sending::Ended(answer),
         // Of a request without a body it is not known whether it was sent.
-        Err(_) if has_body && task.revoke() => None,
-        Err(_) => Some(sending.await),
+        Err(_) if has_body && task.revoke() => return Sending::NotStarted,
+        Err(_) => {}
     }
+    let Some(peer) = peer else { return Sending::Ended(sending.await) };
+    tokio::select! {
+        biased;
+        answer = sending.as_mut() => return Sending::Ended(answer),
+        is_alive = peer.is_alive_after_silence(FIRST_SIGN) => {
+            if !is_alive {
+                return Sending::NoSignOfLife;
+            }
+        }
+    }
+    Sending::Ended(sending.await)
 }
 
 /// A stream that its connection counts, until the last copy is dropped.

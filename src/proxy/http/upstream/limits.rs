@@ -22,5 +22,7 @@ pub(super) const TCP_PROBE_INTERVAL: Duration = Duration::from_secs(5);
 pub(super) const TCP_UNACKNOWLEDGED: Duration = Duration::from_secs(30);
 /// How long a connection on which nothing came of late may take to answer a ping, before another one is used.
 pub(super) const SIGN_OF_LIFE: Duration = Duration::from_secs(1);
+/// The same if a request is on its way there and nothing came since: a large one may still lie before the ping in buffers.
+pub(super) const FIRST_SIGN: Duration = Duration::from_secs(10);
 /// How long after a connection could not be opened another one is opened for requests that wait for a stream.
 pub(super) const DIAL_PAUSE: Duration = Duration::from_secs(1);
