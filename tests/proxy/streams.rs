@@ -596,6 +596,31 @@ async fn one_failed_dial_fails_no_request() {
     }
 }
 
+/// A client that was told the length leaves after the last byte. The end may come later, in a frame of its own.
+#[tokio::test]
+async fn response_whose_end_comes_late_is_not_reset() {
+    let mut provider = Provider::start(100).await;
+    let client = Client::new(provider.config()).await;
+    let mut wire = client.post().await;
+    let call = provider.call().await;
+    call.begin_whole();
+    assert_eq!(wire.response().await.text(), "one");
+    // A stream that was reset would be seen before the next one.
+    let mut next_wire = client.post().await;
+    let next_call = loop {
+        match provider.event().await {
+            Event::Call(call) => break call,
+            Event::Acknowledged(_) => {}
+            event => panic!("{event:?}"),
+        }
+    };
+    call.end_with(b"");
+    next_call.begin();
+    next_call.end();
+    assert_eq!(next_wire.response().await.status(), 200);
+    client.rests().await;
+}
+
 /// Requests share a connection, so each adds 10, and its own response, to what it may bring. A request on another
 /// connection goes on.
 #[tokio::test]

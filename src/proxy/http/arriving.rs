@@ -65,6 +65,52 @@ impl Body for ArrivingBody {
     }
 }
 
+/// Held while a body streams, so that its HTTP/2 stream is counted.
+pub(super) type CountedBody = Arc<dyn std::fmt::Debug + Send + Sync>;
+
+/// How long the end of a response is waited for after its last byte.
+const END: Duration = Duration::from_secs(1);
+
+/// The body of a response, and its HTTP/2 stream.
+#[derive(Debug)]
+pub(super) struct UpstreamBody {
+    /// `None` once this is dropped.
+    body: Option<ArrivingBody>,
+    stream: Option<CountedBody>,
+}
+
+impl UpstreamBody {
+    pub(super) fn new(body: ArrivingBody, stream: Option<CountedBody>) -> Self {
+        Self { body: Some(body), stream }
+    }
+
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<NextFrame> {
+        match &mut self.body {
+            Some(body) => Pin::new(body).poll_frame(cx),
+            None => Poll::Ready(None),
+        }
+    }
+}
+
+impl Drop for UpstreamBody {
+    fn drop(&mut self) {
+        // Over HTTP/2 the end may come in a frame of its own, and a client that was told the length leaves before. To
+        // drop the stream would reset it, as if the response were not wanted.
+        if let Some(mut body) = self.body.take()
+            && body.is_http2
+            && !body.is_end_stream()
+            && body.size_hint().exact() == Some(0)
+            && let Ok(runtime) = Handle::try_current()
+        {
+            let stream = self.stream.take();
+            runtime.spawn(async move {
+                let _ = timeout(END, body.frame()).await;
+                drop(stream);
+            });
+        }
+    }
+}
+
 /// The body of a request, for whoever reads it, and for [`UnreadRest`].
 #[derive(Clone, Debug)]
 pub(crate) struct ClientBody {
@@ -155,28 +201,32 @@ pub(super) enum BodyRest {
     /// Of a request.
     Client(ClientBody),
     /// Of a response.
-    Upstream(ArrivingBody),
+    Upstream(UpstreamBody),
 }
 
 impl BodyRest {
     pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<NextFrame> {
         match self {
             Self::Client(body) => Pin::new(body).poll_frame(cx),
-            Self::Upstream(body) => Pin::new(body).poll_frame(cx),
+            Self::Upstream(body) => body.poll_frame(cx),
         }
     }
 
     pub(super) fn is_end_stream(&self) -> bool {
         match self {
             Self::Client(body) => body.is_end_stream(),
-            Self::Upstream(body) => body.is_end_stream(),
+            Self::Upstream(UpstreamBody { body, .. }) => {
+                body.as_ref().is_none_or(ArrivingBody::is_end_stream)
+            }
         }
     }
 
     pub(super) fn size_hint(&self) -> SizeHint {
         match self {
             Self::Client(body) => body.size_hint(),
-            Self::Upstream(body) => body.size_hint(),
+            Self::Upstream(UpstreamBody { body, .. }) => {
+                body.as_ref().map_or_else(|| SizeHint::with_exact(0), ArrivingBody::size_hint)
+            }
         }
     }
 }

@@ -16,7 +16,9 @@ use http::{HeaderMap, Response, response};
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::sleep;
 
-use super::arriving::{ArrivingBody, BodyRest, ClientBody, ConnectionError, NextFrame};
+use super::arriving::{
+    ArrivingBody, BodyRest, ClientBody, ConnectionError, CountedBody, NextFrame, UpstreamBody,
+};
 use super::headers;
 use super::memory::{HeldMemory, MemoryBudget};
 use super::pieces::SendWindow;
@@ -27,9 +29,6 @@ use super::upload::{
 use crate::telemetry::MemoryKind;
 use crate::wire::encoding::Decoder;
 use crate::wire::memory::Memory as _;
-
-/// Held while a body streams, so that its HTTP/2 stream is counted.
-type CountedBody = Arc<dyn std::fmt::Debug + Send + Sync>;
 
 /// A body to be forwarded: a request's, or a response's, whose start may have been read.
 #[derive(Debug, Default)]
@@ -43,7 +42,7 @@ pub(crate) struct OutgoingBody {
     upload: Option<UploadTimeout>,
     /// For a request that streams through: how its bytes are sent.
     streaming: Option<StreamingBody>,
-    /// The HTTP/2 stream to the upstream, counted until the body ends.
+    /// For a request: the HTTP/2 stream to the upstream, counted until the body ends.
     stream: Option<CountedBody>,
     /// For a request: is told when the last byte was written.
     sent: Option<Arc<SentTime>>,
@@ -88,7 +87,7 @@ impl OutgoingBody {
         SendProgress { sent, streaming }
     }
 
-    /// The same body, carried by `stream`.
+    /// The same request, carried by `stream`.
     pub(super) fn of_stream(mut self, stream: CountedBody) -> Self {
         self.stream = Some(stream);
         self
@@ -106,9 +105,10 @@ impl OutgoingBody {
         self
     }
 
-    /// A response's body that streams through as it arrives.
-    pub(super) fn through(rest: ArrivingBody) -> Self {
-        Self { rest: Some(BodyRest::Upstream(rest)), ..Self::default() }
+    /// A response's body that streams through as it arrives, over HTTP/2 carried by `stream`.
+    pub(super) fn through(rest: ArrivingBody, stream: Option<CountedBody>) -> Self {
+        let rest = BodyRest::Upstream(UpstreamBody::new(rest, stream));
+        Self { rest: Some(rest), ..Self::default() }
     }
 
     /// A request's body that streams through as it arrives.

@@ -126,6 +126,13 @@ impl Call {
         self.link.send(frame(DATA, 0, self.stream, b"one"));
     }
 
+    /// Responds with 200 and all of a body of which the length is stated, but not with its end.
+    pub(super) fn begin_whole(&self) {
+        // In HPACK's static table, 28 is the name `content-length`; a literal follows.
+        self.link.send(frame(HEADERS, END_HEADERS, self.stream, b"\x88\x0f\x0d\x013"));
+        self.link.send(frame(DATA, 0, self.stream, b"one"));
+    }
+
     /// Sends this many interim responses (103).
     pub(super) fn interim(&self, count: usize) {
         // `:status` is name 8 of the static table; the value follows.
@@ -134,8 +141,12 @@ impl Call {
     }
 
     pub(super) fn end(&self) {
+        self.end_with(b"two");
+    }
+
+    pub(super) fn end_with(&self, data: &[u8]) {
         self.link.open.fetch_sub(1, Ordering::SeqCst);
-        self.link.send(frame(DATA, END_STREAM, self.stream, b"two"));
+        self.link.send(frame(DATA, END_STREAM, self.stream, data));
     }
 
     pub(super) fn reset(&self, why: u32) {

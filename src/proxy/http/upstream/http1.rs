@@ -134,7 +134,7 @@ impl Http1 {
                     }
                     return Ok(response.map(|body| {
                         let body = ArrivingBody::new(body, Version::HTTP_11);
-                        OutgoingBody::through(body).stopping(guard)
+                        OutgoingBody::through(body, None).stopping(guard)
                     }));
                 }
                 Err(failed) => failed,

@@ -155,7 +155,7 @@ impl Http2 {
                     let guard = UploadGuard::new(sending_progress, task);
                     return Ok(SendOutcome::Answered(response.map(|body| {
                         let body = ArrivingBody::new(body, Version::HTTP_2);
-                        OutgoingBody::through(body).of_stream(stream.0).stopping(guard)
+                        OutgoingBody::through(body, Some(stream.0)).stopping(guard)
                     })));
                 }
                 Sending::Ended(Err(mut failed)) => {
