@@ -371,6 +371,11 @@ const FIXED_WAITS: &[(&str, &str, &str)] = &[
         "nothing has come for 6 s | 10 s",
     ),
     (
+        "server/mod.rs",
+        "const GRACE: Duration = Duration::from_secs(3)",
+        "no connection is open | 3 s",
+    ),
+    (
         "response/tap.rs",
         "const BEFORE_BREAK: Duration = Duration::from_millis(10)",
         "leaves first | 10 ms",

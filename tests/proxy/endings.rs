@@ -187,14 +187,41 @@ async fn draining_finishes_streams() {
     call.begin_events().await;
     client.head().await;
     server.stop();
-    // An idle connection is closed at once, also one that never sent a request. The stream continues.
-    idle.gone().await;
-    silent.gone().await;
     call.chunk("data: 1\n\n").await;
     assert_eq!(client.chunk().await, b"data: 1\n\n");
+    // An idle connection is closed after a few seconds, also one that never sent a request. The stream continues.
+    idle.gone().await;
+    silent.gone().await;
+    assert!(tokio::net::TcpStream::connect(server.address).await.is_err());
+    call.chunk("data: 2\n\n").await;
+    assert_eq!(client.chunk().await, b"data: 2\n\n");
     call.end().await;
     assert_eq!(client.rest().await.unwrap(), b"0\r\n\r\n");
-    assert!(tokio::net::TcpStream::connect(server.address).await.is_err());
+    assert_eq!(server.drained().await, DrainOutcome::Whole);
+}
+
+/// A request may be on its way when the signal to end comes, and a load balancer hears of the end later. Both requests are
+/// answered, and their clients told to open another connection for the next.
+#[tokio::test]
+async fn draining_server_answers_requests_that_are_on_their_way() {
+    let provider = Provider::start().await;
+    let mut server = TestServer::before(&provider.base()).await;
+    let mut kept = Wire::connect(server.address).await;
+    let get = "GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n";
+    kept.send(get).await;
+    let mut call = provider.call().await;
+    call.answer("200 OK", "{}").await;
+    assert_eq!(kept.response().await.header("connection"), None);
+    server.stop();
+    let mut new = Wire::connect(server.address).await;
+    for client in [&mut kept, &mut new] {
+        client.send(get).await;
+        call = call.wire.request().await;
+        call.answer("200 OK", "{}").await;
+        assert_eq!(client.response().await.header("connection"), Some("close"));
+        client.gone().await;
+    }
+    // It does not wait once the last connection has ended.
     assert_eq!(server.drained().await, DrainOutcome::Whole);
 }
 

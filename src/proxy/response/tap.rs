@@ -572,7 +572,9 @@ impl<B: Body<Data = Bytes>> Drop for Tap<B> {
         let outcome = match *self.recorder.phase.borrow() {
             _ if self.inner.is_end_stream() => self.clean_outcome,
             ServingPhase::Breaking => Outcome::EndedByProxy,
-            ServingPhase::Serving | ServingPhase::Draining => Outcome::ClientLeft,
+            ServingPhase::Serving | ServingPhase::Leaving | ServingPhase::Draining => {
+                Outcome::ClientLeft
+            }
         };
         let waiting = self.commit.take().or_else(|| self.settle(outcome));
         self.store_detached(waiting);

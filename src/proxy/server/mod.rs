@@ -5,6 +5,7 @@
 mod builder;
 mod full;
 
+use std::convert::Infallible;
 use std::future::Future;
 use std::io;
 use std::pin::pin;
@@ -13,7 +14,8 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use http::Request;
+use http::header::CONNECTION;
+use http::{HeaderValue, Request, Version};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -21,6 +23,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 
 use self::builder::{NARROW_WINDOW, WIDE_WINDOW, header_time, server};
 use super::compaction::context as compaction;
@@ -42,6 +45,9 @@ const FULL: Duration = Duration::from_secs(1);
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// How long an idle HTTP/2 connection may take to close after it was told to.
 const LEAVING: Duration = Duration::from_secs(1);
+/// How long after the signal to end new connections are accepted, and idle HTTP/1.1 connections stay open. Clients are told
+/// meanwhile, so that no request meets a connection that closes.
+const GRACE: Duration = Duration::from_secs(3);
 /// Pause after the system failed to accept a connection (out of descriptors).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -54,43 +60,57 @@ pub enum DrainOutcome {
     Broken(usize),
 }
 
-/// Serves clients until `shutdown` is ready, then lets streams finish, up to `limits.drain_s`.
+/// Serves clients until `shutdown` is ready, then lets them leave and streams finish, up to `limits.drain_s`.
 pub async fn serve(
     proxy: Arc<Proxy>,
     listener: TcpListener,
     shutdown: impl Future<Output = ()> + Send,
 ) -> DrainOutcome {
-    let (phase, watching) = watch::channel(ServingPhase::Serving);
+    // Each connection watches it, so that it tells when all have ended.
+    let phase = watch::Sender::new(ServingPhase::Serving);
     // Ends when this function ends.
     let mut drafting = JoinSet::new();
     drafting.spawn(drafts::run(proxy.clone()));
-    let mut shutdown = pin!(shutdown);
-    let mut is_full = false;
-    loop {
-        tokio::select! {
-            () = &mut shutdown => break,
-            accepted = accept(&proxy, &listener, is_full) => match accepted {
-                Ok((stream, permit)) => {
-                    is_full = permit.is_none();
-                    admit(&proxy, stream, permit, &watching);
-                }
-                Err(error) => {
-                    tracing::warn!(
-                        "a client's connection could not be accepted: {error}. If too many files are open, raise \
-                         the limit (ulimit -n)"
-                    );
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
-                }
-            },
-        }
+    tokio::select! {
+        () = shutdown => {}
+        never = accept_all(&proxy, &listener, &phase) => match never {}
+    }
+    let deadline = Instant::now() + Duration::from_secs(proxy.config.limits.drain_s);
+    phase.send_replace(ServingPhase::Leaving);
+    let leaving = tokio::time::timeout_at(deadline.min(Instant::now() + GRACE), phase.closed());
+    tokio::select! {
+        _ = leaving => {}
+        never = accept_all(&proxy, &listener, &phase) => match never {}
     }
     drop(listener);
-    drop(watching);
-    let outcome = drain(&proxy, phase).await;
+    let outcome = drain(&proxy, phase, deadline).await;
     drop(drafting);
     compaction::finish(&proxy).await;
     drafts::finish(&proxy.ledgers).await;
     outcome
+}
+
+async fn accept_all(
+    proxy: &Arc<Proxy>,
+    listener: &TcpListener,
+    phase: &watch::Sender<ServingPhase>,
+) -> Infallible {
+    let mut is_full = false;
+    loop {
+        match accept(proxy, listener, is_full).await {
+            Ok((stream, permit)) => {
+                is_full = permit.is_none();
+                admit(proxy, stream, permit, phase.subscribe());
+            }
+            Err(error) => {
+                tracing::warn!(
+                    "a client's connection could not be accepted: {error}. If too many files are open, raise \
+                     the limit (ulimit -n)"
+                );
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
 }
 
 /// The next connection, with its permit if there is one.
@@ -114,11 +134,14 @@ async fn accept(
     Ok((stream, permit))
 }
 
-async fn drain(proxy: &Proxy, phase: watch::Sender<ServingPhase>) -> DrainOutcome {
-    let timeout = Duration::from_secs(proxy.config.limits.drain_s);
+async fn drain(
+    proxy: &Proxy,
+    phase: watch::Sender<ServingPhase>,
+    deadline: Instant,
+) -> DrainOutcome {
     proxy.shutdown.send_replace(true);
     phase.send_replace(ServingPhase::Draining);
-    if tokio::time::timeout(timeout, phase.closed()).await.is_ok() {
+    if tokio::time::timeout_at(deadline, phase.closed()).await.is_ok() {
         return DrainOutcome::Whole;
     }
     let broken = proxy.exchanges.load(Ordering::Relaxed);
@@ -132,11 +155,10 @@ fn admit(
     proxy: &Arc<Proxy>,
     stream: TcpStream,
     permit: Option<OwnedSemaphorePermit>,
-    phase: &watch::Receiver<ServingPhase>,
+    phase: watch::Receiver<ServingPhase>,
 ) {
     let _ = stream.set_nodelay(true);
     let proxy = proxy.clone();
-    let phase = phase.clone();
     let Some(permit) = permit else { return full::refuse(proxy, stream, phase) };
     let number = proxy.connections_so_far.fetch_add(1, Ordering::Relaxed) + 1;
     tokio::spawn(async move {
@@ -161,7 +183,7 @@ async fn connection(
     let accepted = tokio::select! {
         accepted = accepting => accepted,
         // A connection without a completed handshake is dropped in a drain.
-        _ = phase.changed() => return,
+        () = draining(&mut phase) => return,
     };
     if let Ok(Ok(stream)) = accepted {
         Box::pin(serve_connection(proxy, stream, client, phase)).await;
@@ -185,7 +207,7 @@ async fn serve_connection<S>(
             proxy.telemetry.client_timed_out(ClientTimeout::Silent);
             return;
         }
-        _ = phase.changed() => return,
+        () = draining(&mut phase) => return,
     };
     let Ok(opening) = opening else { return };
     // Held until the connection ends.
@@ -211,9 +233,15 @@ async fn serve_connection<S>(
         let request =
             request.map(|body| ClientBody::new(ArrivingBody::new(body, version), reads.clone()));
         let rest = UnreadRest::new(request.body(), Duration::from_secs(limits.body_s));
+        let phase = watching.clone();
         exchange::run(proxy.clone(), request, client.clone(), watching.clone()).map(
-            move |response| {
+            move |mut response| {
                 framing_probe.record(&response);
+                // Over HTTP/2 a frame of its own says so.
+                if version <= Version::HTTP_11 && *phase.borrow() == ServingPhase::Leaving {
+                    let headers = response.headers_mut();
+                    headers.entry(CONNECTION).or_insert(HeaderValue::from_static("close"));
+                }
                 let response = framed(response, version, rest);
                 Ok::<_, io::Error>(response.map(|body| request_guard.answer(body)))
             },
@@ -244,13 +272,21 @@ async fn serve_connection<S>(
                 idle.set(activity.idle(LEAVING));
             }
             changed = phase.changed() => {
-                if changed.is_err() || *phase.borrow() == ServingPhase::Breaking {
+                let phase = *phase.borrow_and_update();
+                if changed.is_err() || phase == ServingPhase::Breaking {
                     return;
                 }
-                serving.as_mut().graceful_shutdown();
+                // hyper would close an idle HTTP/1.1 connection, to which a request may be on its way.
+                if phase == ServingPhase::Draining || opening.is_http2 {
+                    serving.as_mut().graceful_shutdown();
+                }
             }
         }
     }
+}
+
+async fn draining(phase: &mut watch::Receiver<ServingPhase>) {
+    drop(phase.wait_for(|phase| *phase >= ServingPhase::Draining).await);
 }
 
 fn timeout_of(activity: &Activity) -> ClientTimeout {

@@ -90,10 +90,12 @@ pub struct Proxy {
 }
 
 /// The phase of serving, which every connection watches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
 pub(super) enum ServingPhase {
     /// Serve.
     Serving,
+    /// Serve, and tell clients that their connections end.
+    Leaving,
     /// Finish what is in progress.
     Draining,
     /// Stop now.
