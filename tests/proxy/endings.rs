@@ -4,6 +4,7 @@
 use http::{Request, Response};
 use plimsoll::context::Outcome;
 use plimsoll::proxy::DrainOutcome;
+use tokio::io::AsyncWriteExt as _;
 
 use crate::support::http1::{Provider, Wire};
 use crate::support::server::{TestServer, config};
@@ -223,6 +224,20 @@ async fn draining_server_answers_requests_that_are_on_their_way() {
     }
     // It does not wait once the last connection has ended.
     assert_eq!(server.drained().await, DrainOutcome::Whole);
+}
+
+/// A client that only ends its sending side cannot be told from one that has left, for whom the provider would write on at
+/// a cost.
+#[tokio::test]
+async fn client_that_ends_its_sending_side_has_left() {
+    let provider = Provider::start().await;
+    let mut server = TestServer::before(&provider.base()).await;
+    let mut client = Wire::connect(server.address).await;
+    client.send(ASK).await;
+    let mut call = provider.call().await;
+    client.stream.shutdown().await.unwrap();
+    within("the upstream to be let go", call.wire.gone()).await;
+    assert_eq!(server.next_exchange().await.outcome, Outcome::ClientLeft);
 }
 
 #[tokio::test]
