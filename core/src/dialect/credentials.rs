@@ -381,49 +381,61 @@ fn is_rotating(cookie: &[u8]) -> bool {
         })
 }
 
-/// What people write where a client insists on a key and the server wants none: strangers would share it.
+/// What people write where a client insists on a key and the server wants none: strangers would share it. Letters and
+/// digits only, in alphabetical order.
 const PLACEHOLDERS: &[&str] = &[
+    "",
+    "anything",
+    "apikey",
     "changeme",
     "dummy",
-    "dummy-key",
+    "dummyapikey",
+    "dummykey",
     "empty",
     "fake",
-    "fake-key",
-    "llama.cpp",
-    "lm-studio",
+    "fakeapikey",
+    "fakekey",
+    "ignored",
+    "llamacpp",
     "lmstudio",
     "local",
     "localai",
-    "n/a",
     "na",
-    "no-key",
-    "no-key-required",
-    "no_key",
+    "noapikey",
     "nokey",
+    "nokeyneeded",
+    "nokeyrequired",
     "none",
-    "not-needed",
-    "not-required",
-    "not-used",
-    "not_needed",
+    "notarealkey",
+    "notneeded",
+    "notrequired",
+    "notused",
     "null",
     "ollama",
     "placeholder",
-    "sk-dummy",
-    "sk-fake",
-    "sk-no-key-required",
-    "sk-not-needed",
-    "sk-placeholder",
+    "test",
+    "testkey",
     "undefined",
     "unused",
     "vllm",
-    "xxx",
-    "your-api-key",
-    "your_api_key",
+    "whatever",
+    "yourapikey",
+    "yourapikeyhere",
+    "yourkeyhere",
 ];
+/// A longer secret is no placeholder, bytes.
+const LONGEST_PLACEHOLDER: usize = 32;
 
 fn is_placeholder(secret: &[u8]) -> bool {
-    let secret = String::from_utf8_lossy(secret).to_ascii_lowercase();
-    PLACEHOLDERS.binary_search(&&*secret).is_ok()
+    if secret.len() > LONGEST_PLACEHOLDER {
+        return false;
+    }
+    let letters = secret.iter().filter(|byte| byte.is_ascii_alphanumeric());
+    let word: String = letters.map(|byte| char::from(byte.to_ascii_lowercase())).collect();
+    let word = word.strip_prefix("sk").unwrap_or(&word);
+    // `xxx`, `sk-0000`
+    let is_one_letter = word.len() > 2 && word.bytes().all(|byte| byte == word.as_bytes()[0]);
+    is_one_letter || PLACEHOLDERS.binary_search(&word).is_ok()
 }
 
 fn is_key(segment: &str) -> bool {

@@ -24,7 +24,21 @@ fn credential_tables_are_sorted() {
 
 #[test]
 fn placeholder_is_no_credential() {
-    for placeholder in ["EMPTY", "ollama", "Dummy", "sk-no-key-required"] {
+    for placeholder in [
+        "EMPTY",
+        "ollama",
+        "Dummy",
+        "sk-no-key-required",
+        "test",
+        "sk_test",
+        "lm-studio",
+        "not a real key",
+        "<your-api-key-here>",
+        "xxxx",
+        "sk-xxxxxxxxxxxxxxxx",
+        "-",
+        "sk-",
+    ] {
         let bearer = format!("Bearer {placeholder}");
         assert_eq!(of(&[("authorization", &bearer)], "/"), Tenant::Everyone, "{placeholder}");
         let both = [("authorization", &*bearer), ("x-api-key", "sk-1")];
