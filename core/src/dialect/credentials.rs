@@ -215,8 +215,8 @@ impl CredentialRules {
         for pair in pairs(target) {
             self.look_at_parameter(pair, &mut credentials);
         }
-        let segments = path_of(target).split('/').filter(|segment| is_key(segment));
-        credentials.secrets.extend(segments.map(|segment| Cow::Borrowed(segment.as_bytes())));
+        let segments = path_of(target).split('/').map(decoded).filter(|segment| is_key(segment));
+        credentials.secrets.extend(segments.map(bytes_of));
         credentials
     }
 
@@ -247,11 +247,8 @@ impl CredentialRules {
             found.is_unknown |= !is_harmless_parameter(&name);
             return;
         }
-        let secret = match decoded(value) {
-            // Decoded, so that one key has one hash however it is written.
-            Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
-            Cow::Owned(text) => Cow::Owned(text.into_bytes()),
-        };
+        // Decoded, so that one key has one hash however it is written.
+        let secret = bytes_of(decoded(value));
         match &*name {
             // A signature differs in each request, and its key id is no secret.
             "x-amz-credential" | "x-goog-credential" => found.amazon = Some(secret),
@@ -280,20 +277,24 @@ impl CredentialRules {
     }
 }
 
-/// A path, with or without query, for the log: credentials in it are replaced.
-pub fn redact(target: &str) -> Cow<'_, str> {
-    let has_key = path_of(target).split('/').any(is_key);
-    if !has_key && !pairs(target).any(is_parameter) {
-        return Cow::Borrowed(target);
+/// A path for the log: segments that may have a credential are replaced.
+pub fn redact(path: &str) -> Cow<'_, str> {
+    if !path.split('/').any(may_have_credential) {
+        return Cow::Borrowed(path);
     }
-    let segments: Vec<Cow<'_, str>> = path_of(target).split('/').map(hidden_segment).collect();
-    let mut redacted = segments.join("/");
-    if let Some((_, query)) = target.split_once('?') {
-        let pairs: Vec<Cow<'_, str>> = query.split('&').map(hidden_pair).collect();
-        redacted += "?";
-        redacted += &pairs.join("&");
-    }
-    Cow::Owned(redacted)
+    let segments = path.split('/');
+    let shown: Vec<&str> = segments
+        .map(|segment| if may_have_credential(segment) { HIDDEN } else { segment })
+        .collect();
+    Cow::Owned(shown.join("/"))
+}
+
+fn may_have_credential(segment: &str) -> bool {
+    let text = decoded(segment);
+    // `user:password@host`; `model@version:generateContent` is none.
+    let has_user = text.split_once('@').is_some_and(|(user, _)| user.contains(':'));
+    // `;key=…`, `Bearer …`
+    has_user || is_key(&text) || text.contains([';', '=', ' '])
 }
 
 const HIDDEN: &str = "REDACTED";
@@ -439,7 +440,18 @@ fn is_placeholder(secret: &[u8]) -> bool {
 }
 
 fn is_key(segment: &str) -> bool {
-    segment.len() >= SHORTEST_KEY && KEYS_BEGIN.iter().any(|with| segment.starts_with(with))
+    segment.len() >= SHORTEST_KEY
+        && KEYS_BEGIN.iter().any(|with| {
+            let start = segment.as_bytes().get(..with.len());
+            start.is_some_and(|start| start.eq_ignore_ascii_case(with.as_bytes()))
+        })
+}
+
+fn bytes_of(text: Cow<'_, str>) -> Cow<'_, [u8]> {
+    match text {
+        Cow::Borrowed(text) => Cow::Borrowed(text.as_bytes()),
+        Cow::Owned(text) => Cow::Owned(text.into_bytes()),
+    }
 }
 
 fn path_of(target: &str) -> &str {
@@ -469,30 +481,6 @@ fn may_join_credential(pair: &str) -> bool {
 
 fn is_credential(name: &str) -> bool {
     PARAMETERS.binary_search(&name).is_ok()
-}
-
-fn hidden_segment(segment: &str) -> Cow<'_, str> {
-    if is_key(segment) {
-        return Cow::Borrowed(HIDDEN);
-    }
-    match segment.split_once(';') {
-        Some((name, parameters)) => format!("{name};{}", hidden_pair(parameters)).into(),
-        None => Cow::Borrowed(segment),
-    }
-}
-
-fn hidden_pair(pair: &str) -> Cow<'_, str> {
-    // What follows the name of a credential is hidden to the end, because its value may hold a
-    // semicolon.
-    let mut start = 0;
-    for part in pair.split(';') {
-        if is_parameter(part) {
-            let name = part.split_once('=').map_or(part, |(name, _)| name);
-            return Cow::Owned(format!("{}{name}={HIDDEN}", &pair[..start]));
-        }
-        start += part.len() + 1;
-    }
-    Cow::Borrowed(pair)
 }
 
 #[cfg(test)]

@@ -113,8 +113,8 @@ fn contains_any(segments: &[&str], names: &[&str]) -> bool {
     segments.iter().any(|segment| names.contains(segment))
 }
 
-/// Fuzz target: no target makes a reader panic, its query decides nothing, and its redacted form keeps the
-/// path and is stable.
+/// Fuzz target: no target makes a reader panic, its query decides nothing, and the redacted form of its
+/// path is stable.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
@@ -130,8 +130,8 @@ pub fn fuzz(bytes: &[u8]) {
         }
         let _ = (provider(target, &HeaderMap::new()), hinted(target, &HeaderMap::new()));
         assert!(super::percent::decoded(target).chars().count() <= target.chars().count());
-        let shown = super::credentials::redact(target).into_owned();
-        assert!(shown.starts_with(path));
+        let shown = super::credentials::redact(path).into_owned();
+        assert_eq!(shown.split('/').count(), path.split('/').count());
         assert_eq!(super::credentials::redact(&shown), shown);
     }
 }
