@@ -17,6 +17,7 @@ const TIMEOUT: Duration = Duration::from_secs(180);
 /// One run, and the responses of its admin listener.
 struct Demo {
     output: String,
+    token: String,
     savings: Value,
     /// The calls of the session that was pruned.
     pruned: Vec<Value>,
@@ -24,7 +25,10 @@ struct Demo {
 
 static DEMO: LazyLock<Demo> = LazyLock::new(|| {
     let program = || Command::new(env!("CARGO_BIN_EXE_plimsoll"));
-    let mut child = program().args(["demo", "--keep"]).stdout(Stdio::piped()).spawn().unwrap();
+    let temporary = tempfile::tempdir().unwrap();
+    let mut demo = program();
+    demo.args(["demo", "--keep"]).env("TMPDIR", temporary.path()).stdout(Stdio::piped());
+    let mut child = demo.spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut output = String::new();
     let (is_ready, ready) = channel::<()>();
@@ -39,10 +43,12 @@ static DEMO: LazyLock<Demo> = LazyLock::new(|| {
     }
     drop(is_ready);
     let (_, link) = output.split_once("Sessions: http://").unwrap();
-    let (admin, token) = link.lines().next().unwrap().split_once("/#token=").unwrap();
+    let admin = link.lines().next().unwrap();
+    let data = std::fs::read_dir(temporary.path()).unwrap().next().unwrap().unwrap().path();
+    let token = std::fs::read_to_string(data.join("admin.token")).unwrap().trim().to_owned();
     let ask = |arguments: &[&str]| {
         let mut asking = program();
-        asking.args(arguments).args(["--admin", admin]).env("PLIMSOLL_ADMIN_TOKEN", token);
+        asking.args(arguments).args(["--admin", admin]).env("PLIMSOLL_ADMIN_TOKEN", &token);
         let done = asking.output().unwrap();
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         String::from_utf8(done.stdout).unwrap()
@@ -53,8 +59,13 @@ static DEMO: LazyLock<Demo> = LazyLock::new(|| {
     assert!(Command::new("kill").arg(child.id().to_string()).status().unwrap().success());
     out.read_to_string(&mut output).unwrap();
     assert!(child.wait().unwrap().success(), "{output}");
-    Demo { output, savings, pruned }
+    Demo { output, token, savings, pruned }
 });
+
+#[test]
+fn demo_shows_token_to_no_pipe() {
+    assert!(!DEMO.output.contains(&DEMO.token), "{}", DEMO.output);
+}
 
 #[test]
 fn demo_shows_every_call_estimated_and_counted() {
@@ -113,7 +124,7 @@ fn would_have_cost_more(calls: &[Value]) -> (f64, u64) {
 /// additional cost within three percent.
 #[test]
 fn gain_reported_by_demo_matches_ledger_and_provider() {
-    let Demo { output, savings, pruned } = &*DEMO;
+    let Demo { output, savings, pruned, .. } = &*DEMO;
     let total = &savings["total"];
     let (_, ending) = output.split_once("What rewriting saved").unwrap();
     let money = |value: &Value| {

@@ -68,6 +68,7 @@ async fn play(keep: bool) -> Result<(), CliError> {
     let listen = server.listen;
     let admin = server.admin_at;
     let token = server.access.admin.0.clone();
+    let page = server.page();
     // The server is consumed by serving.
     let (stop, stopping) = tokio::sync::watch::channel(false);
     let serving = tokio::spawn(server.serve(stopping));
@@ -76,6 +77,9 @@ async fn play(keep: bool) -> Result<(), CliError> {
         provider.address()
     ));
     let played = demo::play(listen, admin, &token, &mut print::out).await;
+    if played.is_ok() {
+        print::line(&format!("\nMetrics: http://{admin}/metrics   Sessions: {page}"));
+    }
     if keep && played.is_ok() {
         print::line(&format!(
             "\nStill serving, with metrics at http://{admin}/metrics. Ctrl-C ends it."

@@ -214,7 +214,7 @@ impl Server {
         lines
     }
 
-    fn page(&self) -> String {
+    pub(super) fn page(&self) -> String {
         let scheme = if self.config.admin_tls.is_some() { "https" } else { "http" };
         let page = format!("{scheme}://{}", self.admin_at);
         // It has the token if that was generated here and a terminal shows it: any other output may be stored

@@ -69,7 +69,6 @@ pub(super) async fn play(
     fills(bound, &http, &base, &mut report, out, &mut rows).await?;
     out(&format!("{HEADING}{}", rows.concat()));
     out(&format!("\n{EARNED}\n\n{}", report.savings().await?));
-    out(&format!("\nMetrics: http://{admin}/metrics   Sessions: http://{admin}/#token={token}\n"));
     Ok(())
 }
 
