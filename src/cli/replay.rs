@@ -125,7 +125,10 @@ fn is_recording(path: &Path) -> bool {
     name.ends_with(".jsonl") || name.ends_with(".jsonl.zst")
 }
 
-/// The largest text of a compressed file that is read, bytes.
+/// How many times its size a compressed file may become; recordings become 5 to 30 times as large.
+const INFLATION: u64 = 64;
+/// What it may become whatever its size, and at most, bytes.
+const SMALL: u64 = 16 << 20;
 const LARGEST: u64 = 256 << 20;
 
 /// The text of a file, decompressed if it is a `.zst` file.
@@ -134,11 +137,12 @@ fn text(file: &Path) -> std::io::Result<String> {
         return std::fs::read_to_string(file);
     }
     let mut text = String::new();
-    let decoder = zstd::Decoder::new(std::fs::File::open(file)?)?;
-    // A few kilobytes can become gigabytes.
-    decoder.take(LARGEST + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > LARGEST {
-        let why = "it decompresses to more than 256 MiB: split it, or decompress it first";
+    let compressed = std::fs::File::open(file)?;
+    // A few kilobytes can become gigabytes, and those take thirty times as much once they are parsed.
+    let most = (INFLATION * compressed.metadata()?.len()).clamp(SMALL, LARGEST);
+    zstd::Decoder::new(compressed)?.take(most + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > most {
+        let why = "it decompresses to more than 64 times its size or 256 MiB: split it, or decompress it first";
         return Err(std::io::Error::new(ErrorKind::FileTooLarge, why));
     }
     Ok(text)

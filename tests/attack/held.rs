@@ -179,21 +179,25 @@ async fn hostile_replay_never_crashes() {
     }
 }
 
-/// A few kilobytes become a gigabyte: it is not read into memory.
+/// A few kilobytes become megabytes of short values, which take gigabytes once they are parsed.
 #[tokio::test]
 async fn recording_that_inflates_without_end_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("bomb.jsonl.zst");
     let mut bomb = zstd::Encoder::new(std::fs::File::create(&file).unwrap(), 1).unwrap();
-    let spaces = vec![b' '; 1 << 20];
-    for _ in 0..257 {
-        std::io::Write::write_all(&mut bomb, &spaces).unwrap();
+    let attachment = "0,".repeat(1 << 20);
+    let line = format!(
+        r#"{{"session":"s","model":"gpt-5","provider":"openai","usage":{{}},"new_parts":[{{"role":"user","kind":"text","attachment":[{attachment}0]}}]}}"#
+    );
+    for _ in 0..9 {
+        std::io::Write::write_all(&mut bomb, line.as_bytes()).unwrap();
+        std::io::Write::write_all(&mut bomb, b"\n").unwrap();
     }
     bomb.finish().unwrap();
-    assert!(std::fs::metadata(&file).unwrap().len() < 1 << 20);
+    assert!(std::fs::metadata(&file).unwrap().len() < 1 << 16);
     let done = program::run(&["replay", file.to_str().unwrap()]).await;
     assert_eq!(done.code, 1);
-    assert!(done.err.contains("decompresses to more than 256 MiB"), "{}", done.err);
+    assert!(done.err.contains("decompresses to more than 64 times its size"), "{}", done.err);
 }
 
 #[tokio::test]
