@@ -85,9 +85,7 @@ class Replica:
 
 
 class Client(threading.Thread):
-    """One request after the other, over a connection that is kept, or over a new one for each. If a kept connection was
-    closed before a byte of the response came, it asks once more over a new one, as the official SDKs do.
-    """
+    """One request after the other, each sent once, over a connection that is kept, or over a new one for each."""
 
     def __init__(self, port, keeps, stop):
         super().__init__(daemon=True)
@@ -98,7 +96,7 @@ class Client(threading.Thread):
     def run(self):
         while not self.stop.is_set():
             try:
-                self.ask_again_if_closed()
+                self.ask()
                 self.replies += 1
             except (OSError, http.client.HTTPException, AssertionError) as error:
                 self.errors.append(repr(error))
@@ -106,20 +104,13 @@ class Client(threading.Thread):
             if not self.keeps:
                 self.connection = None
 
-    def ask_again_if_closed(self):
-        if self.connection:
-            try:
-                return self.ask(self.connection)
-            except (BrokenPipeError, ConnectionResetError, http.client.RemoteDisconnected):
-                pass
-        self.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
-        return self.ask(self.connection)
-
-    def ask(self, connection):
+    def ask(self):
+        if not self.connection:
+            self.connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_S)
         body = {"model": "claude-sonnet-4-6", "max_tokens": 50, "stream": True, "messages": [{"role": "user", "content": f"Say {time.monotonic()}"}]}
         headers = {"content-type": "application/json", "x-api-key": "none", "anthropic-version": "2023-06-01"}
-        connection.request("POST", "/v1/messages", json.dumps(body), headers)
-        response = connection.getresponse()
+        self.connection.request("POST", "/v1/messages", json.dumps(body), headers)
+        response = self.connection.getresponse()
         text = response.read().decode()
         assert response.status == 200 and "message_stop" in text, f"{response.status}: {text[-200:]}"
 
