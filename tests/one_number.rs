@@ -390,10 +390,11 @@ impl<'a> Session<'a> {
             }
             Dialect::OpenaiChat => {
                 let mut message = json!({"role": "assistant", "content": text});
-                for fields in &thoughts {
-                    for (name, value) in fields.as_object().unwrap() {
-                        message[name] = value.clone();
-                    }
+                // Clients join deltas, and wait for no end of them.
+                let thought: String =
+                    of(PartKind::Reasoning).map(|part| part.text.as_str()).collect();
+                if !thought.is_empty() && !self.client.drops {
+                    message["reasoning_content"] = json!(thought);
                 }
                 if !calls.is_empty() {
                     message["tool_calls"] = calls

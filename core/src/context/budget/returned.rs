@@ -31,8 +31,13 @@ fn reply_as_sent(dialect: Dialect, reply: &Reply, thoughts: bool) -> String {
     let mut calls = Vec::new();
     // Reasoning comes first, in whatever order it was received.
     for part in reply.parts.iter().filter(|part| part.kind == PartKind::Reasoning) {
-        if thoughts {
-            blocks.extend(part.raw.as_deref().map(Into::into));
+        match &part.raw {
+            Some(raw) if thoughts => blocks.push(raw.as_ref().into()),
+            // Plimsoll puts nothing back of a stream that broke off, but clients keep what they have.
+            None if thoughts && dialect == Dialect::OpenaiChat => {
+                blocks.push(format!(r#"{{"reasoning_content":{}}}"#, quoted(&part.text)));
+            }
+            _ => {}
         }
     }
     for (_, run) in runs(&reply.parts) {
@@ -95,4 +100,34 @@ fn call_block(dialect: Dialect, call: &ReplyPart) -> String {
 
 fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
+
+    /// What the reply in these deltas of Chat Completions weighs, by length/4.
+    fn weight(deltas: &[&str], end: BodyEnd) -> f64 {
+        let mut reading = ResponseReader::new(Dialect::OpenaiChat, 200, Framing::Events, 1 << 20);
+        for delta in deltas {
+            let choice = format!(r#"{{"index":0,"delta":{delta},"finish_reason":null}}"#);
+            reading.push(format!("data: {{\"choices\":[{choice}]}}\n\n").as_bytes());
+        }
+        if end == BodyEnd::Whole {
+            reading.push(
+                b"data: {\"choices\":[{\"index\":0,\"delta\":{},\"finish_reason\":\"stop\"}]}\n\n",
+            );
+        }
+        reply_weight(&ClassicRules::default(), Dialect::OpenaiChat, &reading.finish(end), true)
+    }
+
+    #[test]
+    fn broken_streams_weigh_what_was_received() {
+        let thoughts = [r#"{"reasoning_content":"1234"}"#, r#"{"reasoning_content":"5678"}"#];
+        assert_eq!(weight(&thoughts, BodyEnd::Cut), 0.0, "nobody sends reasoning alone");
+        let answered = [thoughts[0], thoughts[1], r#"{"content":"1234"}"#];
+        assert_eq!(weight(&answered, BodyEnd::Cut), 3.0);
+        assert_eq!(weight(&answered, BodyEnd::Whole), 3.0);
+    }
 }
