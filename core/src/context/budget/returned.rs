@@ -58,8 +58,8 @@ fn reply_as_sent(dialect: Dialect, reply: &Reply, thoughts: bool) -> String {
         Dialect::Gemini => format!(r#"{{"role":"model","parts":[{list}]}}"#),
         Dialect::OpenaiChat => {
             // The received fields of reasoning: `{"reasoning_content":…}`.
-            let fields = blocks.iter().map(|raw| format!(",{}", raw.trim_matches(['{', '}'])));
-            let fields: String = fields.collect();
+            let fields = blocks.iter().filter_map(|raw| raw.strip_prefix('{')?.strip_suffix('}'));
+            let fields: String = fields.map(|members| format!(",{members}")).collect();
             let calls = calls.join(",");
             let calls =
                 if calls.is_empty() { calls } else { format!(r#","tool_calls":[{calls}]"#) };
@@ -129,5 +129,12 @@ mod tests {
         let answered = [thoughts[0], thoughts[1], r#"{"content":"1234"}"#];
         assert_eq!(weight(&answered, BodyEnd::Cut), 3.0);
         assert_eq!(weight(&answered, BodyEnd::Whole), 3.0);
+    }
+
+    #[test]
+    fn nested_members_stay_whole() {
+        let deltas =
+            [r#"{"extra_content":{"google":{"thought_signature":"s"}}}"#, r#"{"content":"1234"}"#];
+        assert_eq!(weight(&deltas, BodyEnd::Whole), 1.0);
     }
 }
