@@ -192,10 +192,11 @@ async fn micro_compact_counts_new_messages_on_top_of_reported_usage() {
     let classic = scene.exchange.classic.clone().unwrap();
     // 12 + 24 + 4, times four thirds.
     assert_eq!((classic.method, classic.new), (EstimateMethod::Anchored, 54));
-    // One more result is cleared, which the last input still had.
+    // One more result is cleared, which the last call still had: 314 of 3,500 tokens, where 1,850 were reported.
+    let share = 314 * 1_850 / 3_500;
     let pruned = scene.exchange.done.removed().pruned;
-    assert_eq!((classic.tokens, pruned), (1_800 + 50 + 54 - 314, 314));
-    assert_eq!(scene.exchange.classic_error(), Some(1_590 - 1_800));
+    assert_eq!((classic.tokens, pruned), (1_800 + 50 + 54 - share, share));
+    assert_eq!(scene.exchange.classic_error(), Some(1_739 - 1_800));
 }
 
 /// If the provider refuses the rewrite, the count is that of the original, which was accepted.

@@ -2,8 +2,9 @@
 //!
 //! It is the number that the agent itself would compute. If its rules decide, it is also the number that is
 //! shown; else it is stored beside ours for comparison. Of the last output, only the part that comes back
-//! counts. Results that were cleared since the last call are subtracted, and a changed system prompt or tool list
-//! counts at once. Nothing else does, because such agents do not know about it.
+//! counts. Results that were cleared since the last call are subtracted, by no more than their share of what was
+//! reported, and a changed system prompt or tool list counts at once. Nothing else does, because such agents do
+//! not know about it.
 
 use serde::{Deserialize, Serialize};
 

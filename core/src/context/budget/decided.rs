@@ -102,20 +102,11 @@ impl ClassicEstimate {
         if cuts.is_empty() {
             return;
         }
-        self.removed.cut = self.more(rules, saved(rules, request, sent, cuts, &|_| true));
-        let pruned = saved(rules, request, sent, cuts, &|cut| cut.exchange == request.exchange);
-        self.removed.pruned = self.more(rules, pruned);
-        if rules.anchored
-            && let Some(anchor) = anchor
-        {
-            let new_from = first_new(conversation, &anchor);
-            let sketched: HashSet<PartKey> = anchor.sketch.iter().map(|part| part.key).collect();
-            // Only these are in the earlier call's input in full.
-            let late = saved(rules, request, sent, cuts, &|cut| {
-                cut.at.message < new_from && !sketched.contains(&cut.key)
-            });
-            self.subtract(self.more(rules, late));
-        }
+        let cleared = ClearedResults::new(rules, request, sent, cuts, anchor);
+        let share = cleared.reported_share(self.before);
+        self.removed.cut = cleared.tokens(self, share, &|_| true);
+        self.removed.pruned = cleared.tokens(self, share, &|cut| cut.exchange == request.exchange);
+        self.subtract(cleared.tokens(self, share, &|cut| cleared.is_late(cut)));
     }
 }
 
@@ -165,33 +156,97 @@ fn whole(_: &Part) -> SentContent<'static> {
     SentContent::Whole
 }
 
-/// The weight that the cuts for which `is_meant` holds save, with what is inside the results.
-fn saved(
-    rules: &ClassicRules,
-    request: &PlanRequest<'_>,
-    sent: &Overlay,
-    cuts: &[CutResult<'_>],
-    is_meant: &dyn Fn(&CutResult<'_>) -> bool,
-) -> f64 {
-    let mut saved = 0.0;
-    for cuts_of_message in cuts.chunk_by(|a, b| a.at.message == b.at.message) {
-        let index = cuts_of_message[0].at.message;
-        let Some(message) = request.conversation.messages.get(index) else { continue };
-        let message = std::slice::from_ref(message);
-        // The difference of two counts: each piece is rounded by itself.
-        let cut_weight = rules.weigh(request.body, message, &|part: &Part| seen(part, sent, cuts));
-        let weight = rules.weigh(request.body, message, &|part: &Part| {
-            let mut holders = cuts_of_message.iter();
-            let holder = holders
-                .find(|cut| cut.span.start <= part.span.start && part.span.end <= cut.span.end);
-            match holder {
-                Some(cut) if is_meant(cut) => SentContent::Whole,
-                _ => seen(part, sent, cuts),
-            }
-        });
-        saved += weight - cut_weight;
+/// The results of a request that are not sent whole, seen from the earlier call that its count is based on.
+struct ClearedResults<'r> {
+    rules: &'r ClassicRules,
+    request: &'r PlanRequest<'r>,
+    sent: &'r Overlay,
+    cuts: &'r [CutResult<'r>],
+    /// The first message after that call and its reply; 0 without one.
+    new_from: usize,
+    /// What that call sent.
+    sketched: HashSet<PartKey>,
+}
+
+impl<'r> ClearedResults<'r> {
+    fn new(
+        rules: &'r ClassicRules,
+        request: &'r PlanRequest<'r>,
+        sent: &'r Overlay,
+        cuts: &'r [CutResult<'r>],
+        anchor: Option<Anchor<'_>>,
+    ) -> Self {
+        let earlier =
+            anchor.filter(|anchor| rules.anchored && anchor.turn.carried_by_rules().is_some());
+        let sketch = earlier.map_or(&[][..], |anchor| anchor.sketch);
+        Self {
+            rules,
+            request,
+            sent,
+            cuts,
+            new_from: earlier.map_or(0, |anchor| first_new(request.conversation, &anchor)),
+            sketched: sketch.iter().map(|part| part.key).collect(),
+        }
     }
-    saved
+
+    /// Whether the earlier call's input has it in full.
+    fn is_late(&self, cut: &CutResult<'_>) -> bool {
+        cut.at.message < self.new_from && !self.sketched.contains(&cut.key)
+    }
+
+    /// The reported tokens for each token that the rules count in what comes from the earlier call, 1 at most: a
+    /// result that is cleared takes away no more than its share of what was reported.
+    fn reported_share(&self, reported: u64) -> f64 {
+        let Self { rules, request, sent, cuts, .. } = self;
+        let cleared = self.weight(&|cut| self.is_late(cut));
+        // Long histories are not counted for nothing.
+        if cleared == 0.0 {
+            return 1.0;
+        }
+        let messages = &request.conversation.messages[..self.new_from];
+        let head = rules.head(request.conversation, request.body);
+        let weight = rules.weigh(request.body, messages, &|part: &Part| seen(part, sent, cuts));
+        let counted = rules.sum(head + weight + cleared).max(1);
+        (reported as f64 / counted as f64).min(1.0)
+    }
+
+    /// The tokens that the cuts for which `is_meant` holds save in the count `estimate`.
+    fn tokens(
+        &self,
+        estimate: &ClassicEstimate,
+        share: f64,
+        is_meant: &dyn Fn(&CutResult<'_>) -> bool,
+    ) -> u64 {
+        let late = self.weight(&|cut| self.is_late(cut) && is_meant(cut));
+        let others = self.weight(&|cut| !self.is_late(cut) && is_meant(cut));
+        let late = estimate.more(self.rules, late) as f64 * share;
+        (late as u64).saturating_add(estimate.more(self.rules, others))
+    }
+
+    /// The weight that the cuts for which `is_meant` holds save, with what is inside the results.
+    fn weight(&self, is_meant: &dyn Fn(&CutResult<'_>) -> bool) -> f64 {
+        let Self { rules, request, sent, cuts, .. } = self;
+        let mut saved = 0.0;
+        for cuts_of_message in cuts.chunk_by(|a, b| a.at.message == b.at.message) {
+            let index = cuts_of_message[0].at.message;
+            let Some(message) = request.conversation.messages.get(index) else { continue };
+            let message = std::slice::from_ref(message);
+            // The difference of two counts: each piece is rounded by itself.
+            let cut_weight =
+                rules.weigh(request.body, message, &|part: &Part| seen(part, sent, cuts));
+            let weight = rules.weigh(request.body, message, &|part: &Part| {
+                let mut holders = cuts_of_message.iter();
+                let holder = holders
+                    .find(|cut| cut.span.start <= part.span.start && part.span.end <= cut.span.end);
+                match holder {
+                    Some(cut) if is_meant(cut) => SentContent::Whole,
+                    _ => seen(part, sent, cuts),
+                }
+            });
+            saved += weight - cut_weight;
+        }
+        saved
+    }
 }
 
 fn summary_of(request: &PlanRequest<'_>, known: &RecordedDecisions) -> f64 {

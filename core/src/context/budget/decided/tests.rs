@@ -48,6 +48,23 @@ fn counted(scene: &SessionFixture) -> (u64, u64, u64) {
     (classic.tokens, classic.new, classic.gone)
 }
 
+/// The current request clears the result in the third message.
+fn clear_result(scene: &mut SessionFixture) {
+    scene.ledger.add(Fact::Cut(Box::new(Cut {
+        epoch: None,
+        about: PartKey(scene.about(2)),
+        part: None,
+        at: scene.now,
+        exchange: scene.request().exchange.clone(),
+        content: Replacement::Text("It went.".into()),
+        keep_media: false,
+        was: 753,
+        tokens: 20,
+        why: DecisionReason::Pressure,
+        shadow: false,
+    })));
+}
+
 /// The rules are not used, are shown beside the estimate, or decide. If they decide, their number is the estimate, it
 /// is counted by length, and it has no band.
 #[test]
@@ -89,19 +106,7 @@ fn cut_result_counts_as_placeholder() {
     scene.policy.estimate.rules.anchored = false;
     // "Words 0.", "Read", `{"n":1}`, the result, "Said 3." and "Words 4.".
     assert_eq!(counted(&scene).0, 2 + 1 + 2 + 753 + 2 + 2);
-    scene.ledger.add(Fact::Cut(Box::new(Cut {
-        epoch: None,
-        about: PartKey(scene.about(2)),
-        part: None,
-        at: scene.now,
-        exchange: scene.request().exchange.clone(),
-        content: Replacement::Text("It went.".into()),
-        keep_media: false,
-        was: 753,
-        tokens: 20,
-        why: DecisionReason::Pressure,
-        shadow: false,
-    })));
+    clear_result(&mut scene);
     assert_eq!(counted(&scene), (2 + 1 + 2 + 2 + 2 + 2, 11, 0));
     let removed = RemovedTokens { cut: 751, pruned: 751, compacted: 0 };
     assert_eq!(decided(&scene).removed, Some(removed));
@@ -115,19 +120,7 @@ fn cut_result_counts_as_placeholder() {
 #[test]
 fn what_was_cleared_since_last_call_is_subtracted_once() {
     let mut scene = ruled("ucrau");
-    scene.ledger.add(Fact::Cut(Box::new(Cut {
-        epoch: None,
-        about: PartKey(scene.about(2)),
-        part: None,
-        at: scene.now,
-        exchange: scene.request().exchange.clone(),
-        content: Replacement::Text("It went.".into()),
-        keep_media: false,
-        was: 753,
-        tokens: 20,
-        why: DecisionReason::Pressure,
-        shadow: false,
-    })));
+    clear_result(&mut scene);
     assert_eq!(counted(&scene), (1_002 - 751, 2, 751));
     assert_eq!(
         decided(&scene).removed,
@@ -139,6 +132,21 @@ fn what_was_cleared_since_last_call_is_subtracted_once() {
     assert_eq!(decided(&scene).removed, Some(RemovedTokens { cut: 751, pruned: 0, compacted: 0 }));
     scene.policy.estimate.decides = ClassicRole::Nothing;
     assert_eq!(decided(&scene).removed, None);
+}
+
+/// Rules that count more than the provider does take no more away than a result's share of what was reported.
+#[test]
+fn cleared_result_takes_its_share_of_reported_input() {
+    let mut scene = ruled("ucrau");
+    scene.policy.estimate.rules.factor = 2.0;
+    assert_eq!(counted(&scene), (1_004, 4, 0), "reported were 1,000, of 1,520 by the rules");
+    clear_result(&mut scene);
+    let share = 751 * 2 * 1_000 / 1_520;
+    assert_eq!(counted(&scene), (1_004 - share, 4, share));
+    assert_eq!(
+        decided(&scene).removed,
+        Some(RemovedTokens { cut: share, pruned: share, compacted: 0 })
+    );
 }
 
 /// Injected messages count in the first request that contains them, and if everything is counted.
