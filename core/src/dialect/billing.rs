@@ -7,7 +7,15 @@ use strum::{AsRefStr, EnumIter};
 
 use crate::wire::json::Value;
 
-/// Beside the tokens: what else decides about the price of a reply.
+/// Beside the tokens: what else decides about the price of a reply. Where each dialect says it:
+///
+/// | | Messages | Chat Completions | Responses | Gemini |
+/// |---|---|---|---|---|
+/// | tier | `usage.service_tier`, `usage.speed` ("Fast mode") | `service_tier` | `response.service_tier` | `usageMetadata.trafficType` (Vertex), `serviceTier` |
+/// | place | `usage.inference_geo`, unless `global` or `not_available` | – | – | – |
+/// | searches | `usage.server_tool_use.web_search_requests` | the same at OpenRouter | `web_search_call` items, unless they open a page or look in it | `groundingMetadata.webSearchQueries` |
+/// | audio | – | `prompt_tokens_details.audio_tokens` | – | `promptTokensDetails`, less `cacheTokensDetails` |
+/// | price | – | OpenRouter `usage.cost`, with one's own key also `cost_details.upstream_inference_cost`; Perplexity `usage.cost.total_cost`; xAI `usage.cost_in_usd_ticks`, ten billion to the dollar | `cost`, `cost_in_usd_ticks` | – |
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Billing {
     /// The tier that served it.

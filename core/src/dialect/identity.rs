@@ -130,7 +130,8 @@ fn session_in_user_id(text: &str) -> Option<SessionId> {
     is_name(&name).then(|| name.into())
 }
 
-/// Headers that name a session, the most certain first; after them, any `x-<vendor>-session-id`.
+/// Headers that name a session, the most certain first; after them, any `x-<vendor>-session-id`. `session-id` is Codex',
+/// `x-session-id`, `x-session-affinity` and `x-opencode-session` are opencode's.
 const SESSION_HEADERS: [&str; 13] = [
     "x-plimsoll-session",
     "x-claude-code-session-id",

@@ -1,7 +1,7 @@
 //! Event streams by framing: takes bytes in any cuts, and yields events with their position in the stream.
 //!
 //! Follows the WHATWG event-stream rules, with two extensions that real providers need: white space before a
-//! field name is skipped, and a bare `error:` line is an event of its own (`docs/protocols.md` 11.1).
+//! field name is skipped, and a bare `error:` line is an event of its own, as recorded streams have it.
 //! Bounded: an event past the limit ends the reading, not the stream. Must not know what the data means.
 
 use memchr::{memchr, memchr2};

@@ -137,16 +137,6 @@ mod tests {
         }
     }
 
-    #[test]
-    fn documents_list_each_witness() {
-        let documents = include_str!("../../../../docs/protocols.md");
-        for witness in SessionWitness::iter().filter(|it| *it != SessionWitness::Unknown) {
-            let name = serde_json::to_value(witness).unwrap();
-            let row = format!("| `{}` | {} |\n", name.as_str().unwrap(), witness.meaning());
-            assert!(documents.contains(&row), "{row}");
-        }
-    }
-
     /// What an earlier or a later version wrote can be read.
     #[test]
     fn old_and_later_records_are_read() {

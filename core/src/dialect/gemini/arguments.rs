@@ -1,4 +1,4 @@
-//! Tool call arguments that arrive in pieces, each with a path (`docs/protocols.md` 5.2, 11.5).
+//! Tool call arguments that arrive in pieces, each with a path (`docs/protocols.md` 5.2).
 //!
 //! `{"jsonPath": "$.list[0].name", "stringValue": "…", "willContinue": true}`: strings are appended, other
 //! values are set. Bounded: lists grow by one item at a time, nesting is limited to [`MAX_DEPTH`], and a reply

@@ -15,6 +15,10 @@ use crate::dialect::{
 use crate::wire::json::{Kind, Value, members};
 use crate::wire::member::{first, owned_text};
 
+// Events have an `event_type`: `interaction.created`, `step.start`, `step.delta`, `step.stop`, and `interaction.completed`
+// with the usage; then `[DONE]`. Statuses: `in_progress`, `requires_action` (a call waits), `completed`, `failed`,
+// `cancelled`, `incomplete`, `budget_exceeded`.
+
 /// Whether a request's body is of this API: it has an input, and no contents.
 pub(super) fn is_request(root: Value<'_>) -> bool {
     root.get_any(&["input"]).is_some() && root.get_any(&["contents"]).is_none()

@@ -1,4 +1,4 @@
-//! Reads Chat Completions replies, streams and bodies (`docs/protocols.md` 2.1, 2.3, 2.4, 4, 11.3).
+//! Reads Chat Completions replies, streams and bodies (`docs/protocols.md` 2.1, 2.3, 2.4, 4).
 //!
 //! The stream ends with `[DONE]`, at which clients close. A reply is complete if a finish reason was seen and the
 //! stream has come to its end, with `[DONE]` or without. Tool calls are assembled however a server

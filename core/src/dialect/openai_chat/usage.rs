@@ -13,7 +13,17 @@ use crate::wire::json::{Value, members};
 /// twentieth.
 const FEW: u64 = 4;
 
-/// The provider's own usage fields, before they are normalised. Tokens.
+/// The provider's own usage fields, before they are normalised. Tokens. What differs from OpenAI's:
+///
+/// * DeepSeek: `prompt_cache_hit_tokens`, `prompt_cache_miss_tokens`.
+/// * Moonshot: `cached_tokens` at the top; in streams sometimes inside the choice.
+/// * OpenRouter: also `cost` and `cache_write_tokens`.
+/// * xAI: `completion_tokens` excludes reasoning, the total shows it; `num_server_side_tools_used`: tools ran there.
+/// * Mistral: cached in `num_cached_tokens` or `prompt_token_details`; usage without a request for it.
+/// * Groq: `x_groq.usage`, and the usual place.
+/// * vLLM, Perplexity, Databricks: usage in every chunk, cumulative.
+/// * llama.cpp: `timings`, whose `prompt_n` counts only what was new.
+/// * Gemini's compatible API: thoughts may be only in the total (unconfirmed).
 #[derive(Default)]
 pub(super) struct UsageFields {
     prompt: Count,
