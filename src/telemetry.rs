@@ -62,7 +62,7 @@ pub struct Telemetry {
     /// Requests in flight, by exchange id; each is removed when its exchange is reported.
     open_exchanges: Mutex<HashMap<ExchangeId, OpenExchange>>,
     unknown: Mutex<HashSet<Box<str>>>,
-    /// Upstream and model of which an impossible count was told.
+    /// Upstream and model of which an impossible count was named.
     impossible: Mutex<HashSet<String>>,
     /// The hour, and the upstreams and models of which it was told in it that parts are estimated larger than the whole.
     capped: Mutex<(u64, HashSet<String>)>,
@@ -356,8 +356,8 @@ impl Telemetry {
     fn tells_impossible(&self, exchange: &Exchange) -> bool {
         let upstream = exchange.upstream.as_deref().unwrap_or_default();
         let model = exchange.model.as_deref().unwrap_or_default();
-        let mut told = self.impossible.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_new = told.len() < NAMED && told.insert(format!("{upstream}\n{model}"));
+        let mut named = self.impossible.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_new = named.len() < NAMED && named.insert(format!("{upstream}\n{model}"));
         if is_new {
             tracing::warn!(
                 "{upstream}: model {:?} reported a count of tokens that cannot be: negative, not whole, or more than \
@@ -376,11 +376,11 @@ impl Telemetry {
         let upstream = exchange.upstream.as_deref().unwrap_or_default();
         let model = exchange.model.as_deref().unwrap_or_default();
         let hour = exchange.at / HOUR_MS;
-        let mut told = self.capped.lock().unwrap_or_else(PoisonError::into_inner);
-        if told.0 != hour {
-            *told = (hour, HashSet::new());
+        let mut named = self.capped.lock().unwrap_or_else(PoisonError::into_inner);
+        if named.0 != hour {
+            *named = (hour, HashSet::new());
         }
-        let is_new = told.1.len() < NAMED && told.1.insert(format!("{upstream}\n{model}"));
+        let is_new = named.1.len() < NAMED && named.1.insert(format!("{upstream}\n{model}"));
         if is_new {
             tracing::warn!(
                 "{upstream}: model {:?}: system prompt and tools are estimated larger than the whole, so that messages \

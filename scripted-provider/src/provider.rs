@@ -239,7 +239,7 @@ fn check_strictly(
     let path = parts.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
     let now = provider.clock().now();
     let request = strict::ReceivedRequest::parse(path, &parts.headers, bytes, now);
-    let Some(request) = request.filter(|_| parts.method == Method::POST) else { return Ok(None) };
+    let (Some(request), &Method::POST) = (request, &parts.method) else { return Ok(None) };
     match provider.validate(&request) {
         strict::RequestVerdict::Refused(error) => Err(Box::new(error)),
         strict::RequestVerdict::Accepted(accepted) => {

@@ -235,7 +235,7 @@ pub(crate) fn reply(request: &ModelRequest, state: &mut ScriptState) -> ModelRep
         id,
         reasoning,
         text,
-        call: call.filter(|_| request.output_schema.is_none()),
+        call: if request.output_schema.is_none() { call } else { None },
         truncated,
         usage,
     }
@@ -281,7 +281,10 @@ fn next_call(request: &ModelRequest, id: &str) -> Option<ScriptedCall> {
         (Some(_), None) => COMMANDS.len() + usize::from(submits),
         (None, None) => 1,
     };
-    let tool = shell.or_else(|| request.tools.first()).filter(|_| request.tool_results < steps)?;
+    if request.tool_results >= steps {
+        return None;
+    }
+    let tool = shell.or_else(|| request.tools.first())?;
     let command = match COMMANDS.get(request.tool_results) {
         None if submits => format!("echo {SUBMIT_WORD}"),
         None => format!("{READS}{},+40p' build.log", 1 + LINES_OF_STEP * request.tool_results),

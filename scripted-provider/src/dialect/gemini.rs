@@ -91,7 +91,9 @@ pub(crate) fn response_body(request: &ModelRequest, reply: &ModelReply) -> Value
 
 fn parts(request: &ModelRequest, reply: &ModelReply) -> Vec<Value> {
     let mut parts = Vec::new();
-    if let Some(reasoning) = reply.reasoning.as_ref().filter(|_| !request.hides_reasoning) {
+    if let Some(reasoning) = &reply.reasoning
+        && !request.hides_reasoning
+    {
         parts.push(json!({"text": reasoning, "thought": true}));
     }
     if !reply.text.is_empty() {
@@ -100,7 +102,9 @@ fn parts(request: &ModelRequest, reply: &ModelReply) -> Vec<Value> {
     if let Some(call) = &reply.call {
         parts.push(json!({"functionCall": {"name": call.name, "args": call.arguments}}));
     }
-    if let Some(last) = parts.last_mut().filter(|_| reply.reasoning.is_some()) {
+    if reply.reasoning.is_some()
+        && let Some(last) = parts.last_mut()
+    {
         last["thoughtSignature"] = json!(signature(reply.usage.reasoning, &reply.id));
     }
     parts

@@ -234,7 +234,10 @@ impl PromptCache {
         let mut total_tokens = cached.read;
         let mut longest_cached = hit;
         for (at, link) in links.iter().enumerate() {
-            let Some(ttl) = link.breakpoint.filter(|_| link.total_tokens >= min) else { continue };
+            let Some(ttl) = link.breakpoint else { continue };
+            if link.total_tokens < min {
+                continue;
+            }
             if hit.is_some_and(|hit| at <= hit) {
                 self.refresh(link.hash, now);
                 continue;

@@ -179,8 +179,7 @@ fn check_characters(request: &ReceivedRequest) -> Result<(), ApiError> {
 
 /// `docs/protocols.md` 1.8: no more output tokens than the model can write.
 fn check_max_output(request: &ReceivedRequest, rules: &Rules) -> Result<(), ApiError> {
-    let Some(max) = rules.max_output_tokens.filter(|_| request.operation == Operation::Reply)
-    else {
+    let (Some(max), Operation::Reply) = (rules.max_output_tokens, request.operation) else {
         return Ok(());
     };
     let Some(requested) = requested_output(request).filter(|requested| *requested > max) else {
@@ -219,7 +218,7 @@ fn collect_media<'v>(value: &'v Value, path: String, found: &mut Vec<EncodedMedi
             let source = &value["source"];
             let is_media = value["type"] == "image"
                 || value["type"] == "document" && source["type"] == "base64";
-            let data = source["data"].as_str().filter(|_| is_media);
+            let data = if is_media { source["data"].as_str() } else { None };
             let data = data.map(|data| (text(&source["media_type"]), data));
             let inline = &value["inlineData"];
             let inline = inline["data"].as_str().map(|data| (text(&inline["mimeType"]), data));

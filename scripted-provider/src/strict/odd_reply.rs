@@ -103,8 +103,10 @@ impl OddReply {
             (Self::RepeatedCall { has_ids }, _) => {
                 let call = first_call(body).unwrap_or_default();
                 let parts = &mut body["candidates"][0]["content"]["parts"];
-                for part in parts.as_array_mut().into_iter().flatten().filter(|_| !has_ids) {
-                    remove(&mut part["functionCall"], "id");
+                if !has_ids {
+                    for part in parts.as_array_mut().into_iter().flatten() {
+                        remove(&mut part["functionCall"], "id");
+                    }
                 }
                 let mut again = parts[call].clone();
                 remove(&mut again, "thoughtSignature");

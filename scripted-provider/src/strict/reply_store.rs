@@ -218,9 +218,10 @@ impl ReplyStore {
     /// Stores a response with its request and its items.
     pub(super) fn store_response(&mut self, response: &Value, request: &Arc<Value>, account: u128) {
         for item in items(&response["output"]).chain(items(&request["input"])) {
-            let Some(id) = item["id"].as_str().filter(|_| item["type"] != "item_reference") else {
+            let Some(id) = item["id"].as_str() else { continue };
+            if item["type"] == "item_reference" {
                 continue;
-            };
+            }
             if !self.stored_items.contains_key(id) {
                 self.stored_items.insert(id.to_owned(), StoredItem { account, item: item.clone() });
             }

@@ -132,7 +132,9 @@ fn respond_once(request: &ReceivedRequest, state: &mut State) -> (HttpResponse, 
     }
     let streams = request.stream && request.operation == Operation::Reply && response.status == 200;
     let cut_after = if streams { state.cut_after.take() } else { None };
-    if let Some(after) = cut_after.filter(|_| request.dialect != Dialect::Gemini) {
+    if let Some(after) = cut_after
+        && request.dialect != Dialect::Gemini
+    {
         let events = events(request, &response.body);
         let delivered =
             events.iter().take(after).filter(|event| carries_signature(request, event)).count();

@@ -328,7 +328,7 @@ impl fmt::Display for ContextView {
         }
         if let Some(hidden) = self.hidden_input {
             writeln!(f, "\nLast estimate: not comparable, {}", hidden.description())?;
-        } else if let Some(error) = self.last_error_percent.filter(|_| self.basis.is_some()) {
+        } else if let (Some(error), Some(_)) = (self.last_error_percent, &self.basis) {
             writeln!(f, "\nLast estimate accuracy: {error:+.1}% error")?;
         }
         self.free_space(f)?;

@@ -116,12 +116,12 @@ pub(super) fn together(dialect: Dialect, target: &str, body: &[u8]) -> Invariant
             snapshot.moves_up(*message);
         }
     }
-    let after = request.after(edits);
-    let inserted = after.those(|part| after.is_inserted(part));
+    let edited = request.after(edits);
+    let inserted = edited.those(|part| edited.is_inserted(part));
     // A sample that the request brought itself cannot be told from ours.
     if request.those(|part| request.is_inserted(part)).is_empty() {
         assert_eq!(inserted.len(), counts.put_back, "as much reasoning as was put back");
-        let mut snapshots = without(after.snapshots(), &[inserted, after.empty()].concat());
+        let mut snapshots = without(edited.snapshots(), &[inserted, edited.empty()].concat());
         let expected = without(expected, &removals);
         for (snapshot, expected) in snapshots.iter_mut().zip(&expected) {
             if expected.bytes.is_none() {
@@ -206,13 +206,13 @@ impl RequestSnapshot<'_> {
         if edits.is_empty() {
             return false;
         }
-        let after = self.after(edits);
+        let edited = self.after(edits);
         let number = self.number(at);
-        let part = after.part(at);
-        let text: String = part.texts.iter().map(|span| after.text_at(*span)).collect();
+        let part = edited.part(at);
+        let text: String = part.texts.iter().map(|span| edited.text_at(*span)).collect();
         assert_eq!(text, PLACEHOLDER);
         assert!(part.content.is_some(), "it may be cut again");
-        let mut snapshots = after.snapshots();
+        let mut snapshots = edited.snapshots();
         let mut expected = self.snapshots();
         snapshots[number].give_way();
         expected[number].give_way();
@@ -227,30 +227,30 @@ impl RequestSnapshot<'_> {
         if edits.is_empty() {
             return;
         }
-        let after = self.after(edits);
+        let edited = self.after(edits);
         let number = self.number(at);
-        let part = after.part(at);
+        let part = edited.part(at);
         assert_eq!(self.part(at).kind, PartKind::Image);
         assert_eq!(part.kind, PartKind::Text);
         assert_eq!(part.role, self.part(at).role);
-        let text: String = part.texts.iter().map(|span| after.text_at(*span)).collect();
+        let text: String = part.texts.iter().map(|span| edited.text_at(*span)).collect();
         assert_eq!(text, PLACEHOLDER);
-        agree(&without(after.snapshots(), &[number]), &without(self.snapshots(), &[number]));
+        agree(&without(edited.snapshots(), &[number]), &without(self.snapshots(), &[number]));
     }
 
     fn restores_signature(&self, at: PartIndex) -> bool {
         let Some(edit) = restore_signature(&self.read, &self.body, at, SIGNATURE) else {
             return false;
         };
-        let after = self.after(vec![edit]);
+        let edited = self.after(vec![edit]);
         assert_eq!(
-            after.part(at).signature.map(|signature| after.text_at(signature)),
+            edited.part(at).signature.map(|signature| edited.text_at(signature)),
             Some(SIGNATURE.into())
         );
-        assert!(self.read.chains().eq(after.read.chains()));
+        assert!(self.read.chains().eq(edited.read.chains()));
         // An empty text with a signature is a thought, and does not end a run of text.
         if has_content(self.part(at)) {
-            let mut snapshots = after.snapshots();
+            let mut snapshots = edited.snapshots();
             let mut expected = self.snapshots();
             assert_ne!(snapshots[self.number(at)].bytes, expected[self.number(at)].bytes);
             snapshots[self.number(at)].bytes = None;
@@ -293,8 +293,8 @@ impl RequestSnapshot<'_> {
         if edits.is_empty() {
             return 0;
         }
-        let after = self.after(edits);
-        let inserted = after.those(|part| after.is_inserted(part));
+        let edited = self.after(edits);
+        let inserted = edited.those(|part| edited.is_inserted(part));
         if !self.those(|part| self.is_inserted(part)).is_empty() {
             return blocks.len(); // ours cannot be distinguished from its own
         }
@@ -308,7 +308,7 @@ impl RequestSnapshot<'_> {
                 "{inserted:?} at {start}"
             );
         }
-        let snapshots = without(after.snapshots(), &[inserted, after.empty()].concat());
+        let snapshots = without(edited.snapshots(), &[inserted, edited.empty()].concat());
         agree(&snapshots, &without(self.snapshots(), &self.empty()));
         blocks.len()
     }
@@ -337,8 +337,8 @@ impl RequestSnapshot<'_> {
         if edits.is_empty() {
             return false;
         }
-        let after = self.after(edits);
-        let mut snapshots = after.snapshots();
+        let edited = self.after(edits);
+        let mut snapshots = edited.snapshots();
         let mut expected = self.snapshots();
         for snapshot in snapshots.iter_mut().chain(&mut expected) {
             if snapshot.kind == PartKind::Text {
@@ -358,7 +358,7 @@ impl RequestSnapshot<'_> {
         {
             return 0; // instructions that now come first are the system's
         }
-        let after = self.after(edits);
+        let edited = self.after(edits);
         let removals: Vec<usize> =
             parts.iter().map(|part| self.number(PartIndex::new(message, *part))).collect();
         let mut expected = without(self.snapshots(), &removals);
@@ -366,14 +366,14 @@ impl RequestSnapshot<'_> {
             for snapshot in &mut expected {
                 snapshot.moves_up(message);
             }
-            agree(&after.snapshots(), &expected);
+            agree(&edited.snapshots(), &expected);
             return parts.len();
         }
-        agree(&self.ordered(after.snapshots()), &self.ordered(expected));
+        agree(&self.ordered(edited.snapshots()), &self.ordered(expected));
         if !self.is(Dialect::OpenaiResponses) {
-            after.is_whole(message);
+            edited.is_whole(message);
         }
-        self.restore_removed(&after, message, parts);
+        self.restore_removed(&edited, message, parts);
         parts.len()
     }
 
@@ -396,7 +396,7 @@ impl RequestSnapshot<'_> {
         }
     }
 
-    fn restore_removed(&self, after: &Self, message: usize, parts: &[usize]) {
+    fn restore_removed(&self, edited: &Self, message: usize, parts: &[usize]) {
         // Only where it is all reasoning of the message, and has what it needs to come back.
         let is_reply = self.read.messages[message].role == Role::Assistant;
         let is_all = self.reasoning(message).len() == parts.len();
@@ -409,7 +409,7 @@ impl RequestSnapshot<'_> {
         if raws.len() < parts.len() || self.is(Dialect::OpenaiChat) && has_double(&raws) {
             return;
         }
-        let is_last = after.read.messages.len() == message;
+        let is_last = edited.read.messages.len() == message;
         let place = if is_last { message.checked_sub(1) } else { Some(message) };
         let Some(place) = place else { return };
         let mut blocks = Vec::with_capacity(raws.len());
@@ -418,7 +418,7 @@ impl RequestSnapshot<'_> {
             let before = if is_last { usize::MAX } else { parts[index] - index };
             blocks.push(ReasoningInsert { before, raw });
         }
-        let restored = after.after(put_back(&after.read, &after.body, place, &blocks));
+        let restored = edited.after(put_back(&edited.read, &edited.body, place, &blocks));
         agree(&self.ordered(restored.snapshots()), &self.ordered(self.snapshots()));
     }
 

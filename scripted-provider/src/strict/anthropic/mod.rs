@@ -212,9 +212,10 @@ fn blocks(body: &Value) -> Vec<Block<'_>> {
         for (block, value) in items(&message["content"]).enumerate() {
             let nested = items(&value["content"]).find_map(breakpoint);
             // The model reads only the text of a summary.
-            let summary = value["content"].as_str().filter(|_| value["type"] == "compaction");
-            let measured =
-                summary.map_or_else(|| measure(role, value), |text| measure_text(role, text));
+            let measured = match value["content"].as_str() {
+                Some(summary) if value["type"] == "compaction" => measure_text(role, summary),
+                _ => measure(role, value),
+            };
             all.push(Block {
                 message: at,
                 block,
@@ -320,13 +321,12 @@ fn reply_context(
         blocks[user_blocks].iter().fold(0, |chain, block| link(chain, block.measured.hash));
     let after = turns.get(last_user + 1..).unwrap_or_default();
     let tools = items(&request.body["tools"]).filter(|tool| tool["input_schema"].is_object());
-    let tools = tools.filter(|tool| programs::is_loaded(tool, blocks));
-    let calls_none = request.body["tool_choice"]["type"] == "none";
+    let may_call = request.body["tool_choice"]["type"] != "none";
+    let tools = tools.filter(|tool| may_call && programs::is_loaded(tool, blocks));
     ReplyContext {
         thinks: config.thinks,
         must_begin_with_thinking: config.mandatory,
         tools: tools
-            .filter(|_| !calls_none)
             .map(|tool| ToolDefinition {
                 name: text(&tool["name"]).to_owned(),
                 parameters: tool["input_schema"].clone(),

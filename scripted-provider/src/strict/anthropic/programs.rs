@@ -129,8 +129,8 @@ fn check_loaded(body: &Value, blocks: &[Block<'_>]) -> Result<(), ApiError> {
             let message = format!("Tool reference '{name}' not found in available tools");
             return refuse(Rule::BadValue, message);
         }
-        let called = tool(body, text(block.field("name"))).filter(|_| block.kind == "tool_use");
-        if called.is_some_and(|tool| !is_loaded(tool, &blocks[..at])) {
+        let called = tool(body, text(block.field("name")));
+        if block.kind == "tool_use" && called.is_some_and(|tool| !is_loaded(tool, &blocks[..at])) {
             let message = format!("{}: the called tool is not loaded", block.path());
             return refuse(Rule::BadValue, message);
         }

@@ -219,10 +219,11 @@ fn front(body: &Value) -> Vec<PromptPiece> {
 
 fn functions(body: &Value) -> Vec<ToolDefinition> {
     let config = get(get(body, "toolConfig"), "functionCallingConfig");
-    let calls_none = config["mode"] == "NONE";
+    if config["mode"] == "NONE" {
+        return Vec::new();
+    }
     let schemas = ["parametersJsonSchema", "parameters"];
     items(get(body, "tools"))
-        .filter(|_| !calls_none)
         .flat_map(|tool| items(get(tool, "functionDeclarations")))
         .map(|tool| {
             let schema = schemas.iter().map(|name| get(tool, name)).find(|s| s.is_object());

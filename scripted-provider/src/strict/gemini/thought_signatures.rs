@@ -80,7 +80,10 @@ impl SignatureOutcome {
         let reply = reply.or_else(|| find_reply(store, turn));
         self.parent = reply.or(self.parent);
         let first = turn.parts.iter().find(|(_, part)| get(part, "functionCall").is_object());
-        if let Some((place, part)) = first.filter(|_| is_current && required) {
+        if let Some((place, part)) = first
+            && is_current
+            && required
+        {
             require_signature(part, *place)?;
         }
         let issued = reply.and_then(|reply| store.reply(reply));

@@ -151,7 +151,9 @@ fn check_message(at: usize, message: &Value, model: &ModelRules) -> Result<(), A
         let reasoning = role == "assistant" && REASONING_FIELDS.contains(&name.as_str());
         !known.contains(&name.as_str()) && !reasoning
     });
-    if let Some(name) = unknown.filter(|_| model.unknown_fields_refused) {
+    if let Some(name) = unknown
+        && model.unknown_fields_refused
+    {
         return refuse(
             Rule::UnknownField,
             format!("messages.{at}: property '{name}' is unsupported"),

@@ -70,9 +70,10 @@ fn check_text(
         }
         _ => {}
     }
-    let Some(expected) = issued.and_then(|issued| issued.reasoning_hash).filter(|_| thinks) else {
+    let Some(expected) = issued.and_then(|issued| issued.reasoning_hash) else { return Ok(()) };
+    if !thinks {
         return Ok(());
-    };
+    }
     let is_expected = calls && (model.reasoning_echo == ReasoningEcho::Required || current);
     match reasoning.filter(|text| !["", " ", "."].contains(text)) {
         Some(text) if hash(&[text]) != expected => {

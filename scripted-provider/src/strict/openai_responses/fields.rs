@@ -202,7 +202,9 @@ fn check_fields(model: &ModelRules, item: &InputItem<'_>, path: &str) -> Result<
     };
     let mut names = item.value.as_object().into_iter().flat_map(serde_json::Map::keys);
     let extra = names.find(|name| !known.contains(&name.as_str()) && *name != CODEX_METADATA);
-    if let Some(name) = extra.filter(|_| model.unknown_fields_refused) {
+    if let Some(name) = extra
+        && model.unknown_fields_refused
+    {
         return refuse_unknown_field(&format!("{path}.{name}"));
     }
     let required: &[&str] = match item.kind.as_str() {

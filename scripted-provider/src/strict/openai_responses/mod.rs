@@ -313,13 +313,12 @@ fn reply_context(
     let begins = |at: &usize| tail[*at].is_output() && (*at == 0 || !tail[*at - 1].is_output());
     let later = items(&request.body["input"]).flat_map(|item| items(&item["tools"]));
     let tools = items(&request.body["tools"]).chain(later);
-    let tools = tools.filter(|tool| tool["type"] == "function");
-    let calls_none = request.body["tool_choice"] == "none";
+    let may_call = request.body["tool_choice"] != "none";
+    let tools = tools.filter(|tool| may_call && tool["type"] == "function");
     ReplyContext {
         thinks: thinks(&request.body, model),
         must_begin_with_thinking: false,
         tools: tools
-            .filter(|_| !calls_none)
             .map(|tool| ToolDefinition {
                 name: text(&tool["name"]).to_owned(),
                 parameters: tool["parameters"].clone(),

@@ -41,10 +41,11 @@ pub(super) fn signatures(
             }
             None => {
                 let Some(id) = item.id() else { continue };
-                let stored = store.stored_item(id, request.account);
-                let Some(stored) = stored.filter(|_| request.body["store"] != false) else {
-                    return not_found(request, id);
+                let stored = match request.body["store"] == false {
+                    true => None,
+                    false => store.stored_item(id, request.account),
                 };
+                let Some(stored) = stored else { return not_found(request, id) };
                 if let Some((number, _)) =
                     store.find_signature(DIALECT, text(&stored["encrypted_content"]))
                 {

@@ -164,7 +164,7 @@ pub(crate) fn record_reply(
         let mut issued_item = IssuedItem {
             id: id(item),
             reasoning: Vec::new(),
-            following: following.filter(|_| is_reasoning(item)),
+            following: if is_reasoning(item) { following } else { None },
             phase: item["phase"].as_str().map(str::to_owned),
             text: items(&item["content"]).map(|part| text(&part["text"])).collect(),
         };
