@@ -564,8 +564,9 @@ impl Play {
         let done = &checked.exchange.done;
         self.is_suspended |= done.resent.is_some() || done.revoked.is_some();
         self.demands_reasoning |= checked.exchange.refused == Some(RefusalCause::ReasoningDemanded);
-        let mut rules = checked.log.iter().filter_map(|entry| entry.verdict.broken_rule());
-        self.demands_reasoning |= rules.any(|rule| rule == Rule::ThinkingMissing);
+        // What else was refused then teaches nothing.
+        let rule = checked.log.first().and_then(|entry| entry.verdict.broken_rule());
+        self.demands_reasoning |= rule == Some(Rule::ThinkingMissing);
     }
 
     fn count(&mut self, exchange: &Exchange, mode: Option<&str>) {

@@ -14,7 +14,7 @@ use super::branch::Branch;
 use super::reply::{ForeignReasoning, ReturnedReply};
 use crate::context::ReasoningRecord;
 use crate::context::ledger::Ledger;
-use crate::dialect::{Chain, Conversation, Part, PartIndex, PartKey, PartKind, Role};
+use crate::dialect::{Chain, Conversation, Dialect, Part, PartIndex, PartKey, PartKind, Role};
 
 /// A reply that was found in a request.
 struct AlignedReply {
@@ -241,6 +241,11 @@ impl RecordedDecisions {
     }
 
     fn region(&self, conversation: &Conversation, first: usize, last: usize) -> Range<PartIndex> {
+        // The fields of a message have no order: whatever its client added, its reasoning is this reply's.
+        if conversation.dialect == Dialect::OpenaiChat {
+            let [first, last] = [first, last].map(|index| self.keyed_parts[index].at.message);
+            return PartIndex::new(first, 0)..PartIndex::new(last + 1, 0);
+        }
         // Reasoning has no key: what stands between two keyed parts belongs to the reply.
         let previous = first.checked_sub(1).map(|index| self.keyed_parts[index].at);
         let start = previous.map_or_else(PartIndex::default, PartIndex::after);

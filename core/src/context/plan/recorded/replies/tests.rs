@@ -215,3 +215,22 @@ fn equal_replies_are_distinguished() {
         }
     }
 }
+
+/// A client may add text to a reply of nothing but calls: the field with the reasoning beside it is the reply's.
+#[test]
+fn added_text_does_not_hide_reasoning_field() {
+    let call = json!({"id": "call_1", "type": "function", "function": {"name": "go", "arguments": "{}"}});
+    let reply = json!({"role": "assistant", "reasoning_content": "Hm.", "content": "By a model.", "tool_calls": [call]});
+    let result = json!({"role": "tool", "tool_call_id": "call_1", "content": "Done."});
+    let user = json!({"role": "user", "content": "Go."});
+    let body = json!({"model": "kimi-k3", "messages": [user, reply, result]});
+    let path = "/v1/chat/completions";
+    let mut scene = SessionFixture::read(Dialect::OpenaiChat, path, "kimi-k3", &body);
+    let raw = r#"{"reasoning_content":"Hm."}"#.into();
+    let blocks = vec![ReasoningBlock { raw, ..block(0, 0, false) }];
+    let one = ReasoningRecord { blocks, ..record(&scene, 2, 1) };
+    scene.ledger.add(Fact::Reasoning(Box::new(one)));
+    let known = scene.known();
+    let [returned] = &known.replies[..] else { panic!("{:?}", known.replies) };
+    assert!(returned.missing(&scene.request()).is_nothing());
+}
