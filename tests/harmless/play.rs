@@ -122,7 +122,7 @@ async fn play_conversation(
         sent_by_prefix: HashMap::new(),
         sent_prefixes: HashSet::new(),
         known_cuts: HashSet::new(),
-        demands_reasoning: false,
+        demanding_models: HashSet::new(),
         reply_broke_off: false,
         signature_prefixes: HashMap::new(),
         reasoning_models: HashMap::new(),
@@ -177,8 +177,8 @@ struct Play {
     sent_prefixes: HashSet<u64>,
     /// What went out in place of results: both by their hashes.
     known_cuts: HashSet<(u64, u64)>,
-    /// The provider has demanded reasoning in a refusal.
-    demands_reasoning: bool,
+    /// The models for which the provider has demanded reasoning in a refusal.
+    demanding_models: HashSet<&'static str>,
     /// The newest answer broke off.
     reply_broke_off: bool,
     /// Hash of the client's own history when a signature was made, by signature.
@@ -563,10 +563,13 @@ impl Play {
     fn learn_from(&mut self, checked: &CheckedExchange<'_>) {
         let done = &checked.exchange.done;
         self.is_suspended |= done.resent.is_some() || done.revoked.is_some();
-        self.demands_reasoning |= checked.exchange.refused == Some(RefusalCause::ReasoningDemanded);
-        // What else was refused then teaches nothing.
+        // What was refused after that teaches nothing.
         let rule = checked.log.first().and_then(|entry| entry.verdict.broken_rule());
-        self.demands_reasoning |= rule == Some(Rule::ThinkingMissing);
+        if rule == Some(Rule::ThinkingMissing)
+            || checked.exchange.refused == Some(RefusalCause::ReasoningDemanded)
+        {
+            self.demanding_models.insert(self.head.model);
+        }
     }
 
     fn count(&mut self, exchange: &Exchange, mode: Option<&str>) {

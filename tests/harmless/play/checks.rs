@@ -110,7 +110,8 @@ impl Play {
         // Likewise if it demands the reasoning of an open loop, which a summary made void.
         let learns_demand = exchange.refused == Some(RefusalCause::ReasoningDemanded)
             && exchange.done.new.compacted > 0;
-        let learns = learns_binding || learns_demand && !self.demands_reasoning && status < 400;
+        let is_demand_known = self.demanding_models.contains(self.head.model);
+        let learns = learns_binding || learns_demand && !is_demand_known && status < 400;
         // With reasoning put back it may not fit though the original would: then the original is sent.
         let overflowed = exchange.done.overflow.is_some() && status < 400;
         let recovered = learns || overflowed;
@@ -155,7 +156,7 @@ impl Play {
             let is_demand = breaks(entry, Rule::ThinkingMissing);
             // Cuts show it once in a conversation.
             is_summarized && (breaks(entry, Rule::BoundElsewhere) || is_demand)
-                || is_demand && !self.demands_reasoning
+                || is_demand && !self.demanding_models.contains(self.head.model)
         };
         let log = checked.log;
         log.iter().any(|entry| does_not_fit(entry) && !is_original(entry))

@@ -219,7 +219,8 @@ fn equal_replies_are_distinguished() {
 /// A client may add text to a reply of nothing but calls: the field with the reasoning beside it is the reply's.
 #[test]
 fn added_text_does_not_hide_reasoning_field() {
-    let call = json!({"id": "call_1", "type": "function", "function": {"name": "go", "arguments": "{}"}});
+    let call =
+        json!({"id": "call_1", "type": "function", "function": {"name": "go", "arguments": "{}"}});
     let reply = json!({"role": "assistant", "reasoning_content": "Hm.", "content": "By a model.", "tool_calls": [call]});
     let result = json!({"role": "tool", "tool_call_id": "call_1", "content": "Done."});
     let user = json!({"role": "user", "content": "Go."});
