@@ -11,10 +11,8 @@ use super::anchor::Anchor;
 use super::classic::{ClassicEstimate, classic, first_new};
 use super::measure::{MeasuredEstimate, measure};
 use super::sums::fit;
-use crate::context::plan::{Overlay, PlanRequest, RecordedDecisions};
-use crate::context::{
-    Band, Breakdown, CostPrediction, CountingMethod, Estimate, EstimateMethod, ExchangeId,
-};
+use crate::context::plan::{Decision, Overlay, PlanRequest, RecordedDecisions};
+use crate::context::{Band, Breakdown, CostPrediction, CountingMethod, Estimate, EstimateMethod};
 use crate::dialect::{self, Dialect, Part, PartIndex, PartKey, Span};
 use crate::tokens::classic::{ClassicRules, SentContent};
 use crate::tokens::learn::EstimatorState;
@@ -105,7 +103,7 @@ impl ClassicEstimate {
         let cleared = ClearedResults::new(rules, request, sent, cuts, anchor);
         let share = cleared.reported_share(self.before);
         self.removed.cut = cleared.tokens(self, share, &|_| true);
-        self.removed.pruned = cleared.tokens(self, share, &|cut| cut.exchange == request.exchange);
+        self.removed.pruned = cleared.tokens(self, share, &|cut| cut.is_new);
         self.subtract(cleared.tokens(self, share, &|cut| cleared.is_late(cut)));
     }
 }
@@ -118,8 +116,8 @@ struct CutResult<'k> {
     key: PartKey,
     text: Cow<'k, str>,
     is_trim: bool,
-    /// The exchange that decided it.
-    exchange: &'k ExchangeId,
+    /// This request is the first in its branch that is sent so.
+    is_new: bool,
 }
 
 impl<'k> CutResult<'k> {
@@ -127,13 +125,14 @@ impl<'k> CutResult<'k> {
         let cuts = known.cuts_here().filter_map(|(at, _, cut)| {
             let part = request.part(at)?;
             let (key, _) = sent.replaced(part.span)?;
+            let decision = known.decision(cut.about.0, &cut.exchange, request.exchange);
             Some(Self {
                 at,
                 span: part.span,
                 key,
                 text: cut.content.text(part, request.body)?,
                 is_trim: cut.is_trim(),
-                exchange: &cut.exchange,
+                is_new: decision == Decision::New,
             })
         });
         cuts.collect()

@@ -492,7 +492,12 @@ impl RecordedDecisions {
     }
 
     /// Whether a decision with key `about`, made by the exchange `by`, is new to another exchange.
-    pub(super) fn decision(&self, about: u128, by: &ExchangeId, exchange: &ExchangeId) -> Decision {
+    pub(in crate::context) fn decision(
+        &self,
+        about: u128,
+        by: &ExchangeId,
+        exchange: &ExchangeId,
+    ) -> Decision {
         // What another branch decided first is adopted, and new here all the same.
         let is_new = by == exchange || *exchange == self.exchange && self.adopted.contains(&about);
         if is_new { Decision::New } else { Decision::Replayed }

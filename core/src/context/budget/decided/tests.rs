@@ -4,11 +4,12 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::context::plan::{DecisionReason, RemovedTokens};
+use crate::context::plan::{self, DecisionReason, RemovedTokens};
 use crate::context::policy::ClassicRole;
 use crate::context::scene::{SessionFixture, messages};
 use crate::context::{
-    Breakdown, CompactionRecord, CountingMethod, Cut, Fact, QueuedMessage, Replacement, inject,
+    Breakdown, CompactionRecord, CountingMethod, Cut, ExchangeId, Fact, QueuedMessage, Replacement,
+    inject,
 };
 use crate::dialect::PartKey;
 
@@ -16,12 +17,17 @@ const FREE: &str = "claude-opus-4-6";
 
 /// The estimate of the current request that decisions use, measured from its parent turn.
 fn decided(scene: &SessionFixture) -> MeasuredEstimate {
-    let (plan, placed) = (scene.plan(), scene.placed());
+    decided_with(scene, &scene.known())
+}
+
+fn decided_with(scene: &SessionFixture, known: &RecordedDecisions) -> MeasuredEstimate {
+    let plan = plan::replay(&scene.request(), known);
+    let placed = scene.placed();
     let sketch = placed.parent.as_ref().and_then(|parent| scene.ledger.sketch(parent));
     let anchor = placed.parent.as_deref().zip(sketch.as_deref());
     let anchor = anchor.map(|(turn, sketch)| Anchor { turn, sketch });
     let learned = EstimatorState::new(scene.model.family);
-    estimate(&scene.request(), &plan.sent, &scene.known(), anchor, &learned)
+    estimate(&scene.request(), &plan.sent, known, anchor, &learned)
 }
 
 /// A session in which the agent's rules decide. Each request but the last got a reply; its input and output are 1,000
@@ -50,19 +56,24 @@ fn counted(scene: &SessionFixture) -> (u64, u64, u64) {
 
 /// The current request clears the result in the third message.
 fn clear_result(scene: &mut SessionFixture) {
-    scene.ledger.add(Fact::Cut(Box::new(Cut {
+    let exchange = scene.request().exchange.clone();
+    scene.ledger.add(cut_by(scene, exchange));
+}
+
+fn cut_by(scene: &SessionFixture, exchange: ExchangeId) -> Fact {
+    Fact::Cut(Box::new(Cut {
         epoch: None,
         about: PartKey(scene.about(2)),
         part: None,
         at: scene.now,
-        exchange: scene.request().exchange.clone(),
+        exchange,
         content: Replacement::Text("It went.".into()),
         keep_media: false,
         was: 753,
         tokens: 20,
         why: DecisionReason::Pressure,
         shadow: false,
-    })));
+    }))
 }
 
 /// The rules are not used, are shown beside the estimate, or decide. If they decide, their number is the estimate, it
@@ -147,6 +158,17 @@ fn cleared_result_takes_its_share_of_reported_input() {
         decided(&scene).removed,
         Some(RemovedTokens { cut: share, pruned: share, compacted: 0 })
     );
+}
+
+/// What another branch decided first is cleared here for the first time all the same.
+#[test]
+fn result_that_another_branch_cleared_first_is_pruned_here() {
+    let scene = ruled("ucrau");
+    let mut known = scene.known();
+    known.add([cut_by(&scene, "other".into())]);
+    let measured = decided_with(&scene, &known);
+    assert_eq!(measured.estimate.tokens, 1_002 - 751);
+    assert_eq!(measured.removed, Some(RemovedTokens { cut: 751, pruned: 751, compacted: 0 }));
 }
 
 /// Injected messages count in the first request that contains them, and if everything is counted.
