@@ -254,6 +254,7 @@ async fn failed_request_requeues_messages() {
         let mut play = Play::of("/v1/messages", Policy::default()).await;
         let scope = begun(&mut play).await;
         queue(&play, &scope, 1, "Mind the tide.").await;
+        let mut messages = play.server.telemetry.messages();
         let mut client = play.send_request(&anthropic_request(MODEL, &history(2))).await;
         let mut call = play.provider.call().await;
         assert!(call.message.text().contains("Mind the tide."));
@@ -264,6 +265,9 @@ async fn failed_request_requeues_messages() {
         assert_eq!(client.response().await.status(), if is_refused { 529 } else { 502 });
         play.server.next_exchange().await;
         assert_eq!(waiting(&play, &scope).await, 1, "they wait again");
+        assert_eq!(messages.try_recv().unwrap().step, MessageStep::Dequeued);
+        assert_eq!(messages.try_recv().unwrap().step, MessageStep::Queued);
+        assert!(messages.try_recv().is_err(), "told once, refused: {is_refused}");
 
         let mut next = history(2);
         if !is_retried {

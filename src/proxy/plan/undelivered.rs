@@ -55,6 +55,12 @@ impl UndeliveredMessages {
         std::mem::take(&mut self.facts)
     }
 
+    pub(crate) async fn requeue(mut self) {
+        for fact in std::mem::take(&mut self.facts) {
+            requeue(&self.proxy, &self.handle, fact).await;
+        }
+    }
+
     /// Called when the messages are delivered, held elsewhere, or queued again already.
     pub(crate) fn end(mut self) {
         self.facts.clear();

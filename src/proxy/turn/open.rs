@@ -26,7 +26,7 @@ use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::{CountLimit, Note, ProviderError, Purpose, Reply, Usage};
 use crate::proxy::learning::lessons::{self, QuotableRequest};
 use crate::proxy::offload::{OFF_THREAD, long_work_if};
-use crate::proxy::plan::undelivered::{UndeliveredMessages, requeue};
+use crate::proxy::plan::undelivered::UndeliveredMessages;
 use crate::proxy::response::request_body::RequestBody;
 use crate::proxy::response::status::may_not_fit;
 use crate::proxy::response::tap::{CommitFuture, SettleReply};
@@ -418,10 +418,8 @@ impl OpenTurn {
         estimate: Option<Estimate>,
         overflows: bool,
     ) -> Option<FailOpen> {
-        let handle = self.opened.handle();
-        let messages = self.undelivered.take().map(UndeliveredMessages::into_facts);
-        for fact in messages.into_iter().flatten() {
-            requeue(&proxy, &handle, fact).await;
+        if let Some(messages) = self.undelivered.take() {
+            messages.requeue().await;
         }
         let error = reply.error.as_ref()?;
         let message = error.message.as_deref().unwrap_or_default();
