@@ -119,6 +119,32 @@ async fn dexto_takes_one_queued_message_a_step() {
     assert_eq!(waiting(&play, &scope).await, 0);
 }
 
+/// A step that failed takes its own message again, and no other.
+#[tokio::test]
+async fn repeated_step_takes_no_second_message() {
+    let mut play = crate::presets::play(Preset::Dexto, &[]).await;
+    let scope = begun(&mut play).await;
+    queue(&play, &scope, 1, "Mind the tide.").await;
+    queue(&play, &scope, 2, "And the wind.").await;
+    let request = anthropic_request(MODEL, &history(2));
+    let mut client = play.send_request(&request).await;
+    let mut call = play.provider.call().await;
+    call.answer(
+        "529 Overloaded",
+        r#"{"type":"error","error":{"type":"overloaded_error","message":"busy"}}"#,
+    )
+    .await;
+    drop(call);
+    assert_eq!(client.response().await.status(), 529);
+    play.server.next_exchange().await;
+    let repeated = play.exchange(&request, &reply("Aye.")).await;
+    assert!(repeated.bytes.contains("Mind the tide."), "{}", repeated.bytes);
+    assert!(!repeated.bytes.contains("And the wind."), "{}", repeated.bytes);
+    assert_eq!(waiting(&play, &scope).await, 1);
+    let next = play.exchange(&anthropic_request(MODEL, &history(3)), &reply("Aye.")).await;
+    assert!(next.bytes.contains("And the wind."), "{}", next.bytes);
+}
+
 #[tokio::test]
 async fn queued_messages_are_not_sent_by_sub_agents_or_other_tenants() {
     let mut play = Play::of("/v1/messages", Policy::default()).await;

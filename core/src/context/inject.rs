@@ -40,7 +40,8 @@ pub fn propose(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Vec<Fact
         }
     }
     if request.policy.one_queued_message {
-        waiting.truncate(1);
+        // A step that is repeated has its message already.
+        waiting.truncate(usize::from(known.injected_at(at).next().is_none()));
     }
     let texts: Vec<&str> = waiting.iter().map(|queued| &*queued.text).collect();
     if texts.is_empty() || !takes_text(conversation, at) {
