@@ -15,7 +15,7 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 use http::header::CONNECTION;
-use http::{HeaderValue, Request, Version};
+use http::{HeaderValue, Request, Response, Version};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -237,10 +237,8 @@ async fn serve_connection<S>(
         exchange::run(proxy.clone(), request, client.clone(), watching.clone()).map(
             move |mut response| {
                 framing_probe.record(&response);
-                // Over HTTP/2 a frame of its own says so.
-                if version <= Version::HTTP_11 && *phase.borrow() == ServingPhase::Leaving {
-                    let headers = response.headers_mut();
-                    headers.entry(CONNECTION).or_insert(HeaderValue::from_static("close"));
+                if *phase.borrow() == ServingPhase::Leaving {
+                    end_after(&mut response, version);
                 }
                 let response = framed(response, version, rest);
                 Ok::<_, io::Error>(response.map(|body| request_guard.answer(body)))
@@ -282,6 +280,14 @@ async fn serve_connection<S>(
                 }
             }
         }
+    }
+}
+
+fn end_after<B>(response: &mut Response<B>, version: Version) {
+    // Over HTTP/2 a frame of its own says so.
+    if version <= Version::HTTP_11 {
+        let headers = response.headers_mut();
+        headers.entry(CONNECTION).or_insert(HeaderValue::from_static("close"));
     }
 }
 
