@@ -89,7 +89,7 @@ pub(crate) async fn carry(
 async fn drained(phase: &mut watch::Receiver<ServingPhase>, frames: Option<&FrameObserver>) {
     // A drain ends a tunnel at its deadline; one whose messages are read, as soon as no request waits for its
     // reply.
-    let _ = phase.wait_for(|phase| *phase != ServingPhase::Serving).await;
+    let _ = phase.wait_for(|phase| *phase >= ServingPhase::Draining).await;
     let breaking = async { drop(phase.wait_for(|phase| *phase == ServingPhase::Breaking).await) };
     match frames {
         None => breaking.await,

@@ -3,8 +3,8 @@
 //! [`Lanes`] makes the decisions; sockets and waiting are here. A stream is counted from its placement until
 //! request and response have both ended, in whatever way. The peer's limit is read after each step of a
 //! connection, so that decisions use the current one. A request that the peer did not process is sent again, so
-//! three times at most, if its body is still available: it was not sent, the peer says so, or an idle connection
-//! closed so soon that it was almost certainly not read.
+//! three times at most, if its body is still available: it was not sent, the peer says so, or nothing comes on its
+//! connection any more, so that it was almost certainly not read.
 
 use std::fmt;
 use std::future::poll_fn;
