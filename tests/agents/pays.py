@@ -3,7 +3,8 @@ proxy only observes), under the default policy, and with cuts alone. Prints the 
 
 `pays.py [AGENT|WINDOW|WAY…]` runs only these. The provider is scripted: in every step the model reads lines of a log; its
 counts, caches and overflows are those of the strict provider. Costs are those of `plimsoll savings`. In the way `cliff`
-CliffCompaction rewrites, and Plimsoll only observes what it sends.
+CliffCompaction rewrites, and Plimsoll only observes what it sends; in the way `overflow-only` it only mends requests that
+do not fit.
 
 Each play is one conversation, so more sessions than one are splits. `twins` runs each agent twice at once, with the same
 prompt and key: fewer sessions than two are merges.
@@ -41,7 +42,10 @@ STEPS = 36
 TWIN_STEPS = 4
 PROMPT = "Look at build.log in {} steps, 40 lines each time, and say in one sentence what went wrong. Change nothing."
 OBSERVE = 'mode = "observe"\n'
-WAYS = {"direct": OBSERVE, "default": "", "cuts-only": '[compact]\nengine = "off"\n', "cliff": OBSERVE}
+CUTS_ONLY = '[compact]\nengine = "off"\n'
+# Nothing is changed until the provider says that a request does not fit.
+OVERFLOW_ONLY = f"{CUTS_ONLY}[prune]\ngate = []\n"
+WAYS = {"direct": OBSERVE, "default": "", "cuts-only": CUTS_ONLY, "overflow-only": OVERFLOW_ONLY, "cliff": OBSERVE}
 # Where nobody names a way.
 MAIN_WAYS = ["direct", "default", "cuts-only"]
 LINE = "[INFO] step {}/4000: " + "lexer, report and config were checked, all of it passed, on to the next; " * 4 + "{} ms\n"
