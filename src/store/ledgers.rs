@@ -11,6 +11,7 @@ mod content;
 mod draft_writes;
 mod drafts;
 mod fingerprints;
+mod found_session;
 mod late_replies;
 mod latest_requests;
 mod lock;
@@ -45,6 +46,7 @@ use drafts::Drafts;
 pub(crate) use drafts::{DraftGuard, DraftProgress};
 pub use fingerprints::RequestSource;
 use fingerprints::SessionFingerprints;
+use found_session::{ContinuedEnd, FoundSession};
 use latest_requests::LatestRequests;
 pub(crate) use latest_requests::{LatestRequest, ProviderRecount, RecountError};
 use lock::lock;
@@ -154,15 +156,18 @@ impl Ledgers {
             _ => None,
         };
         let opening = opening.as_ref();
-        let (session, found_by) = match self
-            .find_session(&lookup, conversation, is_turn, opening)
-            .await
-        {
-            LookupOutcome::Found(found) => found,
-            LookupOutcome::None => (fingerprints::name_for(lookup.exchange), SessionWitness::New),
-            LookupOutcome::Late => return None,
-        };
+        let FoundSession { session, witness: found_by, continues } =
+            match self.find_session(&lookup, conversation, is_turn, opening).await {
+                LookupOutcome::Found(found) => found,
+                LookupOutcome::None => {
+                    let session = fingerprints::name_for(lookup.exchange);
+                    FoundSession::new(session, SessionWitness::New)
+                }
+                LookupOutcome::Late => return None,
+            };
         let scope = Scope { tenant: lookup.tenant.clone(), session };
+        let continues =
+            continues.map(|key| ContinuedEnd::new(self.fingerprints.clone(), scope.clone(), key));
         let cache = lock(&self.caches).cache(&scope);
         if found_by == SessionWitness::New {
             cache.set_new();
@@ -177,6 +182,7 @@ impl Ledgers {
         let mut opened =
             OpenedSession::at(&lookup, conversation, scope, cache, began, store_missed);
         opened.origin.found_by = Some(found_by);
+        opened.continues = continues;
         Some(opened)
     }
 
@@ -188,7 +194,7 @@ impl Ledgers {
         conversation: &Conversation,
     ) -> LookupOutcome<SessionPeek> {
         let session = match self.find_session(&lookup, conversation, false, None).await {
-            LookupOutcome::Found((session, _)) => session,
+            LookupOutcome::Found(found) => found.session,
             LookupOutcome::None => return LookupOutcome::None,
             LookupOutcome::Late => return LookupOutcome::Late,
         };
@@ -202,18 +208,20 @@ impl Ledgers {
         LookupOutcome::Found(SessionPeek { session: scope.session, known: decisions, store_missed })
     }
 
-    /// The session of a request, and what decided that: the one that the client names, or else the one that its fingerprints
-    /// show. `goes_on`: it is a turn, which continues the session. `opening`: what the user says in it, if nothing was
-    /// replied in it yet and it takes a place.
+    /// The session of a request: the one that the client names, or else the one that its fingerprints show. `goes_on`: it
+    /// is a turn, which continues the session. `opening`: what the user says in it, if nothing was replied in it yet and it
+    /// takes a place.
     async fn find_session(
         &self,
         lookup: &SessionLookup<'_>,
         conversation: &Conversation,
         goes_on: bool,
         opening: Option<&Opening>,
-    ) -> LookupOutcome<(SessionId, SessionWitness)> {
+    ) -> LookupOutcome<FoundSession> {
         match lookup.session {
-            Some(session) => LookupOutcome::Found((session.clone(), SessionWitness::Client)),
+            Some(session) => {
+                LookupOutcome::Found(FoundSession::new(session.clone(), SessionWitness::Client))
+            }
             None => self.find_by_fingerprints(lookup, conversation, goes_on, opening).await,
         }
     }
@@ -385,7 +393,7 @@ impl Ledgers {
         conversation: &Conversation,
         goes_on: bool,
         opening: Option<&Opening>,
-    ) -> LookupOutcome<(SessionId, SessionWitness)> {
+    ) -> LookupOutcome<FoundSession> {
         // The longest known prefix decides: shorter ones belong to more conversations.
         let fingerprints = fingerprints::shown_by(conversation);
         let SessionLookup { tenant, source, .. } = *lookup;
@@ -405,7 +413,12 @@ impl Ledgers {
                 }
                 _ => None,
             };
-            return found.map_or(LookupOutcome::None, LookupOutcome::Found);
+            return match found {
+                Some((session, witness)) => {
+                    LookupOutcome::Found(FoundSession::new(session, witness))
+                }
+                None => LookupOutcome::None,
+            };
         }
         let request_key = fingerprints.first().map(|fingerprint| fingerprint.key);
         let since = lock(&self.fingerprints).begin_look_up(tenant, &fingerprints);
@@ -427,7 +440,9 @@ impl Ledgers {
             Ok(session)
         });
         match lookup.reads.wait_once_more(since, lookup_task).await {
-            Some(Ok(Ok(Some(session)))) => LookupOutcome::Found((session, SessionWitness::Stored)),
+            Some(Ok(Ok(Some(session)))) => {
+                LookupOutcome::Found(FoundSession::new(session, SessionWitness::Stored))
+            }
             Some(Ok(Ok(None))) => LookupOutcome::None,
             Some(Ok(Err(_)) | Err(_)) | None => LookupOutcome::Late,
         }

@@ -15,13 +15,13 @@ use crate::support::http1::{Provider, Wire};
 use crate::support::server::{TestServer, config};
 
 /// A proxy and its provider.
-struct Site {
+pub struct Site {
     provider: Provider,
     server: TestServer,
 }
 
 impl Site {
-    async fn new() -> Self {
+    pub async fn new() -> Self {
         Self::over(Arc::new(MemoryStore::default()), |_| {}).await
     }
 
@@ -33,7 +33,7 @@ impl Site {
         Self { provider, server }
     }
 
-    async fn connect(&self) -> Wire {
+    pub async fn connect(&self) -> Wire {
         Wire::connect(self.server.address).await
     }
 
@@ -45,22 +45,37 @@ impl Site {
         body: &Value,
         reply: &Value,
     ) -> Arc<Exchange> {
-        let (body, reply) = (body.to_string(), reply.to_string());
         let path =
-            if body.contains("max_tokens") { "/v1/messages" } else { "/v1/chat/completions" };
+            if body.get("max_tokens").is_some() { "/v1/messages" } else { "/v1/chat/completions" };
+        let headers = format!("authorization: Bearer k\r\n{headers}");
+        self.ask_at(path, wire, &headers, body, "200 OK", reply).await.1
+    }
+
+    /// The same at any path, with any status. Returns what the provider got, too.
+    pub async fn ask_at(
+        &mut self,
+        path: &str,
+        wire: &mut Wire,
+        headers: &str,
+        body: &Value,
+        status: &str,
+        reply: &Value,
+    ) -> (Value, Arc<Exchange>) {
+        let (body, reply) = (body.to_string(), reply.to_string());
         let length = body.len();
         wire.send(format!(
-            "POST {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer k\r\n{headers}content-length: {length}\r\n\r\n{body}"
+            "POST {path} HTTP/1.1\r\nhost: localhost\r\n{headers}content-length: {length}\r\n\r\n{body}"
         ))
         .await;
         let mut call = self.provider.call().await;
         let length = reply.len();
         call.send(format!(
-            "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{reply}"
+            "HTTP/1.1 {status}\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {length}\r\n\r\n{reply}"
         ))
         .await;
-        assert_eq!(wire.response().await.status(), 200);
-        self.server.next_exchange().await
+        assert_eq!(wire.response().await.status().to_string(), status[..3]);
+        let sent = serde_json::from_slice(&call.message.body).unwrap();
+        (sent, self.server.next_exchange().await)
     }
 
     async fn step(&mut self, wire: &mut Wire, conversation: &mut ChatRun) -> Arc<Exchange> {
@@ -129,7 +144,7 @@ impl ChatRun {
     }
 }
 
-fn place(exchange: &Exchange) -> (String, String) {
+pub fn place(exchange: &Exchange) -> (String, String) {
     let session = exchange.session.as_ref().unwrap().to_string();
     (session, exchange.thread.as_ref().unwrap().to_string())
 }

@@ -20,4 +20,5 @@ mod streams;
 mod tls;
 mod tunnels;
 mod turns;
+mod twins;
 mod usage;

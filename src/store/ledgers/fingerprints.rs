@@ -3,7 +3,7 @@
 //! A turn leaves fingerprints, and later requests show them ([`SessionWitness`] says what each proves). Those that no other
 //! conversation is likely to show come first, then the others, each nearest to the request's end first. Conversations may
 //! be equal to the letter: of several sessions that left a fingerprint, the one is meant that nothing has continued from
-//! there, then the one on the same connection, then the newest. Pure.
+//! there, then the one on the same connection, then the newest. Only what leaves a turn has continued one. Pure.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,6 +13,7 @@ use foldhash::{HashMap, HashSet};
 use tokio::time::Instant;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128, xxh3_128_with_seed};
 
+use super::found_session::FoundSession;
 use crate::context::ledger::{BoundaryHash, boundary_hashes, reply_end_chains};
 use crate::context::{
     ExchangeId, Fact, Millis, Outcome, SessionId, SessionWitness, TenantId, Turn,
@@ -48,11 +49,13 @@ pub(super) struct ShownFingerprint {
     pub(super) key: u128,
     /// What it proves.
     pub(super) witness: SessionWitness,
+    /// It is all of a request, which leaves it only if it had no complete reply.
+    pub(super) is_sent_again: bool,
 }
 
 impl ShownFingerprint {
-    fn new(key: u128, witness: SessionWitness) -> Self {
-        Self { key, witness }
+    pub(super) fn new(key: u128, witness: SessionWitness) -> Self {
+        Self { key, witness, is_sent_again: false }
     }
 }
 
@@ -105,17 +108,21 @@ impl SessionFingerprints {
         self.look_ups.remove(&of_tenant(tenant, own));
     }
 
-    /// The session of the first known one of these fingerprints, and what decided that. A request that `goes_on` continues
-    /// it there, so that another request with the same fingerprint belongs to an equal session, if there is one.
+    /// The session of the first known one of these fingerprints. A request that `goes_on` continues it there, so that
+    /// another request with the same fingerprint belongs to an equal session, if there is one.
     pub(super) fn session(
         &mut self,
         tenant: &TenantId,
         fingerprints: &[ShownFingerprint],
         source: RequestSource,
         goes_on: bool,
-    ) -> Option<(SessionId, SessionWitness)> {
+    ) -> Option<FoundSession> {
         fingerprints.iter().find_map(|fingerprint| {
             let holders = self.holders.get_mut(&of_tenant(tenant, fingerprint.key))?;
+            // It was sent again before: this is an equal request of another session.
+            if fingerprint.is_sent_again && holders.iter().all(|holder| holder.is_continued) {
+                return None;
+            }
             let witness = match deciding(holders, source) {
                 Some(witness) => witness,
                 None => fingerprint.witness,
@@ -124,9 +131,19 @@ impl SessionFingerprints {
             let holder = holders.iter_mut().max_by_key(|holder| {
                 (!holder.is_continued, holder.connection == source.connection)
             })?;
+            let continues = (goes_on && !holder.is_continued).then_some(fingerprint.key);
             holder.is_continued |= goes_on;
-            Some((holder.scope.session.clone(), witness))
+            Some(FoundSession { session: holder.scope.session.clone(), witness, continues })
         })
+    }
+
+    /// The request that went on from there has left no turn.
+    pub(super) fn reopen(&mut self, scope: &Scope, key: u128) {
+        let holders = self.holders.get_mut(&of_tenant(&scope.tenant, key));
+        let holder = holders.and_then(|holders| holders.iter_mut().find(|it| *it.scope == *scope));
+        if let Some(holder) = holder {
+            holder.is_continued = false;
+        }
     }
 
     pub(super) fn add(&mut self, scope: &Scope, fingerprints: &[Record], connection: u64) {
@@ -268,7 +285,8 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<ShownFingerprint> {
         let next_answered = keyed.get(index + 1).map(|(_, answered)| *answered);
         // A turn ends where the role changes, or at the end.
         if next_answered != Some(*answered) {
-            found_by.push(ShownFingerprint::new(chains[index].0, SessionWitness::Prefix));
+            let end = ShownFingerprint::new(chains[index].0, SessionWitness::Prefix);
+            found_by.push(ShownFingerprint { is_sent_again: !*answered, ..end });
         }
         // Before the first reply, many conversations begin alike.
         if !*answered && next_answered == Some(true) && index > first_reply {
@@ -340,7 +358,7 @@ mod tests {
     use crate::store::conformance::scope;
 
     fn prefix(key: u128) -> ShownFingerprint {
-        ShownFingerprint { key, witness: SessionWitness::Prefix }
+        ShownFingerprint::new(key, SessionWitness::Prefix)
     }
 
     /// Two equal conversations: each request continues the one that waits for it. If both wait, the connection decides, and
@@ -351,8 +369,8 @@ mod tests {
         let mut known = SessionFingerprints::default();
         let ask = |known: &mut SessionFingerprints, connection, goes_on| {
             let found = known.session(&"t".into(), &[prefix(7)], source(connection), goes_on);
-            let (session, witness) = found.unwrap();
-            (session.to_string(), witness)
+            let found = found.unwrap();
+            (found.session.to_string(), found.witness)
         };
         known.add_fingerprints(&scope("t", "a"), [7], 1);
         assert_eq!(ask(&mut known, 9, false), ("a".into(), SessionWitness::Prefix));
@@ -443,7 +461,7 @@ mod tests {
             Some(
                 known
                     .session(&scope("t", "found").tenant, &shown, RequestSource::default(), false)?
-                    .0,
+                    .session,
             )
         };
         assert_eq!(session(&mut known, &[7]), Some(found.session.clone()));

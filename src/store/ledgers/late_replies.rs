@@ -79,7 +79,7 @@ impl Ledgers {
         let source = RequestSource::default();
         let cached = lock(&self.fingerprints).session(tenant, &shown, source, false);
         let session = match cached {
-            Some((session, _)) => Some(session),
+            Some(found) => Some(found.session),
             None => {
                 let asking = self.store.session_by_fingerprint(tenant.clone(), wanted);
                 tokio::time::timeout(LOOK, asking).await.map_err(|_| no_answer(LOOK))??

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::fingerprints::RequestSource;
+use super::found_session::ContinuedEnd;
 use super::session_cache::SessionCache;
 use crate::context::ledger::Ledger;
 use crate::context::lineage::{Growth, Placement, place};
@@ -71,6 +72,8 @@ pub struct OpenedSession {
     pub(super) began: Instant,
     /// The client named the session, so no fingerprint is needed to find it again.
     pub(super) named: bool,
+    /// The end of a turn from which it is the first to go on.
+    pub(super) continues: Option<ContinuedEnd>,
 }
 
 /// What is known about a request that takes no place in its session.
@@ -117,6 +120,7 @@ impl OpenedSession {
             named: lookup.session.is_some(),
             origin: TurnOrigin::default(),
             keeps_title: false,
+            continues: None,
             connection: lookup.source.connection,
             scope,
             placed,

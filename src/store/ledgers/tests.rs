@@ -614,7 +614,7 @@ async fn decisions_after_refusals_differ() {
 }
 
 fn shown(key: u128) -> fingerprints::ShownFingerprint {
-    fingerprints::ShownFingerprint { key, witness: SessionWitness::Prefix }
+    fingerprints::ShownFingerprint::new(key, SessionWitness::Prefix)
 }
 
 #[tokio::test]
@@ -627,7 +627,7 @@ async fn fingerprints_in_memory_are_bounded() {
     known.add(&scope, &fingerprints, 0);
     let session = |known: &mut SessionFingerprints, tenant: &str, key| {
         let found = known.session(&tenant.into(), &[shown(key)], RequestSource::default(), false);
-        found.map(|(session, _)| session.to_string())
+        found.map(|found| found.session.to_string())
     };
     assert_eq!(session(&mut known, "t", 0).as_deref(), Some("s"));
     assert_eq!(known.len(), fingerprints::IN_MEMORY);

@@ -13,7 +13,7 @@ use super::lock::lock;
 use super::opened_session::{OpenedSession, SessionHandle};
 use super::records::record;
 use super::session_cache;
-use super::{Ledgers, fingerprints, no_answer};
+use super::{ContinuedEnd, Ledgers, fingerprints, no_answer};
 use crate::context::ledger::Ledger;
 use crate::context::{ExchangeId, Fact, inject};
 use crate::store::precondition::{Precondition, WriteToken};
@@ -161,11 +161,16 @@ impl Ledgers {
     ///
     /// # Errors
     /// The store's [`StoreError`]; memory has the turn all the same.
-    pub async fn commit(&self, opened: OpenedSession, facts: Vec<Fact>) -> Result<(), StoreError> {
+    pub async fn commit(
+        &self,
+        mut opened: OpenedSession,
+        facts: Vec<Fact>,
+    ) -> Result<(), StoreError> {
         let scope = opened.scope.clone();
         for fact in &facts {
             if let Fact::Turn(turn) = fact {
                 self.caps.add_turn(&opened, turn);
+                opened.continues.iter_mut().for_each(ContinuedEnd::leave_turn);
             }
         }
         let began = opened.began.into_std();
