@@ -82,15 +82,27 @@ class CrewAi(OneShot):
     """Over Chat Completions."""
 
     model = "gpt-4.1"
+    runs = 1
 
     def command(self, base, prompt, resume, files, model, key):
         env = {"OPENAI_API_KEY": key, "OPENAI_BASE_URL": f"{base}/v1", "CREWAI_DISABLE_TELEMETRY": "true", "OTEL_SDK_DISABLED": "true"}
-        return [AGENTS / "crewai/bin/python", FRAMEWORKS / "crew.py", model, prompt], env, ""
+        return [AGENTS / "crewai/bin/python", FRAMEWORKS / "crew.py", model, prompt, self.runs], env, ""
 
 
 class Adk(OneShot):
     model = "gemini-2.5-pro"
+    runs = 1
 
     def command(self, base, prompt, resume, files, model, key):
         env = {"GEMINI_API_KEY": key, "GOOGLE_GEMINI_BASE_URL": base}
-        return [AGENTS / "adk/bin/python", FRAMEWORKS / "adk.py", model, prompt], env, ""
+        return [AGENTS / "adk/bin/python", FRAMEWORKS / "adk.py", model, prompt, self.runs], env, ""
+
+
+class CrewAiTwins(CrewAi):
+    """Two runs in one process, over one pool of connections."""
+
+    runs = 2
+
+
+class AdkTwins(Adk):
+    runs = 2

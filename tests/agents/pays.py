@@ -7,7 +7,7 @@ CliffCompaction rewrites, and Plimsoll only observes what it sends; in the way `
 do not fit.
 
 Each play is one conversation, so more sessions than one are splits. `twins` runs each agent twice at once, with the same
-prompt and key: fewer sessions than two are merges.
+prompt and key, those of POOLED_TWINS also over one pool of connections: fewer sessions than two are merges.
 """
 
 import collections
@@ -26,7 +26,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "sdk/python
 
 from agent_commands import ClaudeCode, Codex, Gemini, Opencode, Session, dummy_key  # noqa: E402
 from exchange_events import ExchangeEvents  # noqa: E402
-from other_agents import Adk, Cline, Copilot, CrewAi, DeepAgents, Droid, Hermes, Kimi, Pi, Qwen  # noqa: E402
+from other_agents import Adk, AdkTwins, Cline, Copilot, CrewAi, CrewAiTwins, DeepAgents, Droid, Hermes, Kimi, Pi, Qwen  # noqa: E402
 from stack import TestStack  # noqa: E402
 import workspace as workspaces  # noqa: E402
 
@@ -35,6 +35,8 @@ AGENTS = {
     "kimi": Kimi, "qwen": Qwen, "cline": Cline, "droid": Droid, "hermes": Hermes, "deepagents": DeepAgents,
     "crewai": CrewAi, "adk": Adk,
 }
+# Two runs in one process, which share connections.
+POOLED_TWINS = {"crewai": CrewAiTwins, "adk": AdkTwins}
 # Not free software: `scripts/agents` installs them only on request.
 OPTIONAL = {"claude-code": "claude", "copilot": "copilot", "droid": "droid"}
 WINDOWS = ["60000", "80000", "200000", "1000000"]
@@ -154,13 +156,13 @@ def play(agent, window, way):
     return " | ".join(str(cell) for cell in cells)
 
 
-def play_twins(agent):
+def play_twins(agent, processes):
     """How many sessions an agent's two runs at once are."""
     with SmallWindow("1000000", "") as stack, tempfile.TemporaryDirectory(prefix="plimsoll-pays-", ignore_cleanup_errors=True) as folder:
         listener = ExchangeEvents(stack)
         key, runs = dummy_key(), []
-        for name in ("one", "other"):
-            home = pathlib.Path(folder) / name
+        for number in range(processes):
+            home = pathlib.Path(folder) / str(number)
             home.mkdir()
             session = Session(agent(new_workspace(stack.proxy, home)), stack.proxy)
             session.key = key
@@ -180,7 +182,9 @@ def main(words):
     agents = [name for name in chosen(AGENTS, AGENTS) if name not in OPTIONAL or (workspaces.NPM_BIN / OPTIONAL[name]).exists()]
     if "twins" in words:
         for name in agents:
-            print(f"| {name} | {play_twins(AGENTS[name])} |", flush=True)
+            print(f"| {name} | {play_twins(AGENTS[name], 2)} |", flush=True)
+            if name in POOLED_TWINS:
+                print(f"| {name}, one process | {play_twins(POOLED_TWINS[name], 1)} |", flush=True)
         return
     print("| agent | window | | finished | turns | calls | refused | summaries | waits | sessions | cost | net |\n|---|--:|---|---|--:|--:|--:|--:|--:|--:|--:|--:|", flush=True)
     for name in agents:

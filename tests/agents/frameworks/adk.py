@@ -1,4 +1,4 @@
-"""An agent of Google's ADK with a shell: `adk.py MODEL PROMPT`."""
+"""An agent of Google's ADK with a shell: `adk.py MODEL PROMPT RUNS`. All runs are at once, over one client."""
 
 import asyncio
 import subprocess
@@ -15,9 +15,7 @@ def bash(command: str) -> str:
     return done.stdout + done.stderr
 
 
-async def run(model, prompt):
-    agent = Agent(name="engineer", model=model, instruction="You answer questions about a project.", tools=[bash])
-    runner = InMemoryRunner(agent=agent, app_name="demo")
+async def run(runner, prompt):
     session = await runner.session_service.create_session(app_name="demo", user_id="user")
     message = types.Content(role="user", parts=[types.Part(text=prompt)])
     async for event in runner.run_async(user_id="user", session_id=session.id, new_message=message):
@@ -25,4 +23,10 @@ async def run(model, prompt):
             print("".join(part.text or "" for part in event.content.parts))
 
 
-asyncio.run(run(*sys.argv[1:]))
+async def main(model, prompt, runs):
+    agent = Agent(name="engineer", model=model, instruction="You answer questions about a project.", tools=[bash])
+    runner = InMemoryRunner(agent=agent, app_name="demo")
+    await asyncio.gather(*(run(runner, prompt) for _ in range(int(runs))))
+
+
+asyncio.run(main(*sys.argv[1:]))

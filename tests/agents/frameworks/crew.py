@@ -1,5 +1,6 @@
-"""An agent of CrewAI with a shell: `crew.py MODEL PROMPT`."""
+"""An agent of CrewAI with a shell: `crew.py MODEL PROMPT RUNS`. All runs are at once, over one client."""
 
+import concurrent.futures
 import subprocess
 import sys
 
@@ -14,10 +15,17 @@ def bash(command: str) -> str:
     return done.stdout + done.stderr
 
 
-model, prompt = sys.argv[1:]
-agent = Agent(
-    role="Engineer", goal="Answer questions about a project", backstory="You know builds.", tools=[bash],
-    llm=LLM(model=f"openai/{model}"), max_iter=100, allow_delegation=False,
-)
-task = Task(description=prompt, expected_output="One sentence", agent=agent)
-print(Crew(agents=[agent], tasks=[task]).kickoff())
+def run(llm, prompt):
+    agent = Agent(
+        role="Engineer", goal="Answer questions about a project", backstory="You know builds.", tools=[bash],
+        llm=llm, max_iter=100, allow_delegation=False,
+    )
+    task = Task(description=prompt, expected_output="One sentence", agent=agent)
+    return Crew(agents=[agent], tasks=[task]).kickoff()
+
+
+model, prompt, runs = sys.argv[1:]
+llm = LLM(model=f"openai/{model}")
+with concurrent.futures.ThreadPoolExecutor() as pool:
+    for answer in [pool.submit(run, llm, prompt) for _ in range(int(runs))]:
+        print(answer.result())
