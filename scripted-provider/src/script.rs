@@ -39,6 +39,8 @@ pub(crate) struct ModelRequest {
     pub(crate) tool_results: usize,
     /// Number of all tool results, and of those that a summary tells of.
     pub(crate) all_results: usize,
+    /// The step that the newest call is, if its command says so.
+    pub(crate) called_step: Option<usize>,
     /// The reply has to be JSON of this schema.
     pub(crate) output_schema: Option<Value>,
     /// Output limit, tokens.
@@ -129,6 +131,7 @@ impl ModelRequest {
             last_steps: None,
             tool_results: 0,
             all_results: 0,
+            called_step: None,
             output_schema: None,
             max_output: None,
         }
@@ -160,10 +163,18 @@ impl ModelRequest {
         self.user_text = text.to_owned();
     }
 
+    /// Adds a call; `text` tells it from others.
+    pub(crate) fn add_call(&mut self, name: &str, arguments: &str, text: &str) {
+        self.add_counted(text, self.count_call_tokens(name, arguments));
+        self.called_step = steps_told(arguments);
+    }
+
     pub(crate) fn add_tool_result(&mut self, text: &str, structure: u64) {
         self.add_text(text, structure);
-        self.tool_results += 1;
-        self.all_results += 1;
+        // A client may keep the newest steps beside a summary that tells of them, too.
+        let results = self.called_step.take().unwrap_or(self.tool_results + 1);
+        self.all_results = self.all_results - self.tool_results + results;
+        self.tool_results = results;
     }
 
     /// Adds a tool; `definition` is what stands in the prompt.
@@ -271,7 +282,7 @@ impl ScriptState {
 /// Which tool is called next, if any: a shell looks around, reads, and checks the log, in that order; any other tool is
 /// called once.
 fn next_call(request: &ModelRequest, id: &str) -> Option<ScriptedCall> {
-    if request.user_text.contains(SUMMARY_TAG) {
+    if asks_for_summary(request) {
         return None;
     }
     let shell = request.tools.iter().find(|tool| is_shell(&tool.name));
@@ -302,8 +313,14 @@ const LINES_OF_STEP: usize = 40;
 /// Some agents end when the model echoes this word, and their prompt says so.
 const SUBMIT_WORD: &str = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT";
 
-/// A prompt that requests a summary names this tag.
-const SUMMARY_TAG: &str = "<summary>";
+/// A prompt that requests a summary names one of these tags.
+const SUMMARY_TAGS: [&str; 2] = ["<summary>", "<state_snapshot>"];
+
+/// Whether the newest text requests a summary: one that is quoted tells of results.
+fn asks_for_summary(request: &ModelRequest) -> bool {
+    let mut after_tags = SUMMARY_TAGS.iter().filter_map(|tag| request.user_text.rsplit_once(tag));
+    after_tags.any(|(_, after)| !after.contains(SUMMARISED))
+}
 
 fn is_shell(name: &str) -> bool {
     matches!(
@@ -354,7 +371,7 @@ fn reasoning_text(request: &ModelRequest) -> String {
 }
 
 fn final_text(request: &ModelRequest) -> String {
-    if request.user_text.contains(SUMMARY_TAG) {
+    if asks_for_summary(request) {
         return format!("<summary>{}</summary>", summary(request, request.all_results));
     }
     // Some clients send a history as text, without tools, and ask for its summary in words of their own.
@@ -464,6 +481,8 @@ mod tests {
         let summarised = "Look around in 5 steps. All in all 3 results were read so far.";
         assert!(reply(&request(summarised, 1), &mut memory).call.is_some());
         assert!(reply(&request(summarised, 2), &mut memory).call.is_none());
+        let quoted = format!("So far: <summary>{summarised}</summary>");
+        assert!(reply(&request(&quoted, 1), &mut memory).call.is_some());
         let mut told = request("Look around in 5 steps.", 2);
         told.add_user_text(
             "Done so far: bash(tail -n 40 build.log), bash(sed -n '121,+40p' build.log)",
@@ -472,6 +491,19 @@ mod tests {
         assert_eq!(call.arguments, json!({"command": "sed -n '161,+40p' build.log"}));
         told.add_tool_result("a line", 6);
         assert!(reply(&told, &mut memory).call.is_none());
+        // Steps that the client keeps beside a summary count once.
+        let mut kept = request(summarised, 0);
+        let [cut, next] =
+            [121, 161].map(|line| json!({"command": format!("sed -n '{line},+40p'")}));
+        kept.add_call("bash", &cut.to_string(), "call");
+        kept.add_tool_result("a line", 6);
+        assert_eq!((kept.tool_results, kept.all_results), (4, 4));
+        assert!(reply(&kept, &mut memory).call.is_some());
+        kept.add_call("bash", &next.to_string(), "call");
+        kept.add_tool_result("a line", 6);
+        assert!(reply(&kept, &mut memory).call.is_none());
+        kept.add_user_text("Write a <state_snapshot>.");
+        assert!(reply(&kept, &mut memory).text.contains("5 results were read so far"));
     }
 
     #[test]

@@ -43,9 +43,7 @@ fn read_block(request: &mut ModelRequest, block: &Value, user: bool, reasoning_c
         "text" if user => request.add_user_text(&content_text(block)),
         "tool_result" => request.add_tool_result(&content_text(&block["content"]), 38),
         "tool_use" => {
-            let tokens =
-                request.count_call_tokens(text(&block["name"]), &block["input"].to_string());
-            request.add_counted(text(&block["id"]), tokens);
+            request.add_call(text(&block["name"]), &block["input"].to_string(), text(&block["id"]));
         }
         "thinking" if reasoning_counts => {
             let tokens = signature_tokens(text(&block["signature"])).unwrap_or(0);

@@ -52,8 +52,7 @@ fn read_part(request: &mut ModelRequest, part: &Value, user: bool, is_current_tu
     if part["thought"] == true {
         // Thought summaries that come back are not read.
     } else if call.is_object() {
-        let tokens = request.count_call_tokens(text(&call["name"]), &call["args"].to_string());
-        request.add_counted(&call.to_string(), tokens);
+        request.add_call(text(&call["name"]), &call["args"].to_string(), &call.to_string());
     } else if response.is_object() {
         request.add_tool_result(&response["response"].to_string(), 15);
     } else if user {

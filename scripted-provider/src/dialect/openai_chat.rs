@@ -34,9 +34,11 @@ pub(crate) fn parse_request(tokenizer: TokenizerFn, body: &Value) -> ModelReques
                 request.add_text(text(&message["reasoning_content"]), 0);
                 for call in items(&message["tool_calls"]) {
                     let function = &call["function"];
-                    let tokens = request
-                        .count_call_tokens(text(&function["name"]), text(&function["arguments"]));
-                    request.add_counted(text(&call["id"]), tokens);
+                    request.add_call(
+                        text(&function["name"]),
+                        text(&function["arguments"]),
+                        text(&call["id"]),
+                    );
                 }
             }
             _ => request.add_text(&content, 4),

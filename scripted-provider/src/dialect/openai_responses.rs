@@ -42,8 +42,7 @@ fn read_item(request: &mut ModelRequest, item: &Value, is_current_turn: bool) {
         (_, "assistant") => request.add_text(&content_text(&item["content"]), 0),
         ("message", _) => request.add_text(&content_text(&item["content"]), 4),
         ("function_call", _) => {
-            let tokens = request.count_call_tokens(text(&item["name"]), text(&item["arguments"]));
-            request.add_counted(text(&item["call_id"]), tokens);
+            request.add_call(text(&item["name"]), text(&item["arguments"]), text(&item["call_id"]));
         }
         ("function_call_output" | "custom_tool_call_output", _) => {
             request.add_tool_result(&content_text(&item["output"]), 10);
