@@ -431,7 +431,7 @@ impl ServerInfo {
     pub fn new(config: &Config, listen: SocketAddr, admin: SocketAddr, started: Millis) -> Self {
         let upstreams = config.upstreams.iter().map(|upstream| UpstreamLine {
             name: upstream.name.to_string(),
-            base_url: upstream.base.to_string().trim_end_matches('/').to_owned(),
+            base_url: upstream.shown_base(),
             dialects: upstream.dialects.clone(),
         });
         Self {

@@ -125,7 +125,7 @@ fn served(loaded: &LoadedConfig, kept: &StoreCheck) -> String {
             text,
             "  {:<12} {}  ({dialects}; {})",
             upstream.name,
-            upstream.base.to_string().trim_end_matches('/'),
+            upstream.shown_base(),
             also.join(", "),
         );
     }
@@ -139,7 +139,7 @@ fn served_json(loaded: &LoadedConfig, kept: &StoreCheck) -> Value {
         .map(|upstream| {
             json!({
                 "name": upstream.name,
-                "base_url": upstream.base.to_string().trim_end_matches('/'),
+                "base_url": upstream.shown_base(),
                 "dialects": upstream.dialects,
                 "prefix": upstream.prefix,
                 "hosts": upstream.hosts,

@@ -18,6 +18,7 @@ use super::presets::Preset;
 use crate::context::caps::Cap;
 use crate::context::policy::{CompactOverride, Mode, Policy, ReasoningRule};
 use crate::dialect::Dialect;
+use crate::dialect::credentials::redact;
 use crate::dialect::models::{Catalogue, Price};
 
 /// A secret: never printed.
@@ -156,6 +157,11 @@ impl Upstream {
     /// The host of its base URL; empty if that has none.
     pub(crate) fn host(&self) -> &str {
         self.base.host().unwrap_or_default()
+    }
+
+    /// Its base URL for people; a path may have a key.
+    pub(crate) fn shown_base(&self) -> String {
+        redact(&self.base.to_string()).trim_end_matches('/').to_owned()
     }
 
     /// Whether it can tell clients apart, by their own credentials instead of the operator's.
