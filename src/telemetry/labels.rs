@@ -116,7 +116,7 @@ pub(crate) enum RepeatCause {
     /// The upstream closed the HTTP/2 connection and named an earlier stream as the last one.
     WentAway,
     /// Nothing came on the HTTP/2 connection after it was sent, and no answer to a ping.
-    NoSignOfLife,
+    WentSilent,
 }
 
 /// The outcome of a call to a provider's counting endpoint; a metric label.

@@ -30,7 +30,7 @@ families! {
         waits: MetricFamily<UpstreamLabels<'static>, Histogram> = "plimsoll_upstream_wait_seconds" in WAIT,
             "How long requests waited for a new connection or a free stream; only requests that waited.";
         repeats: MetricFamily<RepeatLabels<'static>, IntCounter> = "plimsoll_upstream_repeats_total",
-            "Requests that were repeated on another connection. The upstream had certainly not processed them (`not_sent`, `refused_stream`, `went_away`), or almost certainly (`closed_while_idle`, `no_sign_of_life`).";
+            "Requests that were repeated on another connection. The upstream had certainly not processed them (`not_sent`, `refused_stream`, `went_away`), or almost certainly (`closed_while_idle`, `went_silent`).";
     }
 }
 

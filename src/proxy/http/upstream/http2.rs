@@ -174,7 +174,7 @@ impl Http2 {
                 Sending::NoSignOfLife => {
                     drop(UploadGuard::new(sending_progress, task));
                     let why = UpstreamError::TooSlow(NO_SIGN_OF_LIFE.into());
-                    (Some(RepeatCause::NoSignOfLife), repeat, why)
+                    (Some(RepeatCause::WentSilent), repeat, why)
                 }
             };
             let (Some(cause), Some(repeat), true) = (cause, repeat, attempts < ATTEMPTS) else {
