@@ -151,7 +151,9 @@ def play(agent, window, way):
         print(f"{agent.__name__} {window} {way}: {error}", file=sys.stderr, flush=True)
     summaries, cost = total["summaries"], total["money"]["spent"] + total["summaries"]["dollars"]
     # Most agents exit with 0 after a refusal, too.
-    finished = "yes" if not error and calls[-1]["outcome"] == "complete" and turns[-1]["stop"] == "end" else "no"
+    # Hermes may go on after its answer, to note what it learned.
+    has_answered = any(turn["stop"] == "end" for turn in turns[-2:])
+    finished = "yes" if not error and calls[-1]["outcome"] == "complete" and has_answered else "no"
     cells = [finished, len(turns), len(calls), len(refused), summaries["written"], len(waits), len(sessions), f"${cost:.2f}", f"{total['net']:+.2f}"]
     return " | ".join(str(cell) for cell in cells)
 
