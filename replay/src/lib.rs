@@ -128,6 +128,7 @@ fn recorded(
         counted: guess.by_retention,
         text_tokens: 0,
         tally: Vec::new(),
+        ranks: Vec::new(),
         structure: [0; 4],
         reasoning: None,
     }
@@ -214,6 +215,7 @@ impl<'l> ReplaySession<'l> {
             counted: evidence.counted,
             text_tokens: content.text_tokens,
             tally: content.tally.0.iter().copied().enumerate().filter(|(_, n)| *n > 0).collect(),
+            ranks: ranks(line, tokenizer),
             structure: [content.results, content.texts, content.calls, content.media],
             reasoning: anchor.and_then(|anchor| anchor.turn.usage.reasoning),
             source: line.source.clone(),
@@ -277,6 +279,20 @@ impl<'l> ReplaySession<'l> {
         let sums = counts.iter().zip(&self.bases).map(|(count, base)| count + base);
         sums.map(|sum| sum.max(0) as u64).collect()
     }
+}
+
+/// The tokens of a line's new text, if they are estimated by what each costs.
+fn ranks(line: &TranscriptLine, tokenizer: Tokenizer) -> Vec<(u32, u32)> {
+    let mut ranks = BTreeMap::new();
+    let Some(encoding) = tokenizer.encoding.filter(|_| tokenizer.costs.is_some()) else {
+        return Vec::new();
+    };
+    for text in line.new_texts() {
+        for (rank, count) in encoding.ranks(text) {
+            *ranks.entry(rank).or_default() += count;
+        }
+    }
+    ranks.into_iter().collect()
 }
 
 /// A call as the ledger stores it, before its reply.

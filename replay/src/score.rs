@@ -56,6 +56,8 @@ pub struct EstimatePair {
     pub text_tokens: u64,
     /// The classes of tokens in the new text: index and number of each class that occurs.
     pub tally: Vec<(usize, u32)>,
+    /// How often each token of o200k occurs in the new text, by rank, if the tokens are estimated.
+    pub ranks: Vec<(u32, u32)>,
     /// New results, texts and calls, and tokens of new images.
     pub structure: [u32; 4],
     /// Reasoning tokens of the last reply, if they were reported.

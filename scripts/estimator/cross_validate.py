@@ -20,7 +20,7 @@ import tempfile
 
 import numpy as np
 
-from fit import FAMILIES, Choice, usable_calls
+from fit import FAMILIES, Calls, Choice
 
 # The families that are estimated. The others are counted exactly.
 ESTIMATED = ["claude", "claude_new", "gemini"]
@@ -75,16 +75,15 @@ def main():
     with open(sys.argv[1], encoding="utf-8") as file:
         pairs = [json.loads(line) for line in file]
     for name in ESTIMATED:
-        family, calls = FAMILIES[name]["family"], usable_calls(pairs, name)
+        family = FAMILIES[name]["family"]
         # Calls with proven hidden input (`excess`) are not used in the fit, and are reported separately.
         is_counted = lambda pair: pair["family"] == family and (pair["visible"] or pair["excess"] is not None)
         sessions = sorted({pair["session"] for pair in pairs if is_counted(pair)})
         files = files_of(transcripts, sessions)
         report_both(f"{family}, built-in costs", [pair for pair in replay(program, files) if is_counted(pair)])
-        choice, counted = Choice(calls, FAMILIES[name]["start"]), []
+        choice, counted = Choice(Calls(pairs, name)), []
         for session in sessions:
-            costs = {"family": family, "costs": choice.costs(session).tolist()}
-            replayed = replay(program, files, costs)
+            replayed = replay(program, files, {"family": family, **choice.costs(session)})
             counted += [pair for pair in replayed if is_counted(pair) and pair["session"] == session]
         report_both(f"{family}, left out", counted)
 

@@ -19,7 +19,7 @@ use super::serve::provide_gemini_vocabulary;
 use crate::config::presets::Preset;
 use crate::dialect::models::{Catalogue, Family};
 use crate::tokens::classic::ClassicRules;
-use crate::tokens::costs::FamilyCosts;
+use crate::tokens::costs::{FamilyCosts, TokenCosts};
 
 /// What is asked for.
 #[derive(Clone, Debug, clap::Args)]
@@ -82,18 +82,19 @@ pub(super) fn run(arguments: &ReplayArguments) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The costs of one family's tokens in `file`: `{"family": "claude", "costs": [...]}`.
+/// The costs of one family's tokens in `file`: `{"family": "claude", "classes": [...], "frequent": [[rank, more], ...]}`.
 fn given_costs(file: &Path) -> Result<FamilyCosts, CliError> {
     #[derive(serde::Deserialize)]
     struct CostsFile {
         family: Family,
-        costs: Vec<f32>,
+        classes: Vec<f32>,
+        frequent: Vec<(u32, f32)>,
     }
     let text = text(file).map_err(|error| cannot(file, &error))?;
     let parsed: Option<CostsFile> = serde_json::from_str(&text).ok();
-    let costs = parsed.and_then(|CostsFile { family, costs }| {
-        // They are needed until the command ends.
-        FamilyCosts::new(family, Box::leak(Box::new(costs.try_into().ok()?)))
+    let costs = parsed.and_then(|CostsFile { family, classes, frequent }| {
+        let classes = classes.as_slice().try_into().ok()?;
+        FamilyCosts::new(family, TokenCosts { classes, frequent: &frequent })
     });
     costs.ok_or_else(|| CliError(format!("{} has no costs of a fitted family", file.display())))
 }

@@ -5,7 +5,7 @@
 //! panics. Written here because the existing crates take ten times this memory.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -191,6 +191,34 @@ impl Encoding {
             }
         });
         count
+    }
+
+    /// What the tokens of `text` cost; adds their classes to `tally`. `costs`: by rank.
+    pub(super) fn weigh(&self, text: &str, tally: &mut ClassCounts, costs: &[f32]) -> f64 {
+        let mut sum = 0.0;
+        self.each(text, |token, rank| {
+            if let Some(rank) = rank.or_else(|| self.rank(token)) {
+                tally.add(self.classes[rank as usize]);
+                sum += f64::from(costs[rank as usize]);
+            }
+        });
+        sum
+    }
+
+    /// How often each token occurs in `text`, by rank.
+    pub fn ranks(&self, text: &str) -> BTreeMap<u32, u32> {
+        let mut ranks = BTreeMap::new();
+        self.each(text, |token, rank| {
+            if let Some(rank) = rank.or_else(|| self.rank(token)) {
+                *ranks.entry(rank).or_default() += 1;
+            }
+        });
+        ranks
+    }
+
+    /// The class of each token, by rank.
+    pub(super) fn classes(&self) -> &[u8] {
+        &self.classes
     }
 
     /// Calls `each` with every token of a text, in order, and with its rank if that was looked up.

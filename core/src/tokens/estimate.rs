@@ -44,7 +44,7 @@ pub struct Tokenizer {
     pub family: Family,
     /// The vocabulary, if it is loaded.
     pub encoding: Option<&'static Encoding>,
-    /// What tokens of each class cost, if the family's own vocabulary is not public.
+    /// What each token costs, if the family's own vocabulary is not public.
     pub costs: Option<&'static Costs>,
     /// The most bytes that are tokenised for one request.
     pub limit: usize,
@@ -62,7 +62,8 @@ impl Tokenizer {
     }
 
     fn new(family: Family, encoding: Option<&'static Encoding>) -> Self {
-        Self { family, encoding, costs: costs::fitted(family), limit: EXACT_BYTES }
+        let costs = encoding.and_then(|encoding| costs::fitted(family, encoding));
+        Self { family, encoding, costs, limit: EXACT_BYTES }
     }
 
     /// The same with the given costs, if they are of its family.
@@ -347,11 +348,9 @@ impl TokenCounter<'_> {
         if bpe::is_exact(family) {
             return encoding.count(text) as f64;
         }
-        let earlier = self.tally;
-        let tokens = encoding.tally(text, &mut self.tally) as f64;
         match self.tokenizer.costs {
-            Some(costs) => self.tally.weighed_since(&earlier, costs),
-            None => tokens * ratio(family),
+            Some(costs) => encoding.weigh(text, &mut self.tally, costs),
+            None => encoding.tally(text, &mut self.tally) as f64 * ratio(family),
         }
     }
 }

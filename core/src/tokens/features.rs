@@ -37,23 +37,6 @@ impl ClassCounts {
         }
     }
 
-    pub(super) fn weighed_since(&self, before: &Self, weights: &[f32; CLASSES]) -> f64 {
-        let counts = self.0.as_chunks::<RARENESS>().0.iter();
-        let earlier = before.0.as_chunks::<RARENESS>().0;
-        let weights = weights.as_chunks::<RARENESS>().0;
-        let mut sum = 0.0;
-        for ((counts, earlier), weights) in counts.zip(earlier).zip(weights) {
-            // A short text has tokens of few classes only: groups of classes without a change are skipped.
-            if counts == earlier {
-                continue;
-            }
-            for ((count, earlier), weight) in counts.iter().zip(earlier).zip(weights) {
-                sum += f64::from(count.wrapping_sub(*earlier)) * f64::from(*weight);
-            }
-        }
-        sum
-    }
-
     /// Adds the counts of a sample as if it were `times` as long.
     pub(super) fn stretch(&mut self, sample: &Self, times: f64) {
         for (all, count) in self.0.iter_mut().zip(&sample.0) {

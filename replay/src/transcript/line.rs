@@ -128,6 +128,12 @@ impl TranscriptLine {
         self.flags.iter().any(|flag| flag.starts_with("reset"))
     }
 
+    /// The texts that the line adds, without those of the reply before it.
+    pub(crate) fn new_texts(&self) -> impl Iterator<Item = &str> {
+        let is_text = |part: &&AddedPart| matches!(part.kind.as_str(), "text" | "tool_result");
+        self.new_parts.iter().filter(is_text).filter(|part| !part.reply).map(|part| &*part.text)
+    }
+
     /// The tool calls in the line.
     pub(crate) fn calls(&self) -> impl Iterator<Item = CallKey> {
         self.new_parts.iter().filter(|part| part.kind == "tool_use").map(CallKey::new)

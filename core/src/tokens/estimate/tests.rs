@@ -1,6 +1,7 @@
 use super::*;
 use crate::dialect;
 use crate::dialect::models::Catalogue;
+use crate::tokens::costs::{FamilyCosts, TokenCosts};
 use crate::tokens::features::CLASSES;
 
 fn model(family: Family) -> Model {
@@ -36,7 +37,10 @@ fn gpts_structure_is_counted_to_token() {
 fn given_costs_hold_for_tokenizer_that_has_them_and_no_other() {
     let counted = |tokenizer: Tokenizer| tokenizer.reply().text("So many words of one token each.");
     let fitted = Tokenizer::whole(Family::ClaudeNew);
-    let given = |cost| FamilyCosts::new(Family::ClaudeNew, Box::leak(Box::new([cost; CLASSES])));
+    let given = |cost| {
+        let costs = TokenCosts { classes: &[cost; CLASSES], frequent: &[] };
+        FamilyCosts::new(Family::ClaudeNew, costs)
+    };
     let twice = fitted.with_costs(given(2.0));
     let plain =
         Tokenizer::whole(Family::Other).encoding.unwrap().count("So many words of one token each.");
@@ -48,8 +52,9 @@ fn given_costs_hold_for_tokenizer_that_has_them_and_no_other() {
     // refused.
     let other = Tokenizer::whole(Family::Claude);
     assert_eq!(counted(other.with_costs(given(2.0))), counted(other));
-    assert!(FamilyCosts::new(Family::O200k, &[1.0; CLASSES]).is_none());
-    assert!(given(-1.0).is_none());
+    let costs = TokenCosts { classes: &[1.0; CLASSES], frequent: &[] };
+    assert!(FamilyCosts::new(Family::O200k, costs).is_none());
+    assert!(given(1_000.0).is_none());
     assert!(given(f32::NAN).is_none());
 }
 
@@ -80,8 +85,8 @@ fn gemini_3_ignores_carriage_return() {
 #[test]
 fn other_families_scale() {
     let (parts, counting) = tokens(Family::ClaudeNew, BODY);
-    assert_eq!(parts[0], 5);
-    assert_eq!(parts[2], 48 + 5);
+    assert_eq!(parts[0], 6);
+    assert_eq!(parts[2], 48 + 6);
     assert_eq!(counting, CountingMethod::Ratio);
 }
 
