@@ -20,17 +20,14 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// For each number in a row's default, the constant that it comes from: file and name.
 const ROWS: &[(&str, &[(&str, &str)])] = &[
     ("memory of the whole process", &[("src/config/memory_limits.rs", "LEAST")]),
+    ("memory for traffic", &[("src/config/memory_limits.rs", "LEAST / 16 * 3")]),
     (
-        "memory for bodies, parsing, replies, messages",
-        &[("src/config/memory_limits.rs", "LEAST / 16 * 3")],
-    ),
-    (
-        "memory for one parsed request",
+        "one parsed request",
         &[("src/proxy/plan/body_reader.rs", "TIMES"), ("src/proxy/plan/body_reader.rs", "SMALL")],
     ),
     ("parts of one request", &[("core/src/dialect/size.rs", "MOST_PARTS")]),
     (
-        "what is kept of one reply",
+        "one reply",
         &[
             ("core/src/dialect/reply.rs", "MOST_KEPT"),
             ("core/src/dialect/reply.rs", "MOST_PARTS"),
@@ -44,7 +41,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ("a zstd window", &[("core/src/wire/encoding.rs", "1 << ZSTD_WINDOW_LOG")]),
     ("values of one JSON text", &[("core/src/wire/json/most.rs", "SHORT")]),
     (
-        "requests on a WebSocket at once",
+        "requests on a WebSocket",
         &[
             ("src/proxy/exchange/websocket/frames.rs", "MAX_OPEN"),
             ("src/proxy/exchange/websocket/frames.rs", "MAX_READ"),
@@ -74,23 +71,17 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
             ("core/src/context/repair/smaller.rs", "KEPT"),
         ],
     ),
+    ("decoding a picture, in addition", &[("core/src/dialect/repair/shrink.rs", "DECODED")]),
+    ("facts read of a session", &[("src/store/ledgers/session_cache.rs", "FACTS")]),
     (
-        "decoding a picture to make it smaller, in addition to these budgets",
-        &[("core/src/dialect/repair/shrink.rs", "DECODED")],
-    ),
-    (
-        "facts of a session that are read from the store",
-        &[("src/store/ledgers/session_cache.rs", "FACTS")],
-    ),
-    (
-        "turns that are not in the database yet",
+        "turns before the database",
         &[("src/store/sqlite/queue.rs", "QUEUE_BYTES"), ("src/store/sqlite/queue.rs", "QUEUE")],
     ),
     (
         "the store's write queue",
         &[("src/store/sqlite/queue.rs", "QUEUE_BYTES"), ("src/store/sqlite/queue.rs", "QUEUE")],
     ),
-    ("`run.log`, the log of `plimsoll run` on disk", &[("src/store/folder.rs", "RUN_LOG_BYTES")]),
+    ("`run.log` of `plimsoll run`", &[("src/store/folder.rs", "RUN_LOG_BYTES")]),
     (
         "summaries being written",
         &[
@@ -98,13 +89,10 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
             ("src/proxy/state/summaries.rs", "AT_ONCE_IN_ALL"),
         ],
     ),
-    (
-        "interim responses (1xx) of an upstream, which are not forwarded",
-        &[("src/proxy/http/interim.rs", "MOST")],
-    ),
+    ("interim responses (1xx) of an upstream", &[("src/proxy/http/interim.rs", "MOST")]),
     ("session fingerprints in memory", &[("src/store/ledgers/fingerprints.rs", "IN_MEMORY")]),
     (
-        "unnamed sessions in use whose first words are known for a minute",
+        "unnamed sessions whose first words are known",
         &[
             ("src/store/ledgers/beside.rs", "IN_USE"),
             ("src/store/ledgers/beside.rs", "WORDS"),
@@ -112,35 +100,23 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     ("session look-ups in flight", &[("src/store/ledgers/fingerprints.rs", "LOOK_UPS")]),
-    (
-        "models of an upstream with calibration in memory",
-        &[("src/proxy/state/by_model.rs", "MODELS")],
-    ),
-    (
-        "models (or users of an operator's credential) with calibration in the store",
-        &[("src/store/sqlite/facts.rs", "MOST_SERIES")],
-    ),
+    ("calibrations of an upstream in memory", &[("src/proxy/state/by_model.rs", "MODELS")]),
+    ("calibrations in the store", &[("src/store/sqlite/facts.rs", "MOST_SERIES")]),
     ("pending compaction requests", &[("src/store/ledgers/pending_compactions.rs", "MOST")]),
-    (
-        "limits of providers that are kept (`plimsoll limits`)",
-        &[("src/telemetry/quotas.rs", "MOST_QUOTAS")],
-    ),
+    ("limits of providers", &[("src/telemetry/quotas.rs", "MOST_QUOTAS")]),
     ("sums of spending caps", &[("core/src/context/caps.rs", "MOST_SUMS")]),
     (
         "tags of a request (`x-plimsoll-tags`)",
         &[("src/proxy/http/headers.rs", "MOST_TAGS"), ("src/proxy/http/headers.rs", "LONGEST_TAG")],
     ),
     ("live events queued for a slow reader", &[("src/telemetry.rs", "BEHIND")]),
-    ("sessions exported at once, each streamed line by line", &[("src/admin/state.rs", "EXPORTS")]),
+    ("sessions exported at once", &[("src/admin/state.rs", "EXPORTS")]),
     (
-        "sessions and calls that the page sorts, searches and sums up",
+        "sessions and calls that the page sorts",
         &[("src/admin/index.rs", "MOST_SESSIONS"), ("src/admin/index.rs", "MOST_CALLS")],
     ),
     ("headers of a request", &[("src/config/settings.rs", "header_bytes:")]),
-    (
-        "header lines of a request or response over HTTP/1",
-        &[("src/proxy/http/transport.rs", "MOST_HEADERS")],
-    ),
+    ("header lines over HTTP/1", &[("src/proxy/http/transport.rs", "MOST_HEADERS")]),
     ("client connections, tunnels included", &[("src/config/memory_limits.rs", "CONNECTIONS")]),
     ("idle tunnels", &[("src/proxy/http/tunnel_timeouts.rs", "half_closed:")]),
     ("HTTP/1 buffers of a connection, each way", &[("src/proxy/http/transport.rs", "BUFFER")]),
@@ -162,10 +138,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ),
     ("HTTP/2 streams of a connection", &[("src/proxy/http/upstream/http2.rs", "STREAMS")]),
     ("HTTP/2 connections", &[("src/proxy/http/upstream/http2.rs", "CONNECTIONS")]),
-    (
-        "attempts of a request that its upstream did not process (below)",
-        &[("src/proxy/http/upstream/limits.rs", "ATTEMPTS")],
-    ),
+    ("attempts of an unprocessed request", &[("src/proxy/http/upstream/limits.rs", "ATTEMPTS")]),
     (
         "idle HTTP/2 connections",
         &[
