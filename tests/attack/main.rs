@@ -1,7 +1,7 @@
 //! Attacks: each is tried over real sockets, as a stranger would; most of them against the built program.
 //!
-//! `docs/threats.md` names the strangers and says what each of these tests shows. There is one module for each
-//! stranger. `make attack` runs all of them. Those that need a second user id run only as root, and otherwise print
+//! `docs/threats.md` describes the strangers, `docs/reviewing.md` names the test of each threat. There is one module for
+//! each stranger. `make attack` runs all of them. Those that need a second user id run only as root, and otherwise print
 //! that they were skipped.
 
 #![allow(
