@@ -2,7 +2,7 @@
 //!
 //! Follows Prometheus' conventions: base units, `_total`, help texts. Label values come from enums,
 //! configured upstreams and a bounded list of models, so nothing a client sends can grow them without end.
-//! `docs/metrics.md` is the same table; a test compares them.
+//! `docs/metrics.md` is the same list; a test compares them.
 
 mod accuracy;
 mod compacting;
@@ -64,13 +64,13 @@ families! {
         rejected: MetricFamily<RejectionLabels, IntCounter> = "plimsoll_connections_turned_total",
             "Client connections past `limits.connections`: `answered` with 503, or `closed`.";
         timeouts: MetricFamily<TimeoutLabels, IntCounter> = "plimsoll_client_timeouts_total",
-            "Clients that took too long to send a first request (`silent`), the next one (`idle`, `limits.header_s`) or more of a body (`body`, `limits.body_s`).";
+            "Clients too slow with a first request (`silent`), the next one (`idle`) or more of a `body`.";
         log_dropped: IntCounter = "plimsoll_log_lines_dropped_total",
-            "Log lines dropped because the reader of the log was too slow.";
+            "Log lines dropped because their reader was too slow.";
         admin_refusals: MetricFamily<AdminRefusalLabels, IntCounter> = "plimsoll_admin_refusals_total",
             "Requests that the admin listener refused.";
         blocking_threads: IntGauge = "plimsoll_blocking_threads",
-            "Threads for long work, beside the async workers; at most 16.";
+            "Threads for long work; at most 16.";
         build_info: MetricFamily<BuildLabels<'static>, IntGauge> = "plimsoll_build_info",
             "Always 1; which build this is.";
         preset: MetricFamily<PresetLabels<'static>, IntGauge> = "plimsoll_preset_info",

@@ -726,22 +726,25 @@ fn labels_are_serialised_names() {
 
 /// `docs/metrics.md` lists all metrics.
 #[test]
-fn table_of_metrics_is_current() {
+fn list_of_metrics_is_current() {
     let telemetry = Telemetry::silent().unwrap();
     let mut page = String::from(
         "# Metrics\n\n\
          Prometheus' text format, at `/metrics` on the admin listener. A scraper needs the read token (`read.token` in the data\n\
-         folder, or `admin_read_token`), unless `metrics_open` is set. Generated from `src/telemetry/metrics.rs`\n\
-         (`PLIMSOLL_BLESS=1 cargo test --lib telemetry`).\n\n\
-         Label values come from closed sets, configured upstreams and at most 50 model names; any further\n\
-         models are `other`. Unknown is `none`. No metric holds a prompt, a reply or a key.\n\
-         The process metrics (`process_*`) follow Prometheus' names.\n\n\
-         | metric | kind | labels | what it says |\n|---|---|---|---|\n",
+         folder, or `admin_read_token`), unless `metrics_open` is set. Names that end in `_total` are counters. Label values come\n\
+         from closed sets, configured upstreams and at most 50 model names; any further models are `other`. Unknown is `none`.\n\
+         No metric holds a prompt, a reply or a key. `PLIMSOLL_BLESS=1 cargo test --lib telemetry` generates this page.\n\n",
     );
     for row in telemetry.table() {
-        let labels: Vec<_> = row.labels.iter().map(|label| format!("`{label}`")).collect();
-        let help = row.help.replace('|', "\\|");
-        page += &format!("| `{}` | {} | {} | {help} |\n", row.name, row.kind, labels.join(", "));
+        let mut labels = row.labels.join(",");
+        if !labels.is_empty() {
+            labels = format!("{{{labels}}}");
+        }
+        let kind = match row.kind {
+            "counter" => String::new(),
+            kind => format!(" ({kind})"),
+        };
+        page += &format!("* `{}{labels}`{kind}: {}\n", row.name, row.help);
     }
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md");
     if std::env::var_os("PLIMSOLL_BLESS").is_some() {

@@ -67,27 +67,27 @@ families! {
         within_band: MetricFamily<MethodLabels, IntCounter> = "plimsoll_estimates_within_band_total",
             "Exchanges whose reported input was within the band; nine in ten should be.";
         corrected: MetricFamily<ExpertLabels, IntCounter> = "plimsoll_estimates_corrected_total",
-            "The same exchanges by what corrected the estimate: nothing (`counted`), earlier results of the same tool (`tool`), or a regression on the kinds of text (`regression`).";
+            "Compared exchanges by what corrected the estimate: nothing (`counted`), earlier results of the `tool`, a `regression` on kinds of text.";
         missed: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_estimate_missed_tokens_total",
             "Tokens by which estimates were wrong, |estimate - actual|.";
         over: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_estimate_over_tokens_total",
-            "Tokens by which estimates were too high; part of plimsoll_estimate_missed_tokens_total.";
+            "The part of plimsoll_estimate_missed_tokens_total by which estimates were too high.";
         compared: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_estimate_compared_tokens_total",
-            "Input tokens reported for the same exchanges; plimsoll_estimate_missed_tokens_total divided by this is the error.";
+            "Input tokens of compared exchanges; plimsoll_estimate_missed_tokens_total divided by this is the error.";
         lessons: MetricFamily<ModelLabels<'static>, IntGauge> = "plimsoll_calibration_lessons",
-            "Replies that the estimator has learned from; it falls when learning restarts.";
+            "Replies that the estimator learned from; falls when learning restarts.";
         band: MetricFamily<ModelLabels<'static>, Gauge> = "plimsoll_calibration_band",
             "How wide the band usually is, in multiples of the expected error.";
         error_ratio: MetricFamily<SizeLabels, Histogram> = "plimsoll_estimate_error_ratio" in ERROR_RATIO,
-            "(estimate - actual) / actual, by how large the context was. The sum is signed and may fall.";
+            "(estimate - actual) / actual, by the size of the context. The sum is signed.";
         error_tokens: MetricFamily<MethodLabels, Histogram> = "plimsoll_estimate_error_tokens" in ERROR_TOKENS,
             "|estimate - actual|. The first bucket holds the exact ones.";
         new_error_ratio: MetricFamily<MethodLabels, Histogram> = "plimsoll_estimate_new_error_ratio" in ERROR_RATIO,
-            "The same error relative to what was new since the last call, if more than 100 tokens; only for method `anchored`.";
+            "Error relative to what was new since the last call, if more than 100 tokens; only `anchored`.";
         classic_error: MetricFamily<ClassicLabels<'static>, Histogram> = "plimsoll_classic_error_ratio" in ERROR_RATIO,
-            "The same error of what a known agent would have predicted; only with a preset or estimate.classic.";
+            "Error of a known agent's count; only with a preset or estimate.classic.";
         hidden_error: MetricFamily<HiddenLabels, Histogram> = "plimsoll_hidden_input_error_tokens" in ERROR_TOKENS,
-            "|estimate - actual| of exchanges whose input could not be known in advance, which no other metric of accuracy counts: tools ran at the provider (`hosted_tools`), the provider summarised, cleared or called other models (`provider_edit`), another model answered (`other_model`), or a stored history did not pass through Plimsoll (`continuation`).";
+            "|estimate - actual| of exchanges whose input could not be known in advance, which are in no other metric of accuracy: tools ran at the provider (`hosted_tools`), it summarised, cleared or called other models (`provider_edit`), another model answered (`other_model`), a stored history was not seen (`continuation`).";
     }
 }
 

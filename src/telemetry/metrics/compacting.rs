@@ -22,7 +22,7 @@ families! {
     /// All metrics of compaction.
     pub(super) struct CompactionMetrics {
         pub(super) written: MetricFamily<SummaryLabels<'static>, IntCounter> = "plimsoll_compactions_total",
-            "Summaries that were requested: `written`, or why there is none. `plimsoll_edits_total{kind=\"compacted\"}` counts their first use.";
+            "Summaries that were requested: `written`, or why there is none.";
         before: MetricFamily<SummarySizeLabels<'static>, IntCounter> = "plimsoll_compacted_before_tokens_total",
             "Tokens of history that written summaries replace, estimated.";
         after: MetricFamily<SummarySizeLabels<'static>, IntCounter> = "plimsoll_compacted_after_tokens_total",
@@ -32,7 +32,7 @@ families! {
         cost: MetricFamily<TokenLabels<'static>, IntCounter> = "plimsoll_compaction_tokens_total",
             "Tokens that writing summaries cost; they are in no other count.";
         waits: MetricFamily<UpstreamLabels<'static>, Histogram> = "plimsoll_compaction_wait_seconds" in SECONDS,
-            "How long requests waited for a summary; only requests that waited.";
+            "How long requests that waited did so for a summary.";
     }
 }
 

@@ -18,9 +18,9 @@ families! {
         held: MetricFamily<HeldLabels, IntGauge> = "plimsoll_memory_held_bytes",
             "Memory that traffic uses.";
         limit: IntGauge = "plimsoll_memory_limit_bytes",
-            "Most memory that traffic may use (3/16 of limits.process_bytes); past it bytes pass unread.";
+            "Most that traffic may use (3/16 of limits.process_bytes); past it bytes pass unread.";
         kept: MetricFamily<KeptLabels, IntGauge> = "plimsoll_kept_bytes",
-            "Memory for what is kept after its exchange; session_decisions is that of the session that has most.";
+            "Memory that stays after an exchange; session_decisions: of the largest session.";
         kept_limit: MetricFamily<KeptLabels, IntGauge> = "plimsoll_kept_limit_bytes",
             "Limit of each kind in plimsoll_kept_bytes.";
     }

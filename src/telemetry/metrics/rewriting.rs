@@ -73,35 +73,35 @@ families! {
     /// All metrics of rewriting.
     pub(super) struct RewriteMetrics {
         edits: MetricFamily<EditLabels, IntCounter> = "plimsoll_edits_total",
-            "Edits of requests by kind, reason, decision (`new`, `replayed`, `refused`) and mode; none was sent in mode `shadow`. A batch of refused cuts counts once; replayed edits have no reason (`none`).";
+            "Edits of requests; in mode `shadow` none was sent. A batch of refused cuts counts once; replayed edits have no reason.";
         pruned: MetricFamily<PrunedLabels<'static>, IntCounter> = "plimsoll_pruned_tokens_total",
-            "Tokens of tool results that were not sent (estimated), counted again on every turn; in mode `shadow`, that would not have been sent.";
+            "Tokens of tool results that were not sent (estimated), on every turn again; in mode `shadow`, that would not have been.";
         reprocessed: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_cache_broken_tokens_total",
-            "Tokens that were cached after the place of a new cut and had to be processed again, as reported.";
+            "Cached tokens behind a new cut that had to be processed again, as reported.";
         checked: MetricFamily<CheckedLabels<'static>, IntCounter> = "plimsoll_savings_checked_tokens_total",
-            "Of exchanges whose saving was checked by a sample: tokens that Plimsoll says were not sent (`claimed`), and the provider's own count of the request as it came (`came`) and as it was sent (`sent`).";
+            "Of sampled exchanges: tokens `claimed` as saved, and the provider's count of the request as it `came` and as it was `sent`.";
         saved: MetricFamily<ModelLabels<'static>, Counter> = "plimsoll_pruned_dollars_total",
-            "What the pruned tokens would have cost at catalogue prices, as cache reads where the exchange read from the cache; broken caches are not subtracted.";
+            "What the pruned tokens would have cost at catalogue prices, as cache reads where the cache was read; without broken caches.";
         broken: MetricFamily<ModelLabels<'static>, Counter> = "plimsoll_cache_broken_dollars_total",
             "Cost at catalogue prices of the caches that new cuts broke.";
         pub(super) refused: MetricFamily<RefusedLabels<'static>, IntCounter> = "plimsoll_rewrites_refused_total",
-            "Requests that the provider refused as rewritten, and accepted in the original or the last accepted form, by what the refusal named.";
+            "Requests refused as rewritten and accepted in another form, by what the refusal named.";
         pub(super) set_aside: MetricFamily<UpstreamLabels<'static>, IntCounter> = "plimsoll_threads_set_aside_total",
-            "Threads in which nothing new is rewritten for a while, because the provider refused a rewrite.";
+            "Threads in which nothing new is rewritten for a while, because a rewrite was refused.";
         healed: MetricFamily<HealedLabels, IntCounter> = "plimsoll_healed_total",
-            "Requests that were answered after Plimsoll changed what was refused, in them or in another request.";
+            "Requests that were answered after what was refused, in them or earlier, was changed.";
         refusals: MetricFamily<RefusalLabels<'static>, IntCounter> = "plimsoll_refusals_total",
-            "Refusals that blame the request, by status (`none`: another), by what is refused and by outcome: `healed`, `refused_again`, `unanswered`, `no_repair`, `misplaced` (it names a place that does not exist), `not_kept`, `possible` (in mode `active`), `unknown`.";
+            "Refusals that blame the request, by status, cause and outcome: `healed`, `refused_again`, `unanswered`, `no_repair`, `misplaced` (it names a place that does not exist), `not_kept`, `possible` (in mode `active`), `unknown`.";
         withheld: MetricFamily<EditedLabels<'static>, IntCounter> = "plimsoll_reasoning_withheld_total",
-            "Exchanges in which the provider removed reasoning before the model read it (`input_transformations`), by whether the request was changed.";
+            "Exchanges in which the provider dropped reasoning unread (`input_transformations`).";
         input: MetricFamily<EditedLabels<'static>, IntCounter> = "plimsoll_cache_input_tokens_total",
-            "Input tokens of exchanges that reported cache reads, by whether the request was changed: `no`, `replayed` (earlier decisions alone), `new`.";
+            "Input tokens of exchanges that reported cache reads. `edited`: `no`, `replayed` (earlier decisions alone), `new`.";
         read: MetricFamily<EditedLabels<'static>, IntCounter> = "plimsoll_cache_read_tokens_total",
-            "Those of plimsoll_cache_input_tokens_total that were read from the cache.";
+            "The part of plimsoll_cache_input_tokens_total that was read from the cache.";
         misses: MetricFamily<MissLabels<'static>, IntCounter> = "plimsoll_cache_misses_total",
-            "Cache misses that the provider explained; only if the client asks, or `cache.diagnose` does.";
+            "Cache misses that the provider explained, if client or `cache.diagnose` asks.";
         overflows: MetricFamily<OverflowLabels<'static>, IntCounter> = "plimsoll_overflows_total",
-            "Requests that did not fit the window, by how that showed (`refused`, `in_reply`, `window_full`, `empty`, `truncated`): `saved` (Plimsoll made room and the provider answered) or `lost`.";
+            "Requests that did not fit the window, by how that showed: `saved` (room was made and the provider answered) or `lost`.";
         cleared_tokens: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_provider_cleared_tokens_total",
             "Input tokens that the provider cleared; they are in no other count.";
     }

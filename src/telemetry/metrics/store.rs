@@ -33,7 +33,7 @@ families! {
     /// All metrics of the store.
     pub(in crate::telemetry) struct StoreMetrics {
         session_load: Histogram = "plimsoll_session_load_seconds" in FIRST_LOAD,
-            "How long requests waited for their session and its model to be loaded from the store; only requests that had to load.";
+            "How long requests waited for their session to be loaded.";
         operations: MetricFamily<OperationLabels, Histogram> = "plimsoll_store_operation_seconds" in OPERATION,
             "How long operations of the store took.";
         pub(super) failures: MetricFamily<OperationLabels, IntCounter> = "plimsoll_store_failures_total",
@@ -43,15 +43,15 @@ families! {
         bytes: IntGauge = "plimsoll_store_bytes",
             "Size of the store on disk, with its WAL.";
         restarts: IntGauge = "plimsoll_store_restarts",
-            "How often the thread that writes to the store restarted after a panic.";
+            "Restarts of the store's writing thread after a panic.";
         waiting: MetricFamily<QueueLabels, IntGauge> = "plimsoll_store_waiting",
-            "Operations that wait for the store: writes (`write`), reads for traffic (`traffic`) and for the admin API (`look`).";
+            "Operations that wait for the store: `write`, reads for `traffic` and for the admin API (`look`).";
         pub(in crate::telemetry) forgotten: IntCounter = "plimsoll_store_forgotten_sessions_total",
-            "Sessions that were deleted by retention.days or retention.bytes.";
+            "Sessions that retention deleted.";
         pub(in crate::telemetry) retention_failures: IntCounter = "plimsoll_retention_failures_total",
             "Times that old sessions could not be deleted.";
         pub(in crate::telemetry) interrupted: IntCounter = "plimsoll_interrupted_exchanges_total",
-            "Exchanges that were in flight when a process was killed, found at a later start.";
+            "Exchanges that were in flight when a process was killed.";
     }
 }
 

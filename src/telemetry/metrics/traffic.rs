@@ -44,53 +44,53 @@ families! {
     /// All metrics of traffic.
     pub(super) struct TrafficMetrics {
         requests: MetricFamily<EndLabels<'static>, IntCounter> = "plimsoll_requests_total",
-            "Exchanges by how they ended, and the class of the status that the client saw.";
+            "Exchanges by how they ended, and the class of the client's status.";
         first_byte: MetricFamily<DialectLabels<'static>, Histogram> = "plimsoll_first_byte_seconds" in SECONDS,
-            "From the request's arrival to the first byte of the response body.";
+            "From a request's arrival to the first byte of the response body.";
         duration: MetricFamily<DialectLabels<'static>, Histogram> = "plimsoll_request_duration_seconds" in SECONDS,
-            "From the request's arrival to the end of the exchange.";
+            "From a request's arrival to the end of the exchange.";
         overhead: MetricFamily<UpstreamLabels<'static>, Histogram> = "plimsoll_overhead_request_seconds" in OWN_TIME,
-            "Time that Plimsoll added before it forwarded a request, without the wait for a summary.";
+            "Time that Plimsoll added before it forwarded a request, without waits for a summary.";
         event: Histogram = "plimsoll_overhead_event_seconds" in EVENT,
-            "Time that Plimsoll spent on one frame of a response body: the mean of each exchange.";
+            "Time spent on one frame of a response body: the mean of each exchange.";
         tokens: MetricFamily<TokenLabels<'static>, IntCounter> = "plimsoll_tokens_total",
-            "Tokens as the provider reported them, under the model that it bills. `input` is the whole prompt and includes `cache_read` and `cache_write`; `output` includes `reasoning`. Calls that the provider made by itself are included; a refusal that is not billed is not.";
+            "Tokens as reported, under the model that is billed. `input` includes `cache_read` and `cache_write`, `output` includes `reasoning`. The provider's own calls count, unbilled refusals do not.";
         cost: MetricFamily<ModelLabels<'static>, Counter> = "plimsoll_cost_dollars_total",
-            "What exchanges cost: by the provider's own word, else at the prices of their time. Those without a known price are in `plimsoll_unpriced_total`.";
+            "What exchanges cost: by the provider's word, else at the prices of their time.";
         unpriced: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_unpriced_total",
-            "Exchanges with reported tokens whose price is not known.";
+            "Exchanges whose price is not known.";
         served: MetricFamily<ServedLabels<'static>, IntCounter> = "plimsoll_model_served_total",
-            "Exchanges whose reply names another model than the request: `served` is its name.";
+            "Exchanges whose reply names another model (`served`) than the request.";
         quota_used: MetricFamily<QuotaLabels<'static>, Gauge> = "plimsoll_quota_fill_ratio",
-            "The share of a provider's limit that is used, as its responses last said: the largest of all credentials; 0 once it is whole again.";
+            "Used share of a provider's limit, as last said: the largest of all credentials; 0 once it is whole again.";
         cap_used: MetricFamily<CapLabels<'static>, Gauge> = "plimsoll_cap_fill_ratio",
-            "The share of a spending cap that is spent in the running period: the largest of all whom it limits.";
+            "Spent share of a cap in the running period: the largest of all whom it limits.";
         cache_reported: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_cache_reported_total",
-            "Exchanges whose provider reported what came from its cache.";
+            "Exchanges whose provider reported cache reads, 0 included.";
         cache_hits: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_cache_hits_total",
-            "Exchanges in which some of the prompt came from the provider's cache.";
+            "Exchanges in which some of the prompt came from the cache.";
         fill: MetricFamily<ModelLabels<'static>, Histogram> = "plimsoll_context_fill_ratio" in FILL,
-            "Input tokens (reported, or else estimated) divided by the window.";
+            "Input tokens (reported, else estimated) divided by the window.";
         longest_gap: MetricFamily<ModelLabels<'static>, Histogram> = "plimsoll_stream_longest_gap_seconds" in SECONDS,
-            "Longest time between two chunks of a streamed reply; the first is timed from the last byte of the request.";
+            "Longest time between two chunks of a stream, or before the first.";
         silent: MetricFamily<UpstreamLabels<'static>, IntCounter> = "plimsoll_silent_streams_total",
-            "Streams that were ended because nothing came for `limits.silent_stream_s`.";
+            "Streams ended because nothing came for `limits.silent_stream_s`.";
         repeated_calls: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_repeated_calls_total",
-            "Requests of an agent that seems to be in a loop: its newest tool call had the same result in four or more of its last ten turns.";
+            "Requests of agents in a loop: the newest call had the same result in four of ten turns.";
         pub(super) fail_open: MetricFamily<FailOpenLabels, IntCounter> = "plimsoll_fail_open_total",
-            "Exchanges in which Plimsoll failed open: the client got what it would have got without Plimsoll. With `unknown_credential` (see `tenant_headers`) and `no_credential` (on a listener that others can reach) nothing was stored.";
+            "Exchanges in which the client got what it would have got without Plimsoll. With `unknown_credential` (see `tenant_headers`) and `no_credential` nothing was stored.";
         errors: MetricFamily<ErrorLabels<'static>, IntCounter> = "plimsoll_provider_errors_total",
-            "Errors that providers reported, by a status or inside a success.";
+            "Errors of providers, by a status or inside a success.";
         notes: MetricFamily<NoteLabels, IntCounter> = "plimsoll_notes_total",
-            "Unexpected things found while reading requests and replies.";
+            "Unexpected things in requests and replies.";
         clients: MetricFamily<ClientLabels<'static>, IntCounter> = "plimsoll_client_requests_total",
-            "Requests whose client says what they are for (Claude Code's hint headers).";
+            "Requests whose client says what they are for (Claude Code).";
         pub(super) questions: MetricFamily<QuestionLabels<'static>, IntCounter> = "plimsoll_estimate_questions_total",
-            "Requests to counting endpoints that the configuration asks for (`estimate.count`).";
+            "Calls of counting endpoints for `estimate.count`.";
         counts_estimated: MetricFamily<CountEstimateLabels<'static>, IntCounter> = "plimsoll_token_estimates_total",
-            "Token counting requests that Plimsoll answered with its estimate: as configured (`configured`), because the upstream answered that it has no such endpoint (`missing`), or had answered so before (`learned`).";
+            "Counting requests answered with an estimate: as `configured`, or because the upstream has no such endpoint (`missing`; `learned`: asked before).";
         pub(super) lessons: MetricFamily<LessonLabels<'static>, IntCounter> = "plimsoll_lessons_total",
-            "Lessons that refusals could teach: `learned`, or not because the request contains the same text (`quoted`), the window contradicts what was sent (`implausible`), the text is no known message (`unknown`) or the list is full (`full`).";
+            "Lessons of refusals: `learned`, or not because the request contains the text (`quoted`), the window contradicts what was sent (`implausible`), the message is `unknown` or the list `full`.";
     }
 }
 

@@ -22,15 +22,15 @@ families! {
     /// All metrics of connections to upstreams.
     pub(in crate::telemetry) struct UpstreamConnections {
         connections: MetricFamily<UpstreamLabels<'static>, IntGauge> = "plimsoll_upstream_connections",
-            "Connections to an upstream that are open, idle ones included.";
+            "Open connections, idle ones included.";
         idle: MetricFamily<UpstreamLabels<'static>, IntGauge> = "plimsoll_upstream_idle_connections",
-            "Idle connections to an upstream, kept for the next request.";
+            "Idle connections, kept for the next request.";
         streams: MetricFamily<UpstreamLabels<'static>, IntGauge> = "plimsoll_upstream_streams",
-            "HTTP/2 streams to an upstream that are open.";
+            "Open HTTP/2 streams.";
         waits: MetricFamily<UpstreamLabels<'static>, Histogram> = "plimsoll_upstream_wait_seconds" in WAIT,
-            "How long requests waited for a new connection or a free stream; only requests that waited.";
+            "How long requests that waited did so for a connection or stream.";
         repeats: MetricFamily<RepeatLabels<'static>, IntCounter> = "plimsoll_upstream_repeats_total",
-            "Requests that were repeated on another connection. The upstream had certainly not processed them (`not_sent`, `refused_stream`, `went_away`), or almost certainly (`closed_while_idle`, `went_silent`).";
+            "Requests repeated on another connection. The upstream had certainly not processed them, with `closed_while_idle` and `no_sign_of_life` almost certainly.";
     }
 }
 
