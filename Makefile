@@ -26,7 +26,7 @@ test: ## Every tier of tests; sets up its own tools in .tools/
 check: ## The quick part of the tests: format, lints, all Rust tests but the faults
 	@scripts/test format lints rust
 
-seeds: ## The reference documents, requirement by requirement (docs/seeds.md)
+seeds: ## The reference documents, requirement by requirement (tests/seeds.md)
 	@scripts/seeds
 
 crash: ## kill -9 under load, N=200 rounds
@@ -36,7 +36,7 @@ chaos: MINUTES = 10
 chaos: ## Random faults around the program for MINUTES=10: upstreams that break, kill -9, a locked store, and a full disk if run as root
 	tests/faults/run $(MINUTES)
 
-attack: ## The attacks of docs/threats.md that are in tests/attack: over real sockets, and as a second user if run as root
+attack: ## The attacks of docs/threats.md: over real sockets, and as a second user if run as root
 	cargo test --locked --test attack
 
 stall: ## Each dependency hangs in turn, under N=200 streams (docs/waits.md)

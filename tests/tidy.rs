@@ -537,7 +537,7 @@ fn code_reads_as_its_field_writes() {
 
 /// Documents whose claims name their tests, and the least number of tests in each. The others are for users, and name none.
 const TABLES_OF_TESTS: &[(&str, usize)] =
-    &[("docs/reviewing.md", 280), ("docs/architecture.md", 1), ("docs/seeds.md", 140)];
+    &[("docs/reviewing.md", 280), ("docs/architecture.md", 1), ("tests/seeds.md", 140)];
 
 /// A document that names tests of others: of clients, and of providers' libraries.
 const NAMES_FOREIGN_TESTS: &str = "docs/protocols.md";
@@ -592,7 +592,7 @@ fn documents_name_existing_tests() {
 /// The table of the reference documents has each requirement once, in order, and a test for each.
 #[test]
 fn every_requirement_of_reference_documents_has_row_and_test() {
-    let text = std::fs::read_to_string("docs/seeds.md").unwrap();
+    let text = std::fs::read_to_string("tests/seeds.md").unwrap();
     let rows = text.lines().filter(|line| line.starts_with("| ")).map(cells);
     let mut number = 0;
     for row in rows.filter(|row| row[0].trim().parse::<usize>().is_ok()) {
