@@ -30,7 +30,7 @@ families! {
         waits: MetricFamily<UpstreamLabels<'static>, Histogram> = "plimsoll_upstream_wait_seconds" in WAIT,
             "How long requests that waited did so for a connection or stream.";
         repeats: MetricFamily<RepeatLabels<'static>, IntCounter> = "plimsoll_upstream_repeats_total",
-            "Requests repeated on another connection. The upstream had certainly not processed them (closed_while_idle, no_sign_of_life: almost certainly).";
+            "Requests repeated on another connection. The upstream had certainly not processed them (closed_while_idle, went_silent: almost certainly).";
     }
 }
 
