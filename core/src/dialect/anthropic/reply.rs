@@ -25,6 +25,8 @@ pub struct ReplyStream {
     keyer: Keyer,
     /// A stop reason was seen, so usage is final even if `message_stop` is missing.
     stopped: bool,
+    /// A `message_delta` was seen. Without one, a `message_stop` is only how a broken stream was closed.
+    has_delta: bool,
     /// Blocks and deltas that are kept.
     pub(in crate::dialect) kept: KeptSize,
 }
@@ -58,11 +60,12 @@ impl ReplyStream {
             Some("content_block_stop") => self.end(index),
             Some("ping") => {}
             Some("message_delta") => {
+                self.has_delta = true;
                 self.stop(delta.and_then(|delta| delta.get("stop_reason")), reply);
                 self.usage.cleared = ClearingReport::from_reply(value).or(self.usage.cleared);
                 self.count(value.get("usage"));
             }
-            Some("message_stop") => reply.complete = true,
+            Some("message_stop") => reply.complete = self.has_delta,
             Some("error") => reply.error = Some(error_in(value)),
             _ => note_once(&mut reply.notes, Note::UnknownEvent),
         }

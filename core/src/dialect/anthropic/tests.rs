@@ -153,6 +153,23 @@ fn stream(events: &[&str]) -> String {
 
 const START: &str = r#"{"type":"message_start","message":{"id":"msg_1","model":"m","content":[],"usage":{"input_tokens":3,"cache_creation_input_tokens":20,"cache_read_input_tokens":100,"cache_creation":{"ephemeral_1h_input_tokens":15},"output_tokens":1}}}"#;
 
+/// A stream that a gateway closed politely after its upstream broke off: `[DONE]` of Chat Completions is no better.
+#[test]
+fn stop_event_without_message_delta_is_broken_reply() {
+    let text = [
+        START,
+        r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#,
+        r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"Half"}}"#,
+        r#"{"type":"content_block_stop","index":0}"#,
+    ];
+    let stop = r#"{"type":"message_stop"}"#;
+    let delta =
+        r#"{"type":"message_delta","delta":{"stop_reason":null},"usage":{"output_tokens":3}}"#;
+    assert!(!reply_of(&stream(&[&text[..], &[stop]].concat())).complete);
+    // Its usage was reported, only no reason.
+    assert!(reply_of(&stream(&[&text[..], &[delta, stop]].concat())).complete);
+}
+
 #[test]
 fn stream_is_assembled_by_index() {
     let reply = reply_of(&stream(&[

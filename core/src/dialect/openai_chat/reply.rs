@@ -211,7 +211,7 @@ impl ReplyStream {
         if first([error]).is_some() {
             reply.error = Some(error_in(choice)); // OpenRouter
         }
-        match finish_reason.and_then(|reason| reason.text()) {
+        match finish_reason.and_then(|reason| reason.text()).filter(|reason| reason != "null") {
             Some(reason) if reason.is_empty() => self.has_blank_reason = true,
             Some(reason) => {
                 self.finished = true;

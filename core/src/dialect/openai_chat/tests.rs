@@ -536,6 +536,8 @@ fn every_known_finish_reason_is_read() {
     let empty = r#"{"choices":[{"index":0,"delta":{"content":"x"},"finish_reason":""}]}"#;
     assert_eq!(chunks(&[empty, "[DONE]"]).stop, Some(StopReason::End), "Snowflake says no more");
     assert_eq!(chunks(&[empty]).stop, None);
+    let null = empty.replace(r#""""#, r#""null""#);
+    assert!(!chunks(&[&null, "[DONE]"]).complete, "KoboldCpp's word for null");
     let reply = deltas(&[r#"{"refusal":"I can"}"#, r#"{"refusal":"not"}"#]);
     assert_eq!(contents(&reply)[0].1, "I cannot");
     assert_eq!(reply.stop, Some(StopReason::Refused));
