@@ -12,7 +12,7 @@ const NEEDED: &str = "* role content type text id tool_use_id tool_call_id call_
     responseMimeType";
 /// Members of the request itself that say what is asked.
 const ASKED: &str = "model messages contents prompt system systemInstruction system_instruction instructions tools \
-    tool_choice toolConfig tool_config stream max_tokens max_completion_tokens max_output_tokens generationConfig \
+    functions function_call tool_choice toolConfig tool_config stream max_tokens max_completion_tokens max_output_tokens generationConfig \
     generation_config response_format output_format output_config thinking reasoning conversation \
     previous_response_id thread mcp_servers container cachedContent cached_content anthropic_version";
 

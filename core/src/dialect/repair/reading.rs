@@ -408,6 +408,16 @@ mod tests {
             ),
             (r#"{"error":{"message":"Unknown parameter: 'verbosity'."}}"#, "verbosity"),
             ("property 'store' is unsupported", "store"),
+            ("Unrecognized request argument supplied: thinking", "thinking"),
+            ("Extra inputs are not permitted, field: 'store', value: True", "store"),
+            (
+                "[{'type': 'extra_forbidden', 'loc': ('body', 'store'), 'msg': 'Extra inputs are not permitted', 'input': True}]",
+                "store",
+            ),
+            (
+                "Malformed input request: #: extraneous key [store] is not permitted, please reformat your input and try again.",
+                "store",
+            ),
             (
                 r#"{"error":{"message":"x","param":"input[2].id","code":"unknown_parameter"}}"#,
                 "input.2.id",
