@@ -25,7 +25,7 @@ pub struct SessionNames {
     /// What decided that the newest turn of its main thread belongs to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found_by: Option<SessionWitness>,
-    /// Its main thread: that of its first turn.
+    /// Its main thread: that of its first turn, or what its client made of it by its newest compaction.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub main_thread: Option<ThreadId>,
 }
@@ -33,11 +33,7 @@ pub struct SessionNames {
 impl SessionNames {
     /// The names in a session's turns, the newest of each.
     pub fn from_ledger(ledger: &Ledger) -> Self {
-        let opening = ledger.turns().find(|turn| turn.purpose == Purpose::Turn);
-        let mut names = Self {
-            main_thread: opening.map(|turn| turn.position.thread.clone()),
-            ..Self::default()
-        };
+        let mut names = Self { main_thread: main_thread(ledger), ..Self::default() };
         for turn in ledger.turns().rev() {
             // A title comes from a call beside the conversation.
             if names.title.is_none()
@@ -68,6 +64,30 @@ impl SessionNames {
     }
 }
 
+fn main_thread(ledger: &Ledger) -> Option<ThreadId> {
+    let mut turns = ledger.turns();
+    let mut main = &turns.find(|turn| turn.purpose == Purpose::Turn)?.position;
+    let mut is_compacted = false;
+    for turn in turns {
+        let position = &turn.position;
+        if position.client_thread != main.client_thread {
+            continue;
+        }
+        // After a compaction the history begins anew, which only the client can say for certain.
+        let says_so = turn.hints.as_ref().is_some_and(|hints| hints.compacted.is_some());
+        let has_head = position.system == main.system && position.tools == main.tools;
+        match turn.purpose {
+            Purpose::Compaction => is_compacted = true,
+            Purpose::Turn if says_so || is_compacted && has_head => {
+                main = position;
+                is_compacted = false;
+            }
+            _ => {}
+        }
+    }
+    Some(main.thread.clone())
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -75,7 +95,8 @@ mod tests {
     use super::*;
     use crate::context::scene::SessionFixture;
     use crate::context::{Fact, TurnOrigin};
-    use crate::dialect::Dialect;
+    use crate::dialect::hints::{ClientHints, CompactionCause};
+    use crate::dialect::{Dialect, PartKey};
 
     fn turn(exchange: &str) -> Turn {
         let body =
@@ -105,5 +126,37 @@ mod tests {
         assert_eq!(names.agent.unwrap().to_string(), "agent");
         assert_eq!((names.title.as_deref(), names.project), (Some("Second"), None));
         assert_eq!(names.main_thread, Some("main".into()));
+    }
+
+    /// The main thread goes on after a compaction by the client, with its hint or with the same head; sub-agents and
+    /// other conversations of the session do not take its place.
+    #[test]
+    fn compaction_moves_main_thread() {
+        let mut ledger = Ledger::default();
+        let mut add =
+            |exchange: &str, thread: &str, purpose, tools: u128, client: Option<&str>, hint| {
+                let hints = ClientHints { compacted: hint, ..ClientHints::default() };
+                let mut turn = Turn { purpose, hints: Some(Box::new(hints)), ..turn(exchange) };
+                turn.position.thread = thread.into();
+                turn.position.client_thread = client.map(Into::into);
+                turn.position.tools = PartKey(tools);
+                ledger.add(Fact::Turn(Box::new(turn)));
+                SessionNames::from_ledger(&ledger).main_thread.unwrap().to_string()
+            };
+        let compacted = Some(CompactionCause::Auto);
+        for (exchange, thread, purpose, tools, client, hint, main) in [
+            ("01", "main", Purpose::Turn, 1, None, None, "main"),
+            ("02", "other", Purpose::Turn, 1, None, None, "main"),
+            ("03", "summary", Purpose::Compaction, 1, Some("sub"), None, "main"),
+            ("04", "sub", Purpose::Turn, 1, Some("sub"), compacted, "main"),
+            ("05", "other", Purpose::Turn, 1, None, None, "main"),
+            ("06", "summary", Purpose::Compaction, 1, None, None, "main"),
+            ("07", "other", Purpose::Turn, 2, None, None, "main"),
+            ("08", "anew", Purpose::Turn, 1, None, None, "anew"),
+            ("09", "other", Purpose::Turn, 1, None, None, "anew"),
+            ("10", "hinted", Purpose::Turn, 3, None, compacted, "hinted"),
+        ] {
+            assert_eq!(add(exchange, thread, purpose, tools, client, hint), main, "{exchange}");
+        }
     }
 }
