@@ -55,6 +55,8 @@ const LIMIT: &str = "maximum max limit limits limited window only supports suppo
     must than context available configured n_ctx max_seq_len max_num_tokens max_length";
 const INPUT: &str = "prompt input inputs messages request requested contains contained has have given received \
     passed resulted got current sent length count conversation history keep n_keep prompt_tokens input_tokens";
+/// Behind a number: "you requested 5000 tokens in the messages".
+const OF_INPUT: &str = "messages prompt input";
 /// Parts of words.
 const OUTPUT: &str = "output completion max_tokens max_new_tokens budget generat draft prediction";
 const INEXACT: &str = "about least approximately estimated roughly";
@@ -165,7 +167,8 @@ fn role(tokens: &[Token<'_>], at: usize) -> NumberRole {
         (_, Some('+' | '>' | '/')) => NumberRole::Input,
         _ if has_one_of(&words_in_front, LIMIT) => NumberRole::Limit,
         _ if has_one_of(&words_in_front, "total you")
-            && has_one_of(&words_in_front, "requested total") =>
+            && has_one_of(&words_in_front, "requested total")
+            && !has_one_of(&words_behind, OF_INPUT) =>
         {
             NumberRole::Total
         }
