@@ -82,7 +82,8 @@ pub fn computed(
         let price = price(by.unwrap_or(model))?;
         of_tokens(one, price.rates(terms(one, &usage.billing, at))?, &one.billing, &price, dialect)
     });
-    calls.sum()
+    // The sum of no calls is -0.0.
+    calls.sum::<Option<f64>>().map(|dollars| dollars + 0.0)
 }
 
 /// What one model call cost at this price; `None` if its input was not reported.

@@ -26,6 +26,14 @@ fn near(dollars: Option<f64>, expected: f64) {
     assert!((dollars - expected).abs() < 1e-9, "{dollars} is not {expected}");
 }
 
+/// A refusal that is not billed costs 0, and no log line says -0.0.
+#[test]
+fn nothing_costs_zero() {
+    let refusal = Usage { unbilled: true, ..usage(900, 0) };
+    let dollars = bill(&refusal, "claude-opus-4-8").unwrap();
+    assert!(dollars == 0.0 && dollars.is_sign_positive(), "{dollars:?}");
+}
+
 #[test]
 fn priority_costs_twice_and_flex_half() {
     let call = usage(100_000, 10_000);
