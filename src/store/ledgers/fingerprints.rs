@@ -13,7 +13,6 @@ use foldhash::{HashMap, HashSet};
 use tokio::time::Instant;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128, xxh3_128_with_seed};
 
-use super::found_session::FoundSession;
 use crate::context::ledger::{BoundaryHash, boundary_hashes, reply_end_chains};
 use crate::context::{
     ExchangeId, Fact, Millis, Outcome, SessionId, SessionWitness, TenantId, Turn,
@@ -56,6 +55,21 @@ pub(super) struct ShownFingerprint {
 impl ShownFingerprint {
     pub(super) fn new(key: u128, witness: SessionWitness) -> Self {
         Self { key, witness, is_sent_again: false }
+    }
+}
+
+/// A session that a request was found to belong to.
+pub(super) struct FoundSession {
+    pub(super) session: SessionId,
+    /// What decided that.
+    pub(super) witness: SessionWitness,
+    /// The fingerprint from which it is the first to go on.
+    pub(super) continues: Option<u128>,
+}
+
+impl FoundSession {
+    pub(super) fn new(session: SessionId, witness: SessionWitness) -> Self {
+        Self { session, witness, continues: None }
     }
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::continued_end::ContinuedEnd;
 use super::fingerprints::RequestSource;
-use super::found_session::ContinuedEnd;
 use super::session_cache::SessionCache;
 use crate::context::ledger::Ledger;
 use crate::context::lineage::{Growth, Placement, place};
