@@ -15,13 +15,13 @@ use crate::support::http1::{Provider, Wire};
 use crate::support::server::{TestServer, config};
 
 /// A proxy and its provider.
-pub struct Site {
+pub(crate) struct Site {
     provider: Provider,
     server: TestServer,
 }
 
 impl Site {
-    pub async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         Self::over(Arc::new(MemoryStore::default()), |_| {}).await
     }
 
@@ -33,7 +33,7 @@ impl Site {
         Self { provider, server }
     }
 
-    pub async fn connect(&self) -> Wire {
+    pub(crate) async fn connect(&self) -> Wire {
         Wire::connect(self.server.address).await
     }
 
@@ -52,7 +52,7 @@ impl Site {
     }
 
     /// The same at any path, with any status. Returns what the provider got, too.
-    pub async fn ask_at(
+    pub(crate) async fn ask_at(
         &mut self,
         path: &str,
         wire: &mut Wire,
@@ -144,7 +144,7 @@ impl ChatRun {
     }
 }
 
-pub fn place(exchange: &Exchange) -> (String, String) {
+pub(crate) fn place(exchange: &Exchange) -> (String, String) {
     let session = exchange.session.as_ref().unwrap().to_string();
     (session, exchange.thread.as_ref().unwrap().to_string())
 }
