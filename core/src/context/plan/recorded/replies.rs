@@ -241,8 +241,9 @@ impl RecordedDecisions {
     }
 
     fn region(&self, conversation: &Conversation, first: usize, last: usize) -> Range<PartIndex> {
+        let has_parts = first <= last;
         // The fields of a message have no order: whatever its client added, its reasoning is this reply's.
-        if conversation.dialect == Dialect::OpenaiChat {
+        if has_parts && conversation.dialect == Dialect::OpenaiChat {
             let [first, last] = [first, last].map(|index| self.keyed_parts[index].at.message);
             return PartIndex::new(first, 0)..PartIndex::new(last + 1, 0);
         }

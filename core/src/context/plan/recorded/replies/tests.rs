@@ -234,4 +234,8 @@ fn added_text_does_not_hide_reasoning_field() {
     let known = scene.known();
     let [returned] = &known.replies[..] else { panic!("{:?}", known.replies) };
     assert!(returned.missing(&scene.request()).is_nothing());
+    // A reply of nothing but reasoning, of which nothing came back, at the end of the history.
+    let thought = ReasoningRecord { at: 2, ..record(&scene, 3, 0) };
+    scene.ledger.add(Fact::Reasoning(Box::new(thought)));
+    assert_eq!(scene.known().replies.len(), 1);
 }
