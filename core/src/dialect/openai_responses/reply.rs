@@ -152,8 +152,12 @@ impl ReplyStream {
 
     fn introduce(&mut self, value: Value<'_>, reply: &mut Reply) {
         if let Some(response) = value.get("response") {
-            let [id, model] = response.members(["id", "model"]);
+            let [id, model, usage] = response.members(["id", "model", "usage"]);
             identify(id, model, reply);
+            // The last event may repeat it as 0.
+            if let Some(usage) = first([usage]) {
+                self.usage.merge(usage);
+            }
         }
     }
 

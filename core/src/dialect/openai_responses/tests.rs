@@ -574,6 +574,22 @@ fn look_alikes() {
     assert_eq!(usage.notes, vec![Note::UsageMismatch]);
 }
 
+/// A server that reports the input while it works, and zeros at the end: no count falls.
+#[test]
+fn zeros_of_last_event_erase_no_earlier_count() {
+    let event = |kind: &str, input: u64, output: u64| {
+        format!(
+            r#"{{"type":"response.{kind}","response":{{"output":[],"usage":{{"input_tokens":{input},"output_tokens":{output},"total_tokens":{}}}}}}}"#,
+            input + output
+        )
+    };
+    let [begun, ended] = [event("in_progress", 30_010, 9), event("completed", 0, 0)];
+    let usage = reply(&events(&[CREATED, &begun, &ended])).usage;
+    assert_eq!((usage.input, usage.output), (Some(30_010), Some(9)));
+    // A reply that broke off was not counted to its end.
+    assert_eq!(reply(&events(&[CREATED, &begun])).usage.input, None);
+}
+
 /// `prompt_cache_diagnostics` as the SDK's types define it.
 #[test]
 fn cause_of_cache_miss_is_read() {
