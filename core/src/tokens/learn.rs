@@ -122,6 +122,8 @@ const NEAR: f32 = 1.0;
 /// The same while a thread has shown nothing yet: Gemini's retention is constant within a session, and either
 /// is about as frequent.
 const NEAR_AT_FIRST: f32 = 3.0;
+/// The same for models without a known tokenizer: what is known of them comes from few upstreams.
+const NEAR_UNKNOWN: f32 = 4.0;
 /// An error of this many times the expected one is not an error of counting.
 const STRANGE: f64 = 12.0;
 /// An unexplained error of this many times the noise is a surprise. After `SURPRISES` in a row, something has
@@ -262,6 +264,7 @@ impl EstimatorState {
     ) -> (u64, u64) {
         let belief = self.belief(seen, evidence);
         let prior = self.prior(seen);
+        let near = if self.family == Family::Other { NEAR_UNKNOWN } else { NEAR_AT_FIRST };
         let best = best(&belief);
         let mut low = by_retention[best];
         let mut high = low;
@@ -269,8 +272,8 @@ impl EstimatorState {
             // While the thread has shown nothing that tells two retentions apart, only what is known of the
             // model does, and that is weaker.
             let is_told = (evidence[at] - evidence[best]).abs() > SHOWS;
-            let may_apply = belief[at] + NEAR >= belief[best]
-                || !is_told && prior[at] + NEAR_AT_FIRST >= prior[best];
+            let may_apply =
+                belief[at] + NEAR >= belief[best] || !is_told && prior[at] + near >= prior[best];
             if may_apply {
                 low = low.min(by_retention[at]);
                 high = high.max(by_retention[at]);
@@ -1062,6 +1065,19 @@ mod tests {
         let shown = learned.guess(&seen, [0.0, 0.0, 2.0, 0.0]);
         assert!(shown.tokens == 1_000, "{shown:?}");
         assert!(shown.high < 1_100, "{shown:?}");
+    }
+
+    /// Nothing says whether an upstream passes reasoning on to a model that nobody measured.
+    #[test]
+    fn band_covers_unread_reasoning_of_unknown_model_until_upstream_shows_it() {
+        let seen = sent_back([4.0, 0.0, 0.0, 0.0], [1_800, 1_800, 1_800, 1_000], 40);
+        let mut learned = EstimatorState::new(Family::Other);
+        let first = learned.guess(&seen, ByRetention::default());
+        assert!(first.tokens == 1_800 && first.low <= 1_000, "{first:?}");
+        learned = learned.after(&seen, &first, 1_800);
+        assert!(learned.guess(&seen, ByRetention::default()).low > 1_000);
+        let gpt = EstimatorState::new(Family::O200k).guess(&seen, ByRetention::default());
+        assert!(gpt.low > 1_000, "{gpt:?}");
     }
 
     /// Gemini 3.5 Flash as recorded: it reads reasoning in its loop, and still has it after the user's next message.
