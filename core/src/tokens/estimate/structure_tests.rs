@@ -95,14 +95,14 @@ fn gpt_parts_cost_their_measured_structure_tokens() {
         growing: [2, 2, 2],
     };
     assert_eq!(around("gpt-5", Dialect::OpenaiResponses), gpt_5);
-    let in_chat = Around { result: (5, 0), first: (80, 0), growing: [-3; 3], ..gpt_5 };
+    let in_chat = Around { result: (5, 0), first: (80, 0), growing: [-3, -3, -12], ..gpt_5 };
     assert_eq!(around("gpt-5", Dialect::OpenaiChat), in_chat);
     let without_instructions = Around { first: (0, 0), ..in_chat };
     assert_eq!(around("openai/gpt-5", Dialect::OpenaiChat), without_instructions);
     assert_eq!(around("o3-mini", Dialect::OpenaiChat), without_instructions);
     let of_4o = Around { result: (3, 0), growing: [3, 2, -20], ..gpt_5 };
     assert_eq!(around("gpt-4o", Dialect::OpenaiResponses), of_4o);
-    let in_chat = Around { first: (0, 0), growing: [4, 2, 2], ..of_4o };
+    let in_chat = Around { first: (0, 0), growing: [4, 2, -4], ..of_4o };
     assert_eq!(around("gpt-4o", Dialect::OpenaiChat), in_chat);
     let of_oss = Around { first: (12, 0), opening: 63, ..in_chat };
     assert_eq!(around("gpt-oss:120b", Dialect::OpenaiChat), of_oss);
@@ -110,7 +110,8 @@ fn gpt_parts_cost_their_measured_structure_tokens() {
     let old = around("gpt-4", Dialect::OpenaiResponses);
     assert_eq!(old.growing, [3, 2, 2]);
     assert_eq!(old.result, (3, 0));
-    let others = Around { named: 0, tools: (8, 0, 100), first: (100, 0), ..in_chat };
+    let others =
+        Around { named: 0, tools: (8, 0, 100), first: (100, 0), growing: [4, 2, 2], ..in_chat };
     assert_eq!(around("deepseek-chat", Dialect::OpenaiChat), others);
     let unknown = Around { result: (5, 0), growing: [-3; 3], ..others };
     assert_eq!(around("nobody-knows", Dialect::OpenaiChat), unknown, "it may reason");
