@@ -179,7 +179,7 @@ def main():
     print("//!")
     print("//! Made by scripts/estimator/fit.py from recorded sessions; do not edit.")
     print()
-    print("use super::costs::TokenCosts;")
+    print("use super::token_costs::TokenCosts;")
     for name in FAMILIES:
         choice = Choice(Calls(pairs, name))
         costs = choice.costs()

@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter};
 
 use super::bpe::{self, Encoding};
-use super::costs::{self, Costs, FamilyCosts};
+use super::costs::{self, FamilyCosts};
 use super::features::ClassCounts;
 use super::media;
+use super::token_costs::Costs;
 use crate::dialect::models::{Family, Model, PictureRule, ReasoningBinding};
 use crate::dialect::{Audience, Conversation, Dialect, Part, PartKind, ReplyPart, Span};
 use crate::wire::json::{text_of, unescape};

@@ -2,7 +2,7 @@
 //!
 //! Made by scripts/estimator/fit.py from recorded sessions; do not edit.
 
-use super::costs::TokenCosts;
+use super::token_costs::TokenCosts;
 
 /// From 1971 calls of 20 sessions.
 #[rustfmt::skip]

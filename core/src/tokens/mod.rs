@@ -19,6 +19,7 @@ mod regression;
 pub mod retention;
 mod sentencepiece;
 mod split;
+mod token_costs;
 mod tool_results;
 pub mod unsent;
 
