@@ -123,6 +123,7 @@ async fn play_conversation(
         sent_prefixes: HashSet::new(),
         known_cuts: HashSet::new(),
         demanding_models: HashSet::new(),
+        binding_models: HashSet::new(),
         reply_broke_off: false,
         signature_prefixes: HashMap::new(),
         reasoning_models: HashMap::new(),
@@ -179,6 +180,8 @@ struct Play {
     known_cuts: HashSet<(u64, u64)>,
     /// The models for which the provider has demanded reasoning in a refusal.
     demanding_models: HashSet<&'static str>,
+    /// Those for which it has refused reasoning that is bound to something else.
+    binding_models: HashSet<&'static str>,
     /// The newest answer broke off.
     reply_broke_off: bool,
     /// Hash of the client's own history when a signature was made, by signature.
@@ -569,6 +572,10 @@ impl Play {
             || checked.exchange.refused == Some(RefusalCause::ReasoningDemanded)
         {
             self.demanding_models.insert(self.head.model);
+        }
+        let mut rules = checked.log.iter().filter_map(|entry| entry.verdict.broken_rule());
+        if rules.any(|rule| rule == Rule::BoundElsewhere) {
+            self.binding_models.insert(self.head.model);
         }
     }
 

@@ -154,8 +154,10 @@ impl Play {
         let is_lesson = |entry: &LoggedRequest| {
             let is_summarized = client::history(self.dialect, &entry.request.body).len() < length;
             let is_demand = breaks(entry, Rule::ThinkingMissing);
-            // Cuts show it once in a conversation.
-            is_summarized && (breaks(entry, Rule::BoundElsewhere) || is_demand)
+            let is_bound = breaks(entry, Rule::BoundElsewhere);
+            // Cuts show it once for each model.
+            is_summarized && (is_bound || is_demand)
+                || is_bound && !self.binding_models.contains(self.head.model)
                 || is_demand && !self.demanding_models.contains(self.head.model)
         };
         let log = checked.log;
