@@ -88,6 +88,10 @@ async fn compressed_recording_is_read() {
     assert!(done.err.contains("cannot be read"), "{}", done.err);
 }
 
+fn costs_of(family: &str, cost: u32) -> serde_json::Value {
+    json!({ "family": family, "classes": vec![cost; 240], "frequent": [] })
+}
+
 /// Fitted costs are judged by sessions that were left out of the fit: these are replayed with given costs.
 #[tokio::test]
 async fn token_costs_given_to_replay_replace_fitted_ones() {
@@ -98,7 +102,7 @@ async fn token_costs_given_to_replay_replace_fitted_ones() {
     std::fs::write(at("session.jsonl"), format!("{}\n{}\n", claude(1), claude(2))).unwrap();
     let mut counted = Vec::new();
     for cost in [2, 4] {
-        let costs = json!({ "family": "claude-new", "costs": vec![cost; 240] });
+        let costs = costs_of("claude-new", cost);
         std::fs::write(at("costs.json"), costs.to_string()).unwrap();
         let arguments = ["replay", "--pairs", "--costs", &at("costs.json"), &at("session.jsonl")];
         let done = run(&arguments).await;
@@ -108,7 +112,7 @@ async fn token_costs_given_to_replay_replace_fitted_ones() {
     }
     assert!(counted[0] > 0, "{counted:?}");
     assert!(counted[1] == 2 * counted[0], "{counted:?}");
-    for unfit in [json!({ "family": "o200k", "costs": vec![2; 240] }), json!([1]), json!("no")] {
+    for unfit in [costs_of("o200k", 2), json!([1]), json!("no")] {
         std::fs::write(at("costs.json"), unfit.to_string()).unwrap();
         let done = run(&["replay", "--costs", &at("costs.json"), &at("session.jsonl")]).await;
         assert_eq!((done.code, done.out.as_str()), (1, ""));

@@ -217,7 +217,7 @@ impl Default for CompactPolicy {
             threshold_buffer_tokens: None,
             show_buffer: false,
             watches: ThresholdBasis::Estimate,
-            prepare: 0.9,
+            prepare: 0.95,
             keep_messages: 8,
             keep_at_least: false,
             keep_tokens: 20_000,
