@@ -398,11 +398,9 @@ impl ReasoningProposal<'_> {
         if !loses || !request.is_bound() {
             return;
         }
-        for returned in &decisions.replies {
-            // What the client changed before it is the client's own.
-            if !decisions.is_rewritten_before(returned.index) {
-                continue;
-            }
+        // Before it, what differs was changed by the client itself.
+        let Some(first) = decisions.first_change() else { return };
+        for returned in decisions.replies.iter().filter(|returned| returned.index > first) {
             let prefix = self.sent.before(returned.index);
             for at in returned.places(request.conversation) {
                 if let Some(about) = request.part(at).and_then(Part::removal_key)

@@ -9,7 +9,6 @@
 use foldhash::{HashMap, HashSet};
 
 use super::branch::{Branch, CutCount};
-use super::keyed::KeyedPart;
 use super::{CutReach, RecordedDecisions, ReturnedReply, clearing_key};
 use crate::context::ledger::Ledger;
 use crate::context::plan::PlanRequest;
@@ -82,10 +81,12 @@ impl RecordedDecisions {
         }
     }
 
-    /// Whether something of ours stands before the keyed part with this index: a summary or a cut.
-    pub(in crate::context) fn is_rewritten_before(&self, index: usize) -> bool {
-        let is_cut = |keyed: &KeyedPart| self.cut(keyed.about).is_some();
-        self.compact().is_some() || self.keyed_parts[..index].iter().any(is_cut)
+    /// The index of the first keyed part that a summary or a cut replaces.
+    pub(in crate::context) fn first_change(&self) -> Option<usize> {
+        if self.compact().is_some() {
+            return Some(0);
+        }
+        self.keyed_parts.iter().position(|keyed| self.cut(keyed.about).is_some())
     }
 
     /// The places of the client's reasoning that the model reads, and whether the parent turn sent it.
