@@ -236,6 +236,9 @@ fn write(decoder: &mut impl Write, bytes: &[u8]) -> std::io::Result<()> {
     decoder.flush()
 }
 
+/// An output of more than this many bytes gets all the memory that it may need.
+const LARGE: usize = 1 << 20;
+
 /// Collects what a decoder produces, up to a limit and as far as memory is granted.
 struct BoundedOutput {
     bytes: Vec<u8>,
@@ -278,9 +281,15 @@ impl Write for BoundedOutput {
         self.passed = self.passed.saturating_add(bytes.len());
         let mut capacity = self.bytes.capacity();
         if length > capacity {
-            capacity = length.max(capacity + capacity / 2).min(self.limit);
+            // Both copies of a vector that grows are resident; what is allocated and not written is not. So a large
+            // one grows once.
+            capacity = match length {
+                ..=LARGE => length.max(capacity + capacity / 2),
+                _ => self.limit,
+            };
+            capacity = capacity.min(self.limit);
         }
-        self.holds(capacity)?;
+        self.holds(capacity.min(length.max(LARGE)))?;
         // Exactly what was granted, however the vector would grow by itself.
         self.bytes.reserve_exact(capacity - self.bytes.len());
         self.bytes.extend_from_slice(bytes);
@@ -462,6 +471,18 @@ mod tests {
                 "{coding}: what it decompresses to"
             );
             assert_eq!(read(4 << 20), Ok(1 << 20), "{coding}");
+        }
+    }
+
+    #[test]
+    fn large_output_counts_what_is_written() {
+        let body = vec![b'a'; 5 << 20];
+        for coding in ["gzip", "br", "zstd"] {
+            let tables = Coding::named(coding).unwrap().holds(body.len());
+            let limit = at_most(body.len() + tables);
+            let mut decoder = Decoder::new([coding], 30 << 20, limit).unwrap();
+            let decoded = decoder.push(&encode(coding, &body)).map(|plain| plain.len());
+            assert_eq!(decoded, Ok(body.len()), "{coding}");
         }
     }
 

@@ -89,7 +89,7 @@ impl BodyReader {
         // The decoder's memory is given back before that of its result is reserved.
         drop(decoder);
         let mut memory = self.memory.guard(MemoryKind::Request);
-        match memory.hold(decoded.capacity()) {
+        match memory.hold(decoded.len()) {
             true => Ok(memory.with(Bytes::from(decoded))),
             false => Err(FailOpen::MemoryBudget),
         }
