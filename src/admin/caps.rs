@@ -17,7 +17,7 @@ use crate::context::caps::CapState;
 use crate::telemetry::log::clean;
 
 /// The caps, the fullest first.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
 pub(crate) struct CapsPage {
     /// When this was made, ms since 1970.
     pub now: Millis,

@@ -14,7 +14,7 @@ use crate::context::budget::grouped;
 use crate::store::ledgers::{ProviderRecount, RecountError};
 
 /// The provider's count, and our estimate.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(crate) struct CountComparison {
     /// The exchange whose request was counted as it was sent: the session's newest one.
     pub request: ExchangeId,

@@ -30,7 +30,7 @@ use crate::dialect::{PartKey, Usage};
 use crate::telemetry::Exchange;
 
 /// What was done to one request, and why.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct Explanation {
     /// The id of the exchange.
     pub request: ExchangeId,
@@ -98,7 +98,7 @@ pub(super) struct Explanation {
 }
 
 /// One change, made or declined.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct ExplainedChange {
     /// The kind of change.
     pub change: Change,
@@ -129,7 +129,7 @@ pub(super) struct ExplainedChange {
 }
 
 /// The expected and the reported effect on the provider's cache.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct CacheEffect {
     /// The turn that it is compared with.
     pub before: Option<CacheReport>,
@@ -146,7 +146,7 @@ pub(super) struct CacheEffect {
 }
 
 /// A provider's report about its cache, in tokens.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct CacheReport {
     /// The id of the exchange.
     pub request: ExchangeId,
@@ -159,7 +159,7 @@ pub(super) struct CacheReport {
 }
 
 /// The estimate, and how it was made.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct ExplainedEstimate {
     /// Input tokens, estimated.
     pub tokens: u64,

@@ -28,7 +28,7 @@ const ERROR_EDGES: [f64; 11] =
     [-0.1, -0.05, -0.02, -0.01, -0.001, 0.001, 0.01, 0.02, 0.05, 0.1, 0.2];
 
 /// What happened in a range of time.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct HistoryPage {
     /// The beginning of the first step, ms since 1970.
     pub since: Millis,
@@ -52,7 +52,7 @@ pub(super) struct HistoryPage {
 }
 
 /// One step.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct HistoryStep {
     /// When it begins, ms since 1970.
     pub at: Millis,
@@ -63,7 +63,7 @@ pub(super) struct HistoryStep {
 }
 
 /// One model.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct HistoryModel {
     pub model: String,
     #[serde(flatten)]
@@ -73,7 +73,7 @@ pub(super) struct HistoryModel {
 }
 
 /// The sums of some calls.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct HistorySums {
     /// Calls of clients.
     pub calls: u64,
@@ -114,7 +114,7 @@ pub(super) struct HistorySums {
 }
 
 /// How good estimates were.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct EstimateSums {
     /// Estimates that can be compared with what was reported.
     pub compared: u64,

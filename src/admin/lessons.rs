@@ -14,13 +14,13 @@ use crate::dialect::lesson::Lesson;
 use crate::store::lessons::{LessonLine, LessonScope};
 
 /// All lessons, newest first.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(crate) struct LessonList {
     pub lessons: Vec<LessonView>,
 }
 
 /// A lesson.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(crate) struct LessonView {
     pub id: String,
     /// The upstream that taught it.
@@ -44,7 +44,7 @@ pub(crate) struct LessonView {
 }
 
 /// The outcome of a decision about a lesson.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(crate) struct LessonDecision {
     pub id: String,
     /// Whether it now holds for all; otherwise it is forgotten.

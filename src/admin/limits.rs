@@ -17,7 +17,7 @@ use crate::context::budget::grouped;
 use crate::telemetry::QuotaState;
 
 /// The known limits, the most used one first.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
 pub(crate) struct LimitsPage {
     /// When this was made, ms since 1970.
     pub now: Millis,

@@ -22,7 +22,7 @@ use crate::store::{Scope, ScopePage};
 use crate::telemetry::QuotaState;
 
 /// One line for a status bar; what is not known is absent.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
 pub(crate) struct StatusLine {
     /// When this was made, ms since 1970.
     pub now: Millis,

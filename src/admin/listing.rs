@@ -6,7 +6,7 @@
 use std::cmp::Ordering;
 
 use http::StatusCode;
-use strum::{EnumString, VariantNames};
+use strum::{AsRefStr, EnumString, VariantNames};
 
 use super::index::IndexedSession;
 use super::responses::{
@@ -20,9 +20,9 @@ use crate::clock::wall;
 const MOST_WORDS: usize = 8;
 
 /// By what a list is sorted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, EnumString, VariantNames)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, AsRefStr, EnumString, VariantNames)]
 #[strum(serialize_all = "snake_case")]
-enum SessionOrder {
+pub(super) enum SessionOrder {
     /// When it was last used.
     #[default]
     Used,

@@ -27,15 +27,16 @@ use crate::telemetry::{MessageEvent, MessageStep};
 const QUESTION: usize = 6 * LONGEST + 1024;
 
 /// A message to queue.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, schemars::JsonSchema)]
 #[serde(deny_unknown_fields)]
-struct InjectRequest {
+pub(super) struct InjectRequest {
+    /// The text; at most 65,536 bytes, not empty.
     text: String,
 }
 
 /// The messages of a session, in order.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct InjectQueue {
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+pub(super) struct InjectQueue {
     /// Those that wait for its next request.
     pub waiting: Vec<WaitingMessage>,
     /// Those that are in its requests.
@@ -44,7 +45,7 @@ struct InjectQueue {
 }
 
 /// A queued message.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(crate) struct WaitingMessage {
     pub id: String,
     /// Its position in the queue, from 1.
@@ -55,8 +56,8 @@ pub(crate) struct WaitingMessage {
 }
 
 /// A message that was sent.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-struct SentMessage {
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
+pub(super) struct SentMessage {
     pub id: String,
     /// When it was queued, ms since 1970.
     pub at: Millis,
@@ -70,14 +71,14 @@ struct SentMessage {
 }
 
 /// The result of removing all queued messages.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(crate) struct ClearedMessages {
     /// Their ids, without those of messages that were sent meanwhile.
     pub removed: Vec<String>,
 }
 
 /// The result of removing a message.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(crate) struct RemovedMessage {
     pub removed: String,
 }

@@ -8,6 +8,7 @@ mod calls;
 pub(super) mod caps;
 mod compactions;
 pub(super) mod count;
+mod dispatch;
 mod explain;
 mod export;
 mod guard;
@@ -19,6 +20,7 @@ mod line;
 mod listener;
 mod listing;
 pub(super) mod messages;
+mod openapi;
 mod preview;
 pub mod prices;
 mod rate_limit;
@@ -140,7 +142,7 @@ async fn handle(
         Ok(None) => {}
         Ok(Some((stream, peer))) => connection(admin, stream, peer, lifetime, ended).await,
         Err(user) => {
-            routes::record_refusal(&admin, AdminRefusal::ForeignUser, AdminPeer::User(user));
+            dispatch::record_refusal(&admin, AdminRefusal::ForeignUser, AdminPeer::User(user));
         }
     }
 }
@@ -166,7 +168,7 @@ async fn connection(
         let ending = ending.clone();
         let under_way = requests.begin();
         async move {
-            let answer = routes::answer(&admin, &mut request, peer, ending).await;
+            let answer = dispatch::answer(&admin, &mut request, peer, ending).await;
             Ok::<_, io::Error>(answer.map(|body| under_way.answer(body)))
         }
     });

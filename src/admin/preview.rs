@@ -9,7 +9,7 @@ use crate::context::compact::CompactionPreview;
 use crate::context::policy::SummaryAuthor;
 
 /// The preview.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(crate) struct DryRun {
     /// Messages in the history.
     pub messages: u64,

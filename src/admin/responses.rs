@@ -19,6 +19,7 @@ use http_body::Frame;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::Incoming;
+use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::{broadcast, watch};
 
@@ -41,7 +42,7 @@ use crate::telemetry::{ContextReduction, Exchange, MessageEvent, OpenExchange, R
 use crate::wire::sse::write_event;
 
 /// Sessions on a page of the list, unless the query names a number.
-const DEFAULT_PAGE: usize = 50;
+pub(super) const DEFAULT_PAGE: usize = 50;
 /// The most sessions on a page.
 pub(super) const LARGEST_PAGE: usize = 500;
 /// How often a live stream without events sends a sign of life.
@@ -88,13 +89,28 @@ impl From<StoreError> for AdminError {
 /// The body of a response.
 pub(super) type AdminBody = UnsyncBoxBody<Bytes, std::io::Error>;
 
+/// The body of an error.
+#[derive(Serialize, JsonSchema)]
+pub(super) struct ErrorBody<'e> {
+    error: ErrorDetails<'e>,
+}
+
+/// Whose fault it is, and what to do.
+#[derive(Serialize, JsonSchema)]
+struct ErrorDetails<'e> {
+    /// For programs.
+    code: &'e str,
+    /// For people.
+    message: &'e str,
+}
+
 pub(super) type AdminResponse = Result<Response<AdminBody>, AdminError>;
 
 pub(super) fn error_response(error: &AdminError) -> Response<AdminBody> {
-    let body = serde_json::json!({"error": {"code": error.code, "message": error.message}});
-    let mut response = json(&body);
-    *response.status_mut() = error.status;
-    let more = match error.status {
+    let AdminError { status, code, message } = error;
+    let mut response = json(&ErrorBody { error: ErrorDetails { code, message } });
+    *response.status_mut() = *status;
+    let more = match *status {
         StatusCode::UNAUTHORIZED => Some((WWW_AUTHENTICATE, "Bearer realm=\"plimsoll\"")),
         StatusCode::TOO_MANY_REQUESTS => Some((RETRY_AFTER, "5")),
         _ => None,
@@ -103,10 +119,6 @@ pub(super) fn error_response(error: &AdminError) -> Response<AdminBody> {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
     response
-}
-
-pub(super) fn openapi() -> Response<AdminBody> {
-    whole("application/json", include_str!("openapi.json"))
 }
 
 pub(super) fn metrics(admin: &Admin) -> Response<AdminBody> {

@@ -1,89 +1,85 @@
-//! All routes as one table, and their dispatch.
+//! All routes as one table, which `openapi.rs` describes and `dispatch.rs` serves.
 //!
-//! `openapi.json` describes the same table; a test compares them in both directions.
+//! A route that is added here has to say who may use it, and what it answers: both are matched without a default.
 
-use std::time::Instant;
+use http::{Method, StatusCode};
+use strum::{AsRefStr, EnumMessage};
 
-use http::{Method, Request, Response, StatusCode};
-use hyper::body::Incoming;
-use tokio::sync::watch;
-
-use super::guard::{self, AdminPeer, AdminRole};
-use super::responses::{self, AdminBody, AdminError};
-use super::state::{Admin, AdminAccess};
-use super::{assets, caps, count, history, lessons, limits, line, listing, messages, spend, turns};
+use super::guard::AdminRole;
+use super::responses::{self, AdminError};
 use crate::dialect::percent::decoded_whole;
-use crate::telemetry::AdminRefusal;
-use crate::telemetry::log::clean;
 
-/// What a request asks for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a request asks for. The API's description shows these comments.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, AsRefStr, EnumMessage)]
+#[strum(serialize_all = "camelCase")]
 pub enum AdminQuery {
-    /// The page for people.
+    /// The page: overview, sessions, live exchanges and models.
     Page,
-    /// A script or a style of the page.
+    /// A script, style or picture of the page.
     Asset,
-    /// The metrics.
+    /// Metrics in Prometheus' text format; docs/metrics.md lists them. Needs no token if metrics_open is configured.
     Metrics,
     /// Whether the process is alive.
     Alive,
-    /// Whether it should receive traffic.
+    /// Whether it is ready for traffic. Traffic flows also while nothing can be stored.
     Ready,
-    /// Which server this is, and its addresses.
+    /// Which server this is, and where it listens.
     About,
-    /// The list of sessions.
+    /// Sessions, newest first, or in another order, searched and filtered.
     Sessions,
-    /// One session.
+    /// One session with its threads.
     Session,
-    /// The turns of one session, for a chart.
+    /// The turns of a session: context, usage, cost, error and changes of each, oldest first. No content.
     Turns,
-    /// Delete one session.
+    /// Delete a session and everything that is stored about it.
     Forget,
-    /// Compact one session with its next request.
+    /// Compact a session. The summary starts at once if the configured summariser has a credential of its own, or else
+    /// with the session's next request; the first request after it is written uses it.
     Compact,
     /// How full a thread's context is.
     Context,
-    /// Have the provider count a session's newest request.
+    /// Ask the provider to count the session's newest request now, as it was sent (Anthropic, OpenAI Responses, Gemini).
+    /// Uses the upstream's own credential, or the client's, which is kept for ten minutes.
     Count,
-    /// One exchange.
+    /// One exchange: one of the last, or one whose turn is stored.
     Exchange,
-    /// What was done to an exchange, and why.
+    /// What was changed in a request, and why; for every exchange that became a turn, and for the last ones.
     Explain,
-    /// What rewriting saved, for many sessions.
+    /// What rewriting saved in a page of sessions, newest first.
     Savings,
     /// What rewriting saved in one session.
     SessionSavings,
-    /// One session for sharing.
+    /// One session for sharing: a line of JSON for each call, without content unless `content` asks for it.
     Export,
-    /// The queued and the sent messages of a session.
+    /// Messages that are queued for the session, and those that were sent.
     Queue,
-    /// Queue a message for a session's next request.
+    /// Add a user message at the end of the next request of the session's main thread; it stays there in all later requests.
     Say,
     /// Remove all queued messages.
     Clear,
     /// Remove a queued message.
     TakeBack,
-    /// Who spent what.
+    /// What was spent since a time, and who spent it.
     Spend,
-    /// What happened over time.
+    /// What happened over time, in equal steps and by model.
     History,
-    /// How much is left of the providers' limits.
+    /// How much is left of the providers' limits, as their responses last said.
     Limits,
-    /// How much of each spending cap is spent.
+    /// How much of each spending cap is spent, and by whom.
     Caps,
-    /// Let a cap stop nothing until its period ends.
+    /// Let a cap stop nothing until its period ends, or until the next start.
     LiftCap,
-    /// One line about a session.
+    /// One line about a session, for a status bar.
     Line,
-    /// The lessons that upstreams taught.
+    /// Lessons from refusals of upstreams, the newest first.
     Lessons,
-    /// Forget one lesson.
+    /// Delete a lesson, at once and for everyone; the next such refusal teaches it again.
     ForgetLesson,
-    /// Make one lesson hold for all tenants.
+    /// Apply a lesson to everyone, until it is deleted.
     ShareLesson,
-    /// Exchanges as they end.
+    /// Live events, as server-sent events.
     Events,
-    /// The API's description, for machines.
+    /// This description, for machines.
     OpenApi,
 }
 
@@ -125,13 +121,14 @@ pub const ROUTES: &[(Method, &str, AdminQuery)] = &[
 ];
 
 impl AdminQuery {
-    fn needs(self, query: Option<&str>, access: &AdminAccess) -> AdminRole {
+    /// `metrics_open`: metrics are for anybody.
+    pub(super) fn needs(self, query: Option<&str>, metrics_open: bool) -> AdminRole {
         match self {
             Self::Page | Self::Asset | Self::Alive | Self::Ready | Self::OpenApi => {
                 AdminRole::Anybody
             }
             // Many scrapers send no token.
-            Self::Metrics if access.metrics_open => AdminRole::Anybody,
+            Self::Metrics if metrics_open => AdminRole::Anybody,
             Self::Metrics
             | Self::About
             | Self::Sessions
@@ -165,7 +162,7 @@ impl AdminQuery {
         }
     }
 
-    fn audit_name(self) -> Option<&'static str> {
+    pub(super) fn audit_name(self) -> Option<&'static str> {
         match self {
             Self::Forget => Some("delete session"),
             Self::ForgetLesson => Some("forget lesson"),
@@ -181,90 +178,14 @@ impl AdminQuery {
     }
 }
 
-pub(super) async fn answer(
-    admin: &Admin,
-    request: &mut Request<Incoming>,
-    peer: AdminPeer,
-    ending: watch::Receiver<bool>,
-) -> Response<AdminBody> {
-    let route = find(request.method(), request.uri().path());
-    // Who may read nothing does not learn which paths there are either.
-    let needs = match &route {
-        Ok(route) => route.query.needs(request.uri().query(), &admin.access),
-        Err(_) => AdminRole::Reader,
-    };
-    let judged = guard::judge(request, needs, peer, &admin.access);
-    let (role, FoundRoute { query, names }) = match (judged, route) {
-        (Err(refusal), _) => return refuse(admin, refusal, peer).await,
-        (Ok(_), Err(error)) => return responses::error_response(&error),
-        (Ok(role), Ok(route)) => (role, route),
-    };
-    let response = respond(admin, query, &names, request, ending).await;
-    if let Some(action) = query.audit_name() {
-        let name = names.first().map_or("", String::as_str);
-        tracing::info!(
-            "admin: {action} {}, by {role:?} from {peer}: {}",
-            clean(name),
-            response.status().as_u16()
-        );
-    }
-    response
-}
-
-async fn respond(
-    admin: &Admin,
-    query: AdminQuery,
-    names: &[String],
-    request: &mut Request<Incoming>,
-    ending: watch::Receiver<bool>,
-) -> Response<AdminBody> {
-    let name = |at: usize| names.get(at).map_or("", String::as_str);
-    let answered = match query {
-        AdminQuery::Page => Ok(assets::page()),
-        AdminQuery::Asset => assets::asset(name(0)),
-        AdminQuery::Metrics => Ok(responses::metrics(admin)),
-        AdminQuery::Alive => Ok(responses::text("alive\n")),
-        AdminQuery::Ready => responses::ready(admin).await,
-        AdminQuery::About => Ok(responses::about(admin).await),
-        AdminQuery::Sessions => listing::sessions(admin, request.uri().query()).await,
-        AdminQuery::Session => responses::session(admin, name(0)).await,
-        AdminQuery::Turns => turns::answer(admin, name(0), request.uri().query()).await,
-        AdminQuery::Forget => responses::forget(admin, name(0)).await,
-        AdminQuery::Compact => responses::compact(admin, name(0), request.uri().query()).await,
-        AdminQuery::Count => count::count(admin, name(0)).await,
-        AdminQuery::Context => responses::context(admin, name(0), name(1), request).await,
-        AdminQuery::Exchange => responses::exchange(admin, &name(0).into()).await,
-        AdminQuery::Explain => responses::explain(admin, &name(0).into(), request).await,
-        AdminQuery::Savings => responses::savings(admin, request).await,
-        AdminQuery::Limits => limits::answer(admin, request),
-        AdminQuery::Caps => caps::answer(admin, request),
-        AdminQuery::LiftCap => caps::lift(admin, name(0)),
-        AdminQuery::Line => line::answer(admin, request).await,
-        AdminQuery::Spend => spend::answer(admin, request).await,
-        AdminQuery::History => history::answer(admin, request).await,
-        AdminQuery::SessionSavings => responses::session_savings(admin, name(0), request).await,
-        AdminQuery::Export => responses::export(admin, name(0), request.uri().query()).await,
-        AdminQuery::Queue => messages::queue(admin, name(0), request).await,
-        AdminQuery::Say => messages::say(admin, name(0), request.body_mut()).await,
-        AdminQuery::Clear => messages::clear(admin, name(0)).await,
-        AdminQuery::TakeBack => messages::take_back(admin, name(0), name(1)).await,
-        AdminQuery::Lessons => lessons::list(admin).await,
-        AdminQuery::ForgetLesson => lessons::forget(admin, name(0)).await,
-        AdminQuery::ShareLesson => lessons::share(admin, name(0)).await,
-        AdminQuery::Events => Ok(responses::events(admin, ending)),
-        AdminQuery::OpenApi => Ok(responses::openapi()),
-    };
-    answered.unwrap_or_else(|error| responses::error_response(&error))
-}
-
 /// What a request's method and path ask for.
-struct FoundRoute {
-    query: AdminQuery,
+pub(super) struct FoundRoute {
+    pub(super) query: AdminQuery,
     /// The names at the placeholders of the path.
-    names: Vec<String>,
+    pub(super) names: Vec<String>,
 }
 
-fn find(method: &Method, path: &str) -> Result<FoundRoute, AdminError> {
+pub(super) fn find(method: &Method, path: &str) -> Result<FoundRoute, AdminError> {
     // A route that answers GET answers HEAD, too; hyper leaves the body out.
     let method = if method == Method::HEAD { &Method::GET } else { method };
     let mut allowed = Vec::new();
@@ -320,62 +241,6 @@ pub fn encoded(name: &str) -> String {
         }
     }
     encoded
-}
-
-async fn refuse(admin: &Admin, mut refusal: AdminRefusal, peer: AdminPeer) -> Response<AdminBody> {
-    if refusal == AdminRefusal::WrongToken {
-        // The response to a wrong token is delayed, so that guessing is slow.
-        match admin.wrong_tokens.wait(Instant::now()) {
-            Some(wait) => tokio::time::sleep(wait).await,
-            None => refusal = AdminRefusal::TooManyAttempts,
-        }
-    }
-    record_refusal(admin, refusal, peer);
-    responses::error_response(&refusal_error(refusal))
-}
-
-pub(super) fn record_refusal(admin: &Admin, refusal: AdminRefusal, peer: AdminPeer) {
-    admin.telemetry.admin_refused(refusal);
-    // Only the first one of each minute is logged: a flood of requests must not fill the disk.
-    if let Some(before) = admin.wrong_tokens.line(Instant::now()) {
-        let why = refusal.as_ref();
-        tracing::warn!(
-            "the admin listener refused a request from {peer}: {why}; {before} others since the last such line"
-        );
-    }
-}
-
-fn refusal_error(refusal: AdminRefusal) -> AdminError {
-    let (status, code, what) = match refusal {
-        AdminRefusal::NoToken | AdminRefusal::WrongToken => (
-            StatusCode::UNAUTHORIZED,
-            "unauthorized",
-            "This listener requires a token: authorization: Bearer … It is admin_token if that is \
-             configured, else the one in the file admin.token in the data folder.",
-        ),
-        AdminRefusal::TooManyAttempts => (
-            StatusCode::TOO_MANY_REQUESTS,
-            "too_many_attempts",
-            "Too many wrong tokens were sent. A valid token is accepted at any time.",
-        ),
-        AdminRefusal::ReadOnly => (
-            StatusCode::FORBIDDEN,
-            "read_only",
-            "This token may only read. This request needs admin_token, or admin.token in the data folder.",
-        ),
-        AdminRefusal::ForeignHost => (
-            StatusCode::MISDIRECTED_REQUEST,
-            "foreign_host",
-            "On loopback this listener accepts only loopback addresses and localhost in Host, once and \
-             well-formed.",
-        ),
-        AdminRefusal::ForeignOrigin | AdminRefusal::ForeignUser => (
-            StatusCode::FORBIDDEN,
-            "foreign_origin",
-            "This listener refuses requests from pages of other sites.",
-        ),
-    };
-    AdminError::new(status, code, what)
 }
 
 #[cfg(test)]

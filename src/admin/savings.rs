@@ -24,7 +24,7 @@ use crate::telemetry::log::clean;
 const ENOUGH: u64 = 30;
 
 /// What was saved in the sessions of a page, newest first.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct SavingsPage {
     /// The sum of all of them.
     pub total: savings::Savings,
@@ -39,7 +39,7 @@ pub(super) struct SavingsPage {
 }
 
 /// What was saved in one session.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct SessionSavings {
     /// The session's id in this API.
     pub id: String,
@@ -50,7 +50,7 @@ pub(super) struct SessionSavings {
 }
 
 /// Sessions that `prune.hold_out` left unchanged, compared with the rest.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct Comparison {
     /// Unchanged.
     pub held_out: ComparisonGroup,
@@ -64,7 +64,7 @@ pub(super) struct Comparison {
 }
 
 /// One side of a comparison.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct ComparisonGroup {
     /// The number of sessions.
     pub sessions: u64,

@@ -39,6 +39,7 @@ use crate::telemetry::log::clean;
     EnumString,
     VariantNames,
     clap::ValueEnum,
+    schemars::JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
@@ -63,7 +64,7 @@ pub enum SpendBy {
 }
 
 /// What some calls cost.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct SpendLine {
     /// What they have in common.
     pub name: String,
@@ -82,7 +83,7 @@ pub struct SpendLine {
 }
 
 /// What was spent since a time, by one kind of name.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct SpendPage {
     /// By which name.
     pub by: SpendBy,

@@ -17,7 +17,7 @@ use crate::dialect::{Purpose, StopReason, Usage};
 use crate::telemetry::Telemetry;
 
 /// The turns of a session, oldest first.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct TurnsPage {
     /// The thread of its conversation; others are sub-agents and side calls.
     pub main_thread: Option<ThreadId>,
@@ -26,7 +26,7 @@ pub(super) struct TurnsPage {
 }
 
 /// One turn.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct TurnView {
     /// The id of its exchange, for `/api/v1/requests/{request}`.
     pub request: ExchangeId,
@@ -81,7 +81,7 @@ pub(super) struct TurnView {
 }
 
 /// How full a context is, and with what; the parts add up to `total`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct TurnContext {
     pub total: u64,
     pub system: u64,
@@ -98,7 +98,7 @@ pub(super) struct TurnContext {
 }
 
 /// An estimate beside what was reported.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct TurnEstimate {
     /// Input tokens.
     pub tokens: u64,

@@ -66,7 +66,7 @@ pub(super) fn exchange(
 }
 
 /// Which server this is, and its addresses.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ServerInfo {
     /// The program's version.
     pub version: String,
@@ -90,7 +90,7 @@ pub struct ServerInfo {
 }
 
 /// A configured upstream.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct UpstreamLine {
     /// Its configured name, also a path prefix.
     pub name: String,
@@ -101,7 +101,7 @@ pub struct UpstreamLine {
 }
 
 /// A page of sessions, newest first.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(crate) struct SessionPage {
     pub sessions: Vec<SessionLine>,
     /// The `skip` of the next page; `null` on the last. With many sessions `next_after` is faster, and skips
@@ -130,7 +130,7 @@ pub(super) fn cursor_of(name: &str) -> Option<Cursor> {
 }
 
 /// A session as a list shows it.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(crate) struct SessionLine {
     /// The session's id in this API.
     pub id: String,
@@ -163,7 +163,7 @@ pub(crate) struct SessionLine {
 }
 
 /// What a list says of a session beside sums, if that is requested: its turns have to be read for it.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default)]
 pub(crate) struct SessionDetails {
     /// Its agent, project and title.
@@ -205,7 +205,7 @@ pub(crate) struct SessionDetails {
 }
 
 /// A session with its threads.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(crate) struct SessionView {
     /// The session's id in this API.
     pub id: String,
@@ -235,7 +235,7 @@ pub(crate) struct SessionView {
 }
 
 /// One thread of a session.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(crate) struct ThreadView {
     /// Its id.
     pub id: ThreadId,
@@ -280,7 +280,7 @@ pub(crate) struct ThreadView {
 }
 
 /// How full a thread's context is, and what was done so that it fits.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct ContextPage {
     /// How full it is.
     #[serde(flatten)]
@@ -290,7 +290,7 @@ pub(super) struct ContextPage {
 }
 
 /// The estimate and the report of one exchange.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(crate) struct ExchangeView {
     /// Input that the provider reported, in tokens.
     pub actual: u64,
@@ -305,7 +305,7 @@ pub(crate) struct ExchangeView {
 pub(crate) use super::preview::DryRun;
 
 /// The state of a requested compaction.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(crate) struct CompactionRequest {
     /// When it begins.
     pub begins: CompactionStart,
@@ -315,7 +315,7 @@ pub(crate) struct CompactionRequest {
 }
 
 /// When a requested compaction begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum CompactionStart {
     /// The summary is being written, for the next request to use.
@@ -325,7 +325,7 @@ pub(crate) enum CompactionStart {
 }
 
 /// The result of a DELETE.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct DeleteOutcome {
     /// The number of deleted facts.
     pub records: u64,

@@ -59,7 +59,7 @@ pub struct Compaction {
 }
 
 /// The report of one exchange, at its end.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct Exchange {
     /// Its unique id.
     pub id: ExchangeId,

@@ -8,7 +8,9 @@ use strum::{AsRefStr, EnumIter};
 use crate::dialect::Usage;
 
 /// Why an exchange was forwarded without some of our functions; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, AsRefStr, EnumIter)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, AsRefStr, EnumIter, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum FailOpen {
@@ -49,7 +51,9 @@ pub enum FailOpen {
 }
 
 /// The outcome of a refusal that blames the request's content; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, AsRefStr, EnumIter)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, AsRefStr, EnumIter, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum RefusalOutcome {
@@ -140,7 +144,9 @@ pub(crate) enum CountOutcome {
 }
 
 /// Why a client's token count was answered with our estimate; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, AsRefStr, EnumIter)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, AsRefStr, EnumIter, schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum CountEstimate {

@@ -545,7 +545,8 @@ fn json(exchange: &Exchange) -> String {
 }
 
 /// An exchange with derived values: the form in which machines receive it everywhere.
-#[derive(Serialize)]
+#[derive(Serialize, schemars::JsonSchema)]
+#[schemars(rename = "Exchange")]
 pub(crate) struct LogFields<'a> {
     /// The exchange as reported.
     #[serde(flatten)]

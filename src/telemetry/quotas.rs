@@ -15,7 +15,7 @@ use crate::dialect::quota::{Quota, QuotaKind};
 const MOST_QUOTAS: usize = 1_000;
 
 /// A limit of a credential at an upstream.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct QuotaState {
     /// The upstream.
     pub upstream: Box<str>,

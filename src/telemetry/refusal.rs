@@ -8,7 +8,7 @@ use super::labels::RefusalOutcome;
 use crate::dialect::repair::RepairCause;
 
 /// The outcome of a refusal that blames the request's content.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct RefusalReport {
     /// What was refused, as far as the messages are known, in order of refusal.
     pub causes: Vec<RepairCause>,

@@ -104,7 +104,7 @@ pub struct Spending {
 }
 
 /// How much of a cap is spent by one of those whom it limits.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct CapState {
     /// The cap's name.
     pub cap: Box<str>,

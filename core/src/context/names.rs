@@ -10,7 +10,7 @@ use crate::dialect::Purpose;
 use crate::dialect::agent::Agent;
 
 /// What a session is called, from its turns.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default)]
 pub struct SessionNames {
     /// The agent of its main thread, and the version that its newest turn there states.

@@ -14,7 +14,7 @@ use crate::dialect::models::Price;
 use crate::dialect::{Dialect, Usage};
 
 /// The effect of rewriting on one exchange, tokens and US dollars.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ExchangeSavings {
     /// Tokens of results that were not sent, as measured ([`Turn::measure_removed`]).
     pub removed: u64,
@@ -43,7 +43,7 @@ impl ExchangeSavings {
 }
 
 /// US dollars, at catalogue prices.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Money {
     /// The cost of the exchange.
     pub spent: f64,
@@ -264,7 +264,9 @@ fn held(usage: &Usage, dialect: Dialect) -> u64 {
 }
 
 /// Claimed savings compared with the provider's counts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct ClaimCheck {
     /// How many exchanges.
     pub turns: u64,
@@ -285,7 +287,7 @@ impl ClaimCheck {
 }
 
 /// The summaries written for exchanges. Their cost is overhead, in no exchange's usage.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct SummaryCosts {
     /// How many.
     pub written: u64,
@@ -327,7 +329,7 @@ impl SummaryCosts {
 }
 
 /// Sums over exchanges.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Savings {
     /// How many exchanges.
     pub turns: u64,

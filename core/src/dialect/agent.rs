@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::{Conversation, Role};
 
 /// An agent, and its version if it states one.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Agent {
     /// Its name: of the table, or as its user agent begins. Letters, digits, space and `._-/`.
     pub name: Box<str>,

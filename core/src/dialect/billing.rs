@@ -16,7 +16,7 @@ use crate::wire::json::Value;
 /// | searches | `usage.server_tool_use.web_search_requests` | the same at OpenRouter | `web_search_call` items, unless they open a page or look in it | `groundingMetadata.webSearchQueries` |
 /// | audio | – | `prompt_tokens_details.audio_tokens` | – | `promptTokensDetails`, less `cacheTokensDetails` |
 /// | price | – | OpenRouter `usage.cost`, with one's own key also `cost_details.upstream_inference_cost`; Perplexity `usage.cost.total_cost`; xAI `usage.cost_in_usd_ticks`, ten billion to the dollar | `cost`, `cost_in_usd_ticks` | – |
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Billing {
     /// The tier that served it.
     #[serde(default, skip_serializing_if = "ServiceTier::is_standard")]
@@ -37,7 +37,18 @@ pub struct Billing {
 
 /// At which tier a reply was served, which decides about its price.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    AsRefStr,
+    EnumIter,
+    schemars::JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]

@@ -14,7 +14,7 @@ use crate::wire::json::Value;
 pub const BETA: &str = "cache-diagnosis-2026-04-07";
 
 /// The provider's report on a cache that could not be used as far as expected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct CacheMiss {
     /// The first difference.
     pub cause: CacheMissCause,
@@ -24,7 +24,19 @@ pub struct CacheMiss {
 }
 
 /// What differs from the previous request; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    AsRefStr,
+    EnumIter,
+    schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum CacheMissCause {

@@ -30,7 +30,9 @@ pub struct ContextEditing {
 }
 
 /// What the provider reports as cleared.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct ClearingReport {
     /// Tool uses whose results were cleared.
     pub tool_uses: u64,

@@ -11,7 +11,18 @@ use crate::wire::json::{Span, Value};
 
 /// The place of a part in the history. Written as a pair of numbers.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    schemars::JsonSchema,
 )]
 #[serde(from = "(usize, usize)", into = "(usize, usize)")]
 pub struct PartIndex {

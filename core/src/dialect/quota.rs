@@ -22,6 +22,7 @@ use strum::{AsRefStr, EnumIter};
     Deserialize,
     AsRefStr,
     EnumIter,
+    schemars::JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
@@ -45,7 +46,7 @@ pub enum QuotaKind {
 }
 
 /// One limit, as last reported.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Quota {
     /// What it counts.
     pub kind: QuotaKind,

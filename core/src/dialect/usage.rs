@@ -17,7 +17,7 @@ const SHORT_CACHE_TTL_S: u64 = 300;
 
 /// Usage as the provider reported it, normalised (`docs/protocols.md` 0): unknown is `None`, never 0. The counts are
 /// those of the model that answered; those of other calls for the reply are in [`Usage::attempts`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Usage {
     /// The whole prompt, tokens, including cached and cache-written ones.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "stored_count")]
@@ -75,7 +75,7 @@ pub struct Usage {
 }
 
 /// A billed call inside an exchange, beside the one that answered.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Attempt {
     /// What it was for, as the provider calls it: `advisor_message`, `compaction`, `message`.
     pub kind: Box<str>,
@@ -87,7 +87,9 @@ pub struct Attempt {
 }
 
 /// Input and output of the last of several internal calls, tokens.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct LastCall {
     /// The whole prompt, as in [`Usage::input`].
     pub input: u64,

@@ -26,7 +26,18 @@ use crate::dialect::models::Family;
 
 /// Which expert corrected the count.
 #[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter,
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    AsRefStr,
+    EnumIter,
+    schemars::JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
@@ -43,7 +54,7 @@ pub enum Expert {
 const EXPERTS: [Expert; 3] = [Expert::Counted, Expert::Tool, Expert::Regression];
 
 /// The estimated cost of a request.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct CostPrediction {
     /// Input tokens, corrected.
     pub tokens: u64,

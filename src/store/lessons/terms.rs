@@ -87,7 +87,7 @@ impl LessonSubject {
 }
 
 /// For whom a lesson applies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum LessonScope {
     /// For each tenant that met it.

@@ -15,7 +15,7 @@ use crate::dialect::{Chain, Conversation, Part, Role};
 use crate::tokens::classic::{ClassicRules, SentContent};
 
 /// The cost of a request by an agent's rules.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ClassicEstimate {
     /// The rules' name, for labels and the page.
     pub rules: Box<str>,

@@ -67,7 +67,7 @@ pub(super) fn percent(tokens: u64, window: u64) -> f64 {
 }
 
 /// The limits as they are shown. `null`: it never begins.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Thresholds {
     /// Above it, old tool results are cut; 0: with every request.
     pub pruning: Option<WindowPoint>,
@@ -80,7 +80,7 @@ pub struct Thresholds {
 }
 
 /// How full a window is.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct WindowPoint {
     /// Tokens in the context.
     pub tokens: u64,

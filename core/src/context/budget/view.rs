@@ -21,7 +21,7 @@ use crate::context::{Breakdown, Estimate, EstimateMethod, ProviderCount, Turn};
 use crate::dialect::LastCall;
 
 /// The context of a thread, as the page and `plimsoll context` show it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ContextView {
     /// Tokens in the context.
     pub total: u64,
@@ -76,7 +76,9 @@ pub struct ContextView {
 }
 
 /// What was done to the request of a context.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct RewriteView {
     /// The mode. In shadow mode nothing of it was sent.
     pub mode: Mode,
@@ -112,7 +114,7 @@ pub struct RewriteView {
 }
 
 /// What a total is based on: `input + output + new − gone`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct EstimateBasis {
     /// Input of the last call, as reported.
     pub input: u64,

@@ -13,7 +13,7 @@ use crate::context::{CompactionRecord, ExchangeId, Millis, Turn};
 use crate::dialect::Usage;
 
 /// One compaction, as it is shown.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct CompactionReport {
     /// Who wrote the summary.
     pub engine: SummaryAuthor,
@@ -41,7 +41,7 @@ pub struct CompactionReport {
 }
 
 /// The compactions of a context.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Compactions {
     /// Those in its history, oldest first. The last one is in the context; earlier ones are part of its text.
     pub used: Vec<CompactionReport>,

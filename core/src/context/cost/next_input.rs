@@ -13,7 +13,7 @@ use crate::dialect::models::{CallTerms, Model, Price};
 use crate::dialect::{Dialect, Usage};
 
 /// What the input of the next call will cost, US dollars.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct NextInput {
     /// What is expected now: `warm` until `cached_until`, then `cold`.
     pub dollars: f64,

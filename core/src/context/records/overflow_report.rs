@@ -8,7 +8,19 @@ use strum::{AsRefStr, EnumIter};
 use crate::dialect::overflow::Overflow;
 
 /// How an overflow shows; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    AsRefStr,
+    EnumIter,
+    schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum OverflowSign {
@@ -25,7 +37,7 @@ pub enum OverflowSign {
 }
 
 /// An overflow, as it is reported and stored with its turn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct OverflowReport {
     /// How it showed.
     pub sign: OverflowSign,

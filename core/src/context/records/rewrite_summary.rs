@@ -10,13 +10,14 @@ use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::RepairCause;
 
 /// What was done to a request; stored with its turn.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct RewriteSummary {
     /// The steps that are new or declined, at most [`MOST_STORED_STEPS`].
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub steps: Vec<PlanStep>,
     /// How many changes were made, replayed and new.
     #[serde(flatten, skip_serializing_if = "ChangeCounts::is_nothing")]
+    #[schemars(with = "Option<ChangeCounts>")]
     pub made: ChangeCounts,
     /// How many of them are new.
     #[serde(default, skip_serializing_if = "ChangeCounts::is_nothing")]
@@ -68,7 +69,9 @@ pub struct RewriteSummary {
 }
 
 /// Tokens that are not sent, by the count that decides.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct RemovedTokens {
     /// Of tool results, less what stands in for them.
     pub cut: u64,
@@ -80,7 +83,9 @@ pub struct RemovedTokens {
 
 /// What the new steps of a request took away, in estimated tokens. Of all of them: only [`MOST_STORED_STEPS`] steps
 /// are stored.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct NewTokens {
     /// Removed by late steps, those that change what was sent before; less what stands in for it.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -114,7 +119,9 @@ impl NewTokens {
 }
 
 /// Changes by kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct ChangeCounts {
     /// Tool results that were cut.
     #[serde(default)]

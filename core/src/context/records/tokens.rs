@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::is_default;
 
 /// Tokens of messages, by kind.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default)]
 pub struct MessageTokens {
     /// The user's text, including what clients add to it.
@@ -36,7 +36,7 @@ pub struct MessageTokens {
 }
 
 /// Tokens of one tool: of its results, or of its definition.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ToolTokens {
     /// The tool's name, at most 64 characters.
     pub tool: Box<str>,
@@ -51,7 +51,9 @@ impl MessageTokens {
 }
 
 /// Tokens of the recognised sections, estimated.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 #[serde(default)]
 pub struct SectionTokens {
     /// The share of `tools` that comes from MCP servers (`mcp__*`).

@@ -17,7 +17,7 @@ use crate::dialect::models::Family;
 use crate::dialect::{Chain, Dialect, LastCall, PartKey, Purpose, StopReason, Usage};
 
 /// What a request will cost, estimated before it is sent.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Estimate {
     /// Input tokens. With an anchor: the anchor's input and output, plus `new`, less `gone`.
     pub tokens: u64,
@@ -45,7 +45,7 @@ pub struct Estimate {
 }
 
 /// A prompt's size according to the provider's counting endpoint.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ProviderCount {
     /// Whether the client's original request was counted, not the rewritten one.
     pub of_original: bool,
@@ -54,7 +54,9 @@ pub struct ProviderCount {
 }
 
 /// How the tokens of a context are split. The parts add up to the total.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
+)]
 pub struct Breakdown {
     /// System prompt, tokens, estimated.
     pub system: u64,
@@ -76,7 +78,19 @@ pub struct Breakdown {
 }
 
 /// How an exchange ended. Exactly one per exchange (invariant 6); a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, AsRefStr, EnumIter)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    AsRefStr,
+    EnumIter,
+    schemars::JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Outcome {
