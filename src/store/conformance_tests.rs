@@ -438,6 +438,21 @@ async fn a_whole_reply_takes_the_place_of_a_part_of_it(store: &impl Store) {
     assert_eq!(line.records, 1);
     assert_eq!(line.input, 57);
     assert_eq!(line.output, 3);
+
+    // A provider may say that it has ended before it says what it used.
+    for (usage, is_written) in [
+        ("", true),
+        (r#""usage":{"output":4},"#, false),
+        (r#""usage":{"input":80},"#, true),
+        (r#""usage":{"input":90},"#, false),
+        ("", false),
+    ] {
+        let value = format!(r#"{{"kind":"turn",{usage}"outcome":"complete"}}"#);
+        let put = store.put_if_absent(scope("t", "s"), vec![turn(2, &value, 10)]).await.unwrap();
+        assert_eq!(put == [WriteOutcome::Written], is_written, "{usage}");
+    }
+    let line = store.scopes(ScopePage::first(9)).await.unwrap().remove(0);
+    assert_eq!((line.turns, line.records, line.input), (2, 2, 137));
 }
 
 async fn drafts_go_with_their_scope(store: &impl Store) {

@@ -57,16 +57,23 @@ fn found(records: &[Record], kind: RecordKind, key: u128) -> Option<&Record> {
     records.iter().find(|record| record.kind == kind && record.key == key)
 }
 
-fn outcome(turn: &Record) -> Option<Outcome> {
+/// How a turn ended, and whether its input was reported.
+fn outcome(turn: &Record) -> Option<(Outcome, bool)> {
     let value: Value = serde_json::from_slice(&turn.value).ok()?;
-    serde_json::from_value(value["outcome"].clone()).ok()
+    let outcome = serde_json::from_value(value["outcome"].clone()).ok()?;
+    Some((outcome, value["usage"]["input"].is_u64()))
 }
 
-/// Whether a record is a turn without its whole reply, and `later` the same turn with it.
+/// Whether a record is a turn without its whole reply or its usage, and `later` the same turn with it.
 fn is_completed_by(first: &Record, later: &Record) -> bool {
-    let outcomes = outcome(first).zip(outcome(later));
-    first.kind == RecordKind::Turn
-        && outcomes.is_some_and(|(first, later)| first.is_completed_by(later))
+    if first.kind != RecordKind::Turn {
+        return false;
+    }
+    match (outcome(first), outcome(later)) {
+        (Some((Outcome::Complete, false)), Some((Outcome::Complete, true))) => true,
+        (Some((first, _)), Some((later, _))) => first.is_completed_by(later),
+        _ => false,
+    }
 }
 
 fn used(records: &[Record]) -> Option<Millis> {

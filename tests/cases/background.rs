@@ -190,6 +190,62 @@ async fn resumed_stream_completes_turn() {
     }
 }
 
+/// A provider says that it has ended before it says what it used; the requests may come in any order.
+#[tokio::test]
+async fn usage_may_come_after_end() {
+    let uncounted = uncounted(COMPLETED);
+    let mut bench = Bench::new().await;
+    bench.exchange("key-one", POST, Some(REQUEST), QUEUED).await;
+    bench.poll(&[&uncounted, QUEUED, &uncounted, COMPLETED, &uncounted, COMPLETED]).await;
+    bench.is_booked_once(7).await;
+
+    for ends_first in [false, true] {
+        let mut bench = Bench::new().await;
+        bench.stream(POST, Some(REQUEST_STREAM), BEGUN, false).await;
+        if ends_first {
+            bench.poll(&[&uncounted]).await;
+            bench.restart().await;
+        }
+        bench.stream(RESUME, None, RESUMED, true).await;
+        bench.poll(&[&uncounted]).await;
+        bench.is_booked_once(if ends_first { 2 } else { 3 }).await;
+    }
+}
+
+/// The reply without its usage is read while the first stream, which brings it, is still open.
+#[tokio::test]
+async fn open_stream_brings_usage() {
+    let mut bench = Bench::new().await;
+    let mut client = bench.send("key-one", POST, Some(REQUEST_STREAM)).await;
+    let mut call = bench.provider.call().await;
+    call.send(format!("{HEAD}{EVENTS}")).await;
+    call.chunk(BEGUN).await;
+    client.head().await;
+    client.chunk().await;
+    bench.poll(&[&uncounted(COMPLETED)]).await;
+    call.chunk(RESUMED).await;
+    call.end().await;
+    while !client.chunk().await.is_empty() {}
+    bench.is_booked_once(2).await;
+}
+
+/// A reply that never says what it used has ended all the same.
+#[tokio::test]
+async fn uncounted_reply_completes() {
+    let bench = Bench::new().await;
+    bench.exchange("key-one", POST, Some(REQUEST), QUEUED).await;
+    bench.poll(&[&uncounted(COMPLETED)]).await;
+    let turns = bench.turns().await;
+    assert_eq!((turns[0].outcome, turns[0].usage.input), (Outcome::Complete, None));
+}
+
+/// The same reply without its usage.
+fn uncounted(reply: &str) -> String {
+    let mut reply: serde_json::Value = serde_json::from_str(reply).unwrap();
+    reply["usage"] = serde_json::Value::Null;
+    reply.to_string()
+}
+
 /// The client reads the completed reply while the first stream is still open; that one ends in whichever way.
 #[tokio::test]
 async fn reply_that_is_read_while_its_stream_is_open_is_booked_once() {
@@ -274,10 +330,10 @@ async fn stored_completion_completes_turn_of_its_broken_stream() {
     let whole = r#"{"id":"chatcmpl-1","object":"chat.completion","model":"gpt-5","choices":[{"index":0,"message":{"role":"assistant","content":"I will read."},"finish_reason":"stop"}],"usage":{"prompt_tokens":420,"completion_tokens":60,"total_tokens":480,"completion_tokens_details":{"reasoning_tokens":30}}}"#;
     let mut bench = Bench::new().await;
     bench.stream("/v1/chat/completions", Some(request), begun, false).await;
-    for _ in 0..2 {
-        bench.exchange("key-one", "/v1/chat/completions/chatcmpl-1", None, whole).await;
+    for reply in [&uncounted(whole), whole, whole] {
+        bench.exchange("key-one", "/v1/chat/completions/chatcmpl-1", None, reply).await;
     }
-    bench.is_booked_once(3).await;
+    bench.is_booked_once(4).await;
 }
 
 /// Gemini's Interactions are polled, and resumed, in the same way.
@@ -289,10 +345,10 @@ async fn polled_interaction_completes() {
     let whole = r#"{"id":"int_1","object":"interaction","status":"completed","model":"gpt-5","steps":[{"type":"model_output","content":[{"type":"text","text":"I read it."}]}],"usage":{"total_input_tokens":420,"total_output_tokens":30,"total_thought_tokens":30,"total_tokens":480}}"#;
     let mut bench = Bench::new().await;
     bench.exchange("key-one", PATH, Some(request), working).await;
-    for reply in [working, whole, whole] {
+    for reply in [working, &uncounted(whole), whole, whole] {
         bench.exchange("key-one", &format!("{PATH}/int_1"), None, reply).await;
     }
-    bench.is_booked_once(4).await;
+    bench.is_booked_once(5).await;
 
     let streamed = request.replacen('{', "{\"stream\":true,", 1);
     let begun =

@@ -275,7 +275,7 @@ impl Ledger {
 
     fn complete_turn(&mut self, index: usize, turn: Arc<Turn>) {
         let Some(recorded) = self.turns.get_mut(index) else { return };
-        if !recorded.outcome.is_completed_by(turn.outcome) {
+        if !recorded.is_completed_by(turn.outcome, &turn.usage) {
             return;
         }
         // What finds a part of the reply still finds it.

@@ -1,7 +1,7 @@
 //! A reply that comes after its exchange has ended: made in the background and polled, or resumed after its stream broke.
 //!
 //! The provider's id of the response finds the turn, among those of the same credential and upstream. The turn gets its
-//! whole reply once, whoever reads it how often, and the exchange that brought it reports the usage.
+//! whole reply once, whoever reads it how often, and the exchange that brought its usage reports it.
 
 use std::sync::Arc;
 
@@ -49,7 +49,7 @@ impl LateReply {
         let Self { proxy, tenant, dialect, upstream, response } = self;
         let completing = proxy.ledgers.complete_turn(&tenant, &response, |turn| {
             let is_its = turn.upstream == upstream && turn.dialect == dialect;
-            if !is_its || !turn.outcome.is_completed_by(outcome) {
+            if !is_its || !turn.is_completed_by(outcome, &reply.usage) {
                 return None;
             }
             let mut turn = build::completed(turn, &reply, outcome, now());

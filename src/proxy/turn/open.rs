@@ -196,7 +196,7 @@ impl OpenTurn {
         turn.served = reply.model.clone().filter(|model| **model != *turn.model);
         turn.dollars = turn.cost(|model| self.price(model, &proxy));
         record.served = turn.served.clone();
-        if self.opened.is_completed() {
+        if self.opened.is_completed(&turn.usage) {
             // Another exchange has read it, and reported its usage and what it cost.
             record.usage = Usage::default();
         } else {

@@ -85,7 +85,7 @@ impl CapBoard {
     pub(super) fn add_turn(&self, opened: &OpenedSession, turn: &Turn) {
         let spending = Spending::from_turn(turn);
         // Another exchange that read its reply has added it.
-        if spending == Spending::default() || opened.is_completed() {
+        if spending == Spending::default() || opened.is_completed(&turn.usage) {
             return;
         }
         if self.has_caps() {

@@ -19,7 +19,7 @@ use crate::context::{
     DecisionEpoch, ExchangeId, Fact, Millis, Outcome, QueuedMessage, SessionId, SketchPart,
     TenantId, Turn, TurnOrigin, inject,
 };
-use crate::dialect::Conversation;
+use crate::dialect::{Conversation, Usage};
 use crate::store::Scope;
 use crate::store::recall::ReadBudget;
 
@@ -162,11 +162,14 @@ impl OpenedSession {
         }
     }
 
-    /// Whether its reply was read by another exchange, which completed its turn.
-    pub(crate) fn is_completed(&self) -> bool {
+    /// Whether its reply was read by another exchange, which completed its turn and reported its usage, if this has one.
+    pub(crate) fn is_completed(&self, usage: &Usage) -> bool {
         self.cache.look(|ledger| {
             let turn = ledger.turn(&self.exchange);
-            turn.is_some_and(|turn| turn.outcome == Outcome::Complete)
+            turn.is_some_and(|turn| {
+                let is_whole = turn.outcome == Outcome::Complete;
+                is_whole && !turn.is_completed_by(Outcome::Complete, usage)
+            })
         })
     }
 

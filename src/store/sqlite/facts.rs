@@ -295,7 +295,7 @@ fn replace(
     record: &Record,
     tally: &mut SessionDelta,
 ) -> rusqlite::Result<bool> {
-    // The reply may come after all: read by its id, from a stream that broke.
+    // The reply or its usage may come after all: read by its id, from a stream that broke.
     let parsed = serde_json::from_slice(&record.value);
     let turn: TurnColumns<'_> = parsed.unwrap_or_default();
     if record.kind != RecordKind::Turn || turn.outcome.as_deref() == Some(INTERRUPTED) {
@@ -303,13 +303,14 @@ fn replace(
     }
     let mut delete = connection.prepare_cached(
         "DELETE FROM facts WHERE scope = ?1 AND kind = ?2 AND key = ?3
-             AND (outcome = ?4 OR ?5 AND outcome <> ?6)
+             AND (outcome = ?4 OR ?5 AND (outcome <> ?6 OR ?7 AND input IS NULL))
          RETURNING octet_length(value), packed, value",
     )?;
     let is_whole = turn.outcome.as_deref() == Some(COMPLETE);
     let kind = code(record.kind);
     let key = blob(record.key);
-    let values = params![scope, kind, key, INTERRUPTED, is_whole, COMPLETE];
+    let is_counted = turn.usage.as_ref().is_some_and(|usage| number(usage.input).is_some());
+    let values = params![scope, kind, key, INTERRUPTED, is_whole, COMPLETE, is_counted];
     let deleted = delete.query_row(values, |row| Ok((row.get::<_, i64>(0)?, value_in(row, 1)?)));
     let Some((bytes, value)) = deleted.optional()? else { return Ok(false) };
     // What it added to the sums goes away with it.

@@ -238,6 +238,14 @@ impl Turn {
         std::iter::once(ReplyView { after: *after, parts, anchor_keys }).chain(others)
     }
 
+    /// Whether it is replaced by what another exchange read of its reply: one that ended better, or, after a whole reply
+    /// without a count, one with it.
+    pub fn is_completed_by(&self, outcome: Outcome, usage: &Usage) -> bool {
+        let is_counted = self.usage.input.is_none() && usage.input.is_some();
+        self.outcome.is_completed_by(outcome)
+            || self.outcome == Outcome::Complete && outcome == Outcome::Complete && is_counted
+    }
+
     pub(in crate::context) fn is_after(&self, chain: Chain) -> bool {
         self.forms().any(|form| form.after == chain)
     }
