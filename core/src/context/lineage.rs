@@ -11,9 +11,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::ledger::{BoundaryHash, Ledger};
 use super::{ExchangeId, Outcome, Position, PromptSection, ThreadId, Turn};
-use crate::dialect::{
-    Chain, Conversation, HeldHistory, Part, PartKey, PartKind, Purpose, Role, StopReason,
-};
+use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, PartKind, Purpose, Role};
 
 /// How a request relates to its parent turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -414,9 +412,7 @@ fn growth(
         }
     }
     let repeats = turn.position.chain == position.chain;
-    // A declined request may be sent to another model.
-    let is_declined = turn.stop == Some(StopReason::Refused) && turn.reply.is_empty();
-    if repeats && (turn.outcome != Outcome::Complete || is_declined) {
+    if repeats && (turn.outcome != Outcome::Complete || turn.is_declined()) {
         return Growth::Repeats;
     }
     // The same request after it was answered, or another continuation of a turn that already has one.

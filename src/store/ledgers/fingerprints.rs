@@ -243,8 +243,8 @@ fn of_tenant(tenant: &TenantId, fingerprint: u128) -> u128 {
 
 pub(super) fn left_by(fact: &Fact) -> Vec<Record> {
     // A turn leaves the end of its reply, its anchor keys and
-    // boundary, its response's id, and the end of its request: if it has no complete reply, for
-    // whatever follows; if the request has a reply in it, for an edited one. A request without a
+    // boundary, its response's id, and the end of its request: if it has no complete reply, or none
+    // because the model declined, for whatever follows; if the request has a reply in it, for an edited one. A request without a
     // reply proves nothing: many conversations begin with the same words. With the end of its reply
     // it does: some clients drop the text beside a call. Reasoning leaves its signatures.
     let (mut fingerprints, at) = match fact {
@@ -266,7 +266,7 @@ fn left_by_turn(turn: &Turn) -> Vec<u128> {
     if turn.after != request {
         fingerprints.push(turn.after.0);
     }
-    if turn.outcome != Outcome::Complete {
+    if turn.outcome != Outcome::Complete || turn.is_declined() {
         fingerprints.push(request.0);
     }
     if turn.position.has_reply {

@@ -1,6 +1,7 @@
 //! New versions and options of the providers: threads that cannot go on, credits for declined requests, the API of
 //! October 2026, and a client that starts its history again.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use plimsoll::context::Outcome;
@@ -8,7 +9,7 @@ use plimsoll::context::policy::{CompactPolicy, Policy, PruneGate, PrunePolicy, S
 use plimsoll::dialect::Dialect;
 use serde_json::{Value, json};
 
-use super::stage::{Stage, dialect_of, reply, request, talkative};
+use super::stage::{DIALECTS, Stage, dialect_of, reply, request, talkative, target};
 use crate::support::http1::Message;
 
 fn is_refused_thread(request: &Message) -> bool {
@@ -138,6 +139,68 @@ async fn credited_request_is_the_same() {
     stage.exchange("/v1/messages", headers, &retry).await;
     let sent: Value = serde_json::from_str(stage.last().text()).unwrap();
     assert!(sent["messages"] != declined_body["messages"]);
+}
+
+/// A reply of a model that declines before it writes anything; the other model's is whole.
+fn declines_in_all(request: &Message, number: usize) -> (&'static str, Value) {
+    let dialect = dialect_of(request.first_line());
+    let mut reply = reply(dialect, number as u64 * 1000, &format!("Aye, aye, number {number}."));
+    if !request.text().contains("declines") && !request.first_line().contains("declines") {
+        return ("200 OK", reply);
+    }
+    match dialect {
+        Dialect::Anthropic => {
+            reply["content"] = json!([]);
+            reply["stop_reason"] = json!("refusal");
+            reply["stop_details"] = json!({"type": "refusal", "fallback_credit_token": "credit"});
+        }
+        Dialect::OpenaiChat => {
+            reply["choices"][0]["message"]["content"] = Value::Null;
+            reply["choices"][0]["finish_reason"] = json!("content_filter");
+        }
+        Dialect::OpenaiResponses => {
+            reply["output"] = json!([]);
+            reply["status"] = json!("incomplete");
+            reply["incomplete_details"] = json!({"reason": "content_filter"});
+        }
+        Dialect::Gemini => {
+            reply["candidates"] = json!([]);
+            reply["promptFeedback"] = json!({"blockReason": "PROHIBITED_CONTENT"});
+        }
+    }
+    ("200 OK", reply)
+}
+
+/// The first request of a conversation, and the target that it is sent to.
+fn first_request(dialect: Dialect, declines: bool) -> (String, Value) {
+    let mut body = request(dialect, "You are calm.", &["Say aye.".to_owned()]);
+    let mut target = target(dialect).to_owned();
+    match dialect {
+        Dialect::Gemini if declines => target = target.replace("gemini", "declines"),
+        _ if declines => body["model"] = json!("declines"),
+        Dialect::Anthropic => body["fallback_credit_token"] = json!("credit"),
+        _ => {}
+    }
+    (target, body)
+}
+
+/// A first request proves nothing, unless the model declined it: then its client, which names no session, sends it to
+/// another model. Two clients at once stay two.
+#[tokio::test]
+async fn declined_first_request_is_sent_again() {
+    for dialect in DIALECTS {
+        let mut stage = Stage::of(declines_in_all, |_| {}).await;
+        let mut places = Vec::new();
+        for declines in [true, false, true, false, true, true, false, false, false] {
+            let (target, body) = first_request(dialect, declines);
+            let exchange = stage.exchange(&target, "", &body).await.1;
+            places.push((exchange.session.clone(), exchange.thread.clone()));
+        }
+        assert_eq!(places[0], places[1], "{dialect:?}");
+        assert_eq!(places[2], places[3], "{dialect:?}");
+        let begun: BTreeSet<_> = [1, 3, 6, 7, 8].map(|at| &places[at].0).into();
+        assert_eq!(begun.len(), 5, "{dialect:?}");
+    }
 }
 
 /// Our own requests obey the version that the client names: no sampling parameters, no documents in the model's messages,

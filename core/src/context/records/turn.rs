@@ -238,6 +238,11 @@ impl Turn {
         std::iter::once(ReplyView { after: *after, parts, anchor_keys }).chain(others)
     }
 
+    /// Whether the model wrote nothing because it declined: the request may be sent again, to another model.
+    pub fn is_declined(&self) -> bool {
+        self.stop == Some(StopReason::Refused) && self.reply.is_empty()
+    }
+
     /// Whether it is replaced by what another exchange read of its reply: one that ended better, or, after a whole reply
     /// without a count, one with it.
     pub fn is_completed_by(&self, outcome: Outcome, usage: &Usage) -> bool {
