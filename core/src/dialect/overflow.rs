@@ -5,12 +5,14 @@
 //! then fragments of known messages (`config/overflow.toml`). Limits of rate and money have similar messages, and
 //! are excluded. Pure; must not know what happens next.
 
+mod chinese;
 mod sentences;
 
 use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
+use self::chinese::translated;
 use super::ProviderError;
 use super::error_message::ErrorMessage;
 use super::numbers::{WINDOWS, number};
@@ -76,6 +78,7 @@ fn stated(text: &str, messages: &[ErrorMessage], answer: &ErrorResponse<'_>) -> 
     if answer.status == 500 && !text.contains("context") {
         return None;
     }
+    let text = &*translated(text);
     if file.except.iter().any(|pattern| text.contains(&**pattern)) {
         return None;
     }
@@ -88,7 +91,7 @@ fn stated(text: &str, messages: &[ErrorMessage], answer: &ErrorResponse<'_>) -> 
     let mut is_certain = has_both || is_named;
     let mut is_inferred = false;
     for message in messages {
-        let says = sentences::read(&lowercase_text(message.text.as_bytes()));
+        let says = sentences::read(&translated(&lowercase_text(message.text.as_bytes())));
         is_certain |= says.is_too_long;
         is_inferred |= says.is_too_many && says.is_of_tokens;
         // Numbers that do not explain a refusal are about something else.
