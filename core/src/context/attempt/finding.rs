@@ -122,8 +122,12 @@ impl AttemptFinding {
                 // Never again, so that not every request of the session is refused.
                 let revokes =
                     if is_innocent { None } else { Some(RevocationScope::All(Renewal::Never)) };
-                // This is true of the model, whoever changed what the reasoning is bound to.
-                let lesson = of_the_model(cause).filter(|lesson| *lesson == Lesson::ReasoningBound);
+                let lesson = match of_original == Some(cause) {
+                    // What the original is refused for, too, is true of the model without our changes.
+                    true => of_what_is_sent(cause).or(of_the_model(cause)),
+                    // So is this, whoever changed what the reasoning is bound to.
+                    false => of_the_model(cause).filter(|lesson| *lesson == Lesson::ReasoningBound),
+                };
                 Consequence { revokes, lesson }
             }
             AttemptFinding::OwnDecisionsRefused { cause, accepted } => {
