@@ -407,6 +407,58 @@ async fn repeated_call_keeps_signature_that_it_came_with() {
     }
 }
 
+/// Clients merge the texts of a reply, over a call too, edit or drop them; and keep the last of repeated calls.
+#[tokio::test]
+async fn call_keeps_signature_beside_changed_text() {
+    let text = |text: &str| json!({"text": text});
+    let call = json!({"functionCall": {"name": "read_file", "args": {"path": "a"}}});
+    let mut signed = call.clone();
+    signed["thoughtSignature"] = json!("QUFB");
+    let [will, look] = ["I will ", "look."].map(text);
+    for (parts, returned) in [
+        ([&will, &look, &signed], vec![text("I will look."), call.clone()]),
+        ([&will, &look, &signed], vec![text("I will look.\n— by a model"), call.clone()]),
+        ([&will, &look, &signed], vec![call.clone()]),
+        ([&will, &signed, &look], vec![text("I will look."), call.clone()]),
+        ([&signed, &look, &call], vec![look.clone(), call.clone()]),
+        ([&will, &signed, &call], vec![text("Will do."), call.clone(), call.clone()]),
+    ] {
+        let mut stage = Stage::open(None).await;
+        stage.headers = "x-session-id: mine\r\n".to_owned();
+        let reply = json!({"candidates": [{"index": 0, "finishReason": "STOP",
+            "content": {"role": "model", "parts": parts}}]});
+        let request = json("repeated-call/request-1.json");
+        stage.exchange(GEMINI, &request, &reply.to_string()).await;
+        let mut next = json("repeated-call/request-2.json");
+        next["contents"][1]["parts"] = json!(returned);
+        let sent = stage.exchange(GEMINI, &next, r#"{"candidates":[]}"#).await.sent;
+        let parts = sent["contents"][1]["parts"].as_array().unwrap();
+        let first = parts.iter().find(|part| part.get("functionCall").is_some());
+        assert_eq!(first, Some(&signed), "{returned:?}");
+    }
+}
+
+/// The same for reasoning beside a call whose id only counts.
+#[tokio::test]
+async fn call_keeps_reasoning_beside_changed_text() {
+    let call = json!({"id": "call_0", "type": "function", "function": {"name": "read", "arguments": "{}"}});
+    let request = json!({"model": "deepseek-v4-pro",
+        "messages": [{"role": "user", "content": "Read the file."}]});
+    let message = json!({"content": "I will look.", "reasoning_content": "Let me see.", "tool_calls": [call]});
+    let reply =
+        json!({"choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]});
+    for content in [json!("I will look.\n— by a model"), Value::Null] {
+        let mut stage = Stage::open(Some(ReasoningRule::Wanted)).await;
+        stage.exchange(CHAT, &request, &reply.to_string()).await;
+        let mut next = request.clone();
+        let messages = next["messages"].as_array_mut().unwrap();
+        messages.push(json!({"role": "assistant", "content": content, "tool_calls": [call]}));
+        messages.push(json!({"role": "tool", "tool_call_id": "call_0", "content": "fn main() {}"}));
+        let sent = stage.exchange(CHAT, &next, DONE).await.sent;
+        assert_eq!(sent["messages"][1]["reasoning_content"], "Let me see.", "{content}");
+    }
+}
+
 /// Two sub-agents of one session get the same prompt, and their provider counts its calls.
 #[tokio::test]
 async fn named_agents_with_equal_prompts_and_call_ids_keep_their_own_reasoning() {

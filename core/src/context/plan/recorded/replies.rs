@@ -83,12 +83,55 @@ impl RecordedDecisions {
                 }
             }
         }
+        self.find_calls(ledger, conversation, branch, &mut covered, &mut aligned_chains);
         self.sort_replies();
         for (number, returned) in self.replies.iter_mut().enumerate() {
             returned.number = number;
         }
         self.find_foreign(ledger, conversation);
         self.only_kept();
+    }
+
+    /// Finds replies of which only calls came back as they were: their texts were merged, edited or dropped. All of the
+    /// request before them did.
+    fn find_calls(
+        &mut self,
+        ledger: &Ledger,
+        conversation: &Conversation,
+        branch: &Branch<'_>,
+        covered: &mut [bool],
+        aligned_chains: &mut HashSet<Chain>,
+    ) {
+        if !ledger.knows_reasoning() {
+            return;
+        }
+        let requests: Vec<Chain> = conversation.chains().collect();
+        for index in 0..self.keyed_parts.len() {
+            let keyed = self.keyed_parts[index];
+            let is_call =
+                conversation.part(keyed.at).is_some_and(|part| part.kind == PartKind::ToolCall);
+            if covered[index] || !is_call {
+                continue;
+            }
+            let run = self.keyed_parts[..index].iter().rev();
+            let run = run.take_while(|keyed| keyed.role == Role::Assistant).count();
+            let Some(request) = (index - run).checked_sub(1).map(|end| requests[end]) else {
+                continue;
+            };
+            let mut turns = ledger.ended_at(request).filter(|turn| turn.has_in_reply(keyed.key));
+            // The newest one, whether it reasoned or not.
+            let made = turns
+                .next()
+                .and_then(|turn| turn.forms().find_map(|form| branch.reasoning(form.after)));
+            if let Some(reasoning) = made
+                && !aligned_chains.contains(&reasoning.after)
+                && let Some(aligned) = self.aligned(reasoning, index)
+            {
+                aligned_chains.insert(reasoning.after);
+                covered[aligned.first..=aligned.last].fill(true);
+                self.add_aligned(conversation, reasoning, aligned, covered);
+            }
+        }
     }
 
     fn add_aligned(
