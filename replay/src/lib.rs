@@ -11,7 +11,8 @@ pub mod what_if;
 use std::collections::{BTreeMap, HashMap};
 
 use plimsoll_core::context::budget::{self, Anchor};
-use plimsoll_core::context::ledger::{Ledger, anchor_keys};
+use plimsoll_core::context::edited::reply_keys;
+use plimsoll_core::context::ledger::Ledger;
 use plimsoll_core::context::lineage::place;
 use plimsoll_core::context::plan::Overlay;
 use plimsoll_core::context::{Estimate, EstimateMethod, ExchangeId, Fact, Outcome, Turn};
@@ -248,7 +249,7 @@ impl<'l> ReplaySession<'l> {
         reply.usage.hosted_tools |= !line.is_measured();
         turn.after = reply.chain_after(turn.position.chain);
         turn.reply = budget::reply(&reply, tokenizer);
-        turn.anchor_keys = anchor_keys(&reply);
+        turn.anchor_keys = reply_keys(&turn.position, &reply);
         turn.usage = reply.usage;
         self.ledger.add(Fact::Turn(Box::new(turn)));
         line.is_measured()

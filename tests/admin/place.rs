@@ -188,6 +188,7 @@ pub fn turn(request: &str, thread: &str, at: u64) -> Turn {
             tools: PartKey(2),
             client_thread: None,
             has_reply: false,
+            beginnings: Vec::new(),
             suspended: None,
         },
         after: Chain(u128::from(at) + 1),

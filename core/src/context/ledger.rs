@@ -560,7 +560,7 @@ fn bytes_of(turn: &Turn) -> usize {
     });
     let lists =
         list_bytes(&turn.sketch.added) + list_bytes(&turn.reply) + list_bytes(&turn.anchor_keys);
-    let lists = lists + others.sum::<usize>();
+    let lists = lists + others.sum::<usize>() + list_bytes(&position.beginnings);
     let steps = list_bytes(&turn.done.steps);
     // Each index has an entry with a list of turns.
     let ways = 2 + boundary_hashes(turn).count();

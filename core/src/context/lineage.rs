@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_128;
 
+use super::edited::{shared_beginnings, shown_replies};
 use super::ledger::{BoundaryHash, Ledger};
 use super::{ExchangeId, Outcome, Position, PromptSection, ThreadId, Turn};
 use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, PartKind, Purpose, Role};
@@ -108,6 +109,7 @@ fn position(conversation: &Conversation, client_thread: Option<&str>) -> Positio
         tools: fold(&conversation.tools),
         client_thread: client_thread.map(Into::into),
         has_reply: conversation.parts().any(|part| part.key.is_some() && is_reply(part)),
+        beginnings: shared_beginnings(conversation),
         suspended: None,
     }
 }
@@ -133,8 +135,8 @@ struct AncestorMatch<'l> {
     covers: usize,
 }
 
-/// Finds the parent turn in three ways. The match that covers most of the request is used. Of equals a prefix
-/// (way 1, then 3) wins over a boundary:
+/// Finds the parent turn in four ways. The match that covers most of the request is used. Of equals a prefix
+/// (way 1, then 3) wins over a boundary, and a sentence over the end:
 /// 1. *reply*: a prefix of the request is a known turn's request and reply;
 /// 2. *boundary*: the request has a part that identifies a turn's reply (a tool call with its unique id, a
 ///    long text), or a run of parts across the end of a turn's request and the start of its reply
@@ -145,7 +147,8 @@ struct AncestorMatch<'l> {
 ///    beside the conversation: it has more than the turn's request, and the reply that the turn itself continues
 ///    ([`continues_a_reply`]). And they may differ if the client edited the reply: a reply follows the turn's request,
 ///    which has one itself. Of several such turns, the newest that may have reached its provider is the
-///    parent, because no reply tells them apart.
+///    parent, because no reply tells them apart;
+/// 4. *sentence*: what is left of a reply that the client edited ([`edited`](super::edited)).
 fn grown_from<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
@@ -157,7 +160,40 @@ fn grown_from<'l>(
     let chains: Vec<Chain> = conversation.chains().collect();
     let by_chain = longest_prefix(ledger, conversation, &chains, position);
     let covered = by_chain.as_ref().map_or(0, |ancestor| ancestor.covers);
-    last_boundary(ledger, conversation, position, covered).or(by_chain)
+    last_boundary(ledger, conversation, position, covered)
+        .or_else(|| by_sentences(ledger, conversation, position, covered))
+        .or(by_chain)
+}
+
+/// Way 4: the turn whose reply has most sentences of the last reply in the request.
+fn by_sentences<'l>(
+    ledger: &'l Ledger,
+    conversation: &Conversation,
+    position: &Position,
+    covered: usize,
+) -> Option<AncestorMatch<'l>> {
+    let others = OtherAgents::new(ledger, position);
+    for shown in shown_replies(conversation) {
+        if shown.covers < covered {
+            break;
+        }
+        let mut counts: Vec<(&Arc<Turn>, usize)> = Vec::new();
+        for key in shown.keys {
+            for turn in ledger.turns_at_boundary(BoundaryHash::of_anchor_key(key)).take(CANDIDATES)
+            {
+                match counts.iter_mut().find(|(known, _)| Arc::ptr_eq(known, turn)) {
+                    Some((_, count)) => *count += 1,
+                    None if !others.contains(turn) => counts.push((turn, 1)),
+                    None => {}
+                }
+            }
+        }
+        let best = counts.into_iter().max_by_key(|(turn, count)| (*count, turn.at));
+        if let Some((turn, _)) = best {
+            return Some(AncestorMatch { turn, covers: shown.covers });
+        }
+    }
+    None
 }
 
 /// Ways 1 and 3: the longest prefix that identifies a turn. Reasoning is in no chain.

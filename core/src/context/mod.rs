@@ -12,6 +12,7 @@ pub mod compact;
 pub mod content;
 pub mod cost;
 mod decisions;
+pub mod edited;
 pub mod editing;
 mod footprint;
 pub mod inject;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::ledger::{Ledger, anchor_keys};
+use super::edited::reply_keys;
+use super::ledger::Ledger;
 use super::lineage::{self, Placement};
 use super::plan::{DecisionReason, Plan, PlanRequest, RecordedDecisions, replay};
 use super::policy::{Mode, Policy, ReasoningRule, SummaryAuthor};
@@ -173,6 +174,7 @@ impl SessionFixture {
         Turn {
             exchange: request.exchange.clone(),
             after: reply.chain_after(placed.position.chain),
+            anchor_keys: reply_keys(&placed.position, reply),
             position: placed.position,
             done: Default::default(),
             response: reply.id.clone(),
@@ -196,7 +198,6 @@ impl SessionFixture {
             reserve: self.reserve,
             sketch: measured.sketch,
             reply: budget::reply(reply, request.tokenizer),
-            anchor_keys: anchor_keys(reply),
             others: Vec::new(),
             served: None,
             dollars: None,

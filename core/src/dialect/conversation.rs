@@ -6,10 +6,11 @@ use std::borrow::Cow;
 
 use super::backend::model_behind;
 use super::ids::SessionId;
-use super::key::Chain;
+use super::key::{Chain, PartKey};
 use super::kinds::{Dialect, Purpose, Role};
 use super::note::Note;
 use super::part::{Part, PartIndex};
+use super::sentences::Sentence;
 use crate::wire::json::Span;
 
 /// One message (or item) of the history.
@@ -71,6 +72,10 @@ pub struct Conversation {
     pub clears_past: Option<u64>,
     /// Anthropic: it repeats a declined request on another model (`fallback_credit_token`), and has to be the same.
     pub redeems_credit: bool,
+    /// The sentences of the last reply in it, by which an edited one is recognised.
+    pub last_reply: Vec<Sentence>,
+    /// The first and the last sentence of the user's prompt, as long as at most one reply follows it.
+    pub prompt: Option<[PartKey; 2]>,
     /// What was unexpected.
     pub notes: Vec<Note>,
 }
@@ -113,6 +118,8 @@ impl Conversation {
             reasoning_context: None,
             clears_past: None,
             redeems_credit: false,
+            last_reply: Vec::new(),
+            prompt: None,
             notes: Vec::new(),
         }
     }

@@ -50,6 +50,7 @@ pub mod reply;
 mod request;
 pub mod request_id;
 pub mod rewrite;
+pub mod sentences;
 pub mod size;
 pub mod summary;
 mod usage;

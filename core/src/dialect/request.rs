@@ -7,7 +7,7 @@ use foldhash::HashMap;
 use super::audience::assign::assign;
 use super::conversation::Conversation;
 use super::kinds::{Dialect, Purpose};
-use super::{anthropic, gemini, openai_chat, openai_responses, paths, purpose, size};
+use super::{anthropic, gemini, openai_chat, openai_responses, paths, purpose, sentences, size};
 use crate::wire::json::Document;
 
 /// Reads a request of `dialect`. `target` is its path and query, which has purpose, model and stream in some
@@ -39,6 +39,8 @@ pub fn read_in(document: &Document, dialect: Dialect, target: &str, body: &[u8])
     }
     conversation.model = conversation.model.map(size::name);
     key_reasoning(&mut conversation, body);
+    conversation.last_reply = sentences::of_last_reply(&conversation, body);
+    conversation.prompt = sentences::of_prompt(&conversation, body);
     conversation
 }
 

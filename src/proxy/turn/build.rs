@@ -4,7 +4,7 @@
 //! stored in the same form as any other.
 
 use crate::context::reasoning::{self, ReplyOrigin};
-use crate::context::{Fact, Millis, Outcome, Turn, budget, ledger};
+use crate::context::{Fact, Millis, Outcome, Turn, budget, edited};
 use crate::dialect::reply::chain_after;
 use crate::dialect::{Chain, PartKey, PartKind, Reply, Usage, agent};
 use crate::proxy::plan::planned_request::PlannedRequest;
@@ -47,7 +47,7 @@ fn with_reply(turn: Turn, reply: &Reply) -> Turn {
         served: reply.model.clone().filter(|model| **model != *turn.model),
         stop: reply.stop,
         reply: budget::reply(reply, tokenizer),
-        anchor_keys: ledger::anchor_keys(reply),
+        anchor_keys: edited::reply_keys(&turn.position, reply),
         others: budget::other_forms(reply, chain, tokenizer),
         ..turn
     }

@@ -13,6 +13,7 @@ use foldhash::{HashMap, HashSet};
 use tokio::time::Instant;
 use xxhash_rust::xxh3::{xxh3_64, xxh3_128, xxh3_128_with_seed};
 
+use crate::context::edited::shown_replies;
 use crate::context::ledger::{BoundaryHash, boundary_hashes, reply_end_chains};
 use crate::context::{
     ExchangeId, Fact, Millis, Outcome, SessionId, SessionWitness, TenantId, Turn,
@@ -74,12 +75,27 @@ impl FoundSession {
 }
 
 /// A session that left a fingerprint.
+#[derive(Clone)]
 struct FingerprintHolder {
     scope: Arc<Scope>,
     /// The connection of the request that left it.
     connection: u64,
     /// A request went on from there.
     is_continued: bool,
+}
+
+impl FingerprintHolder {
+    fn rank(&self, source: RequestSource) -> (bool, bool) {
+        (!self.is_continued, self.connection == source.connection)
+    }
+}
+
+/// A session that left sentences of a reply.
+struct SentenceMatch {
+    holder: FingerprintHolder,
+    /// The first one that the request shows.
+    first: u128,
+    sentences: usize,
 }
 
 /// Fingerprints in memory.
@@ -131,7 +147,17 @@ impl SessionFingerprints {
         source: RequestSource,
         goes_on: bool,
     ) -> Option<FoundSession> {
+        let mut has_counted = false;
         fingerprints.iter().find_map(|fingerprint| {
+            if fingerprint.witness == SessionWitness::Sentence {
+                // All of them are compared at once.
+                let is_first = !std::mem::replace(&mut has_counted, true);
+                return if is_first {
+                    self.by_sentences(tenant, fingerprints, source, goes_on)
+                } else {
+                    None
+                };
+            }
             let holders = self.holders.get_mut(&of_tenant(tenant, fingerprint.key))?;
             // It was sent again before: this is an equal request of another session.
             if fingerprint.is_sent_again && holders.iter().all(|holder| holder.is_continued) {
@@ -142,13 +168,47 @@ impl SessionFingerprints {
                 None => fingerprint.witness,
             };
             // The last of equals is used, which is the newest.
-            let holder = holders.iter_mut().max_by_key(|holder| {
-                (!holder.is_continued, holder.connection == source.connection)
-            })?;
+            let holder = holders.iter_mut().max_by_key(|holder| holder.rank(source))?;
             let continues = (goes_on && !holder.is_continued).then_some(fingerprint.key);
             holder.is_continued |= goes_on;
             Some(FoundSession { session: holder.scope.session.clone(), witness, continues })
         })
+    }
+
+    /// The session whose reply has most of these sentences: a client edited the reply.
+    fn by_sentences(
+        &mut self,
+        tenant: &TenantId,
+        fingerprints: &[ShownFingerprint],
+        source: RequestSource,
+        goes_on: bool,
+    ) -> Option<FoundSession> {
+        let mut matches: Vec<SentenceMatch> = Vec::new();
+        for shown in fingerprints.iter().filter(|shown| shown.witness == SessionWitness::Sentence) {
+            let holders = self.holders.get(&of_tenant(tenant, shown.key));
+            for holder in holders.into_iter().flatten() {
+                let known = matches.iter_mut().find(|known| known.holder.scope == holder.scope);
+                if let Some(known) = known {
+                    known.sentences += 1;
+                    known.holder.is_continued |= holder.is_continued;
+                } else {
+                    let holder = holder.clone();
+                    matches.push(SentenceMatch { holder, first: shown.key, sentences: 1 });
+                }
+            }
+        }
+        let most = matches.iter().map(|known| known.sentences).max()?;
+        matches.retain(|known| known.sentences == most);
+        let equals: Vec<FingerprintHolder> =
+            matches.iter().map(|known| known.holder.clone()).collect();
+        let witness = deciding(&equals, source).unwrap_or(SessionWitness::Sentence);
+        // The last of equals is used, which is the newest.
+        let found = matches.into_iter().max_by_key(|known| known.holder.rank(source))?;
+        let continues = (goes_on && !found.holder.is_continued).then_some(found.first);
+        let holders = self.holders.get_mut(&of_tenant(tenant, found.first));
+        let holder = holders.into_iter().flatten().find(|it| it.scope == found.holder.scope)?;
+        holder.is_continued |= goes_on;
+        Some(FoundSession { session: holder.scope.session.clone(), witness, continues })
     }
 
     /// The request that went on from there has left no turn.
@@ -294,18 +354,30 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<ShownFingerprint> {
         found_by.push(shown_response(id));
     }
     let first_reply = keyed.iter().position(|(_, answered)| *answered).unwrap_or(keyed.len());
+    let mut sentences: Vec<ShownFingerprint> = shown_replies(conversation)
+        .into_iter()
+        .flat_map(|shown| shown.keys)
+        .map(|key| BoundaryHash::of_anchor_key(key).0)
+        .map(|key| ShownFingerprint::new(key, SessionWitness::Sentence))
+        .collect();
     let mut boundary_hashes = Vec::new();
     for (index, (key, answered)) in keyed.iter().enumerate().rev() {
         let next_answered = keyed.get(index + 1).map(|(_, answered)| *answered);
+        let is_request_end = !*answered && next_answered == Some(true);
+        if is_request_end && index < first_reply {
+            found_by.append(&mut sentences);
+        }
         // A turn ends where the role changes, or at the end.
         if next_answered != Some(*answered) {
             let end = ShownFingerprint::new(chains[index].0, SessionWitness::Prefix);
             found_by.push(ShownFingerprint { is_sent_again: !*answered, ..end });
         }
         // Before the first reply, many conversations begin alike.
-        if !*answered && next_answered == Some(true) && index > first_reply {
+        if is_request_end && index > first_reply {
             let end = BoundaryHash::of_end(chains[index]);
             found_by.push(ShownFingerprint::new(end.0, SessionWitness::RequestEnd));
+            // All of the request proves more than its history.
+            found_by.append(&mut sentences);
         }
         if *answered {
             let call = BoundaryHash::of_anchor_key(*key);

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::records::record;
 use super::session_cache::SessionCache;
 use super::*;
-use crate::context::ledger::anchor_keys;
+use crate::context::edited::reply_keys;
 use crate::context::lineage::{Growth, Placement};
 use crate::context::plan::DecisionReason;
 use crate::context::policy::{DecisionMode, SummaryAuthor};
@@ -105,7 +105,7 @@ fn turn(opened: &OpenedSession, answer: &str) -> Fact {
         reserve: 0,
         sketch: Sketch { added: vec![sketched(PartKey(1))], ..Sketch::default() },
         reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
-        anchor_keys: anchor_keys(&reply),
+        anchor_keys: reply_keys(&opened.placed.position, &reply),
         others: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
@@ -179,6 +179,29 @@ async fn edited_sessions_are_found() {
     assert_ne!(again, second_scope, "it only repeats the request");
     let (other, _) = add_turn(&ours, lookup("u", None, "6"), &fourth, "D").await;
     assert_ne!(other.session, second_scope.session);
+}
+
+/// From the first reply on if a sentence of it is left, of two with equal prompts, also after a restart.
+#[tokio::test]
+async fn edited_first_replies_are_found() {
+    let store = Arc::new(MemoryStore::default());
+    let ours = ledgers(&store);
+    let answers = ["Aye. So it is.", "Nay. So it is."];
+    let mut begun = Vec::new();
+    for (exchange, answer) in ["1", "2"].into_iter().zip(answers) {
+        begun.push(add_turn(&ours, lookup("t", None, exchange), &user("hi"), answer).await);
+    }
+    for (number, answer) in answers.into_iter().enumerate() {
+        let next = [user("hi"), model(&format!("{answer} -- m")), user("go")].join(",");
+        for ledgers in [&ours, &ledgers(&store)] {
+            let exchange = format!("next-{number}");
+            let opened = ledgers.open(lookup("t", None, &exchange), &conversation(&next)).await;
+            let opened = opened.unwrap();
+            assert_eq!(opened.scope, begun[number].0);
+            assert_eq!(opened.placed.position.thread, begun[number].1.position.thread);
+            assert_eq!(opened.placed.growth, Growth::Grows);
+        }
+    }
 }
 
 #[tokio::test]

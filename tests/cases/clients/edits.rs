@@ -1,5 +1,5 @@
 //! A client without a session id that edits replies: request n+1 begins with all of request n, and that is proof enough
-//! once there is a reply in it.
+//! once there is a reply in it. After the first request it takes a sentence of the reply, too.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use plimsoll::dialect::Dialect;
 use plimsoll::telemetry::Exchange;
 use serde_json::Value;
 
-use super::stage::{DIALECTS, Stage, dialect_of, reply, request, talkative, target};
+use super::stage::{Answer, DIALECTS, Stage, dialect_of, reply, request, talkative, target};
 use crate::support::http1::Message;
 
 /// Changes a reply.
@@ -42,19 +42,25 @@ struct Chat {
     edit: Edit,
     system: fn(usize) -> String,
     headers: &'static str,
+    /// What its last message is in a request, which later requests do not have.
+    augment: Edit,
     texts: Vec<String>,
 }
 
 impl Chat {
     fn of(dialect: Dialect, edit: Edit) -> Self {
         let system = |_| "You are calm.".to_owned();
-        Self { dialect, edit, system, headers: "", texts: Vec::new() }
+        Self { dialect, edit, system, headers: "", augment: str::to_owned, texts: Vec::new() }
     }
 
     async fn turn(&mut self, stage: &mut Stage, text: &str) -> Arc<Exchange> {
         self.texts.push(text.to_owned());
         let system = (self.system)(self.texts.len());
-        let body = request(self.dialect, &system, &self.texts);
+        let mut sent = self.texts.clone();
+        if let Some(last) = sent.last_mut() {
+            *last = (self.augment)(text);
+        }
+        let body = request(self.dialect, &system, &sent);
         let (response, exchange) = stage.exchange(target(self.dialect), self.headers, &body).await;
         assert_eq!(response.status(), 200, "{}", response.text());
         let answer = serde_json::from_str(response.text()).unwrap();
@@ -63,12 +69,15 @@ impl Chat {
     }
 }
 
+fn threads(exchanges: &[Arc<Exchange>]) -> usize {
+    exchanges.iter().map(|one| one.thread.clone()).collect::<BTreeSet<_>>().len()
+}
+
 fn sessions(exchanges: &[Arc<Exchange>]) -> usize {
     exchanges.iter().map(|one| one.session.clone()).collect::<BTreeSet<_>>().len()
 }
 
-/// Sixteen turns: the first request has no reply, so it proves nothing; all others are one session and one thread, and
-/// their estimates begin where the last one was measured.
+/// Sixteen turns are one session and one thread, and their estimates begin where the last one was measured.
 #[tokio::test]
 async fn edited_replies_stay_in_one_session() {
     for dialect in DIALECTS {
@@ -79,11 +88,9 @@ async fn edited_replies_stay_in_one_session() {
             for number in 0..16 {
                 exchanges.push(chat.turn(&mut stage, &format!("Question {number}?")).await);
             }
-            assert_eq!(sessions(&exchanges[1..]), 1, "{dialect:?}, {what}");
-            let threads: BTreeSet<_> =
-                exchanges[1..].iter().map(|one| one.thread.clone()).collect();
-            assert_eq!(threads.len(), 1, "{dialect:?}, {what}");
-            for exchange in &exchanges[2..] {
+            assert_eq!(sessions(&exchanges), 1, "{dialect:?}, {what}");
+            assert_eq!(threads(&exchanges), 1, "{dialect:?}, {what}");
+            for exchange in &exchanges[1..] {
                 let estimate = exchange.estimate.as_ref().unwrap();
                 assert_eq!(estimate.method, EstimateMethod::Anchored, "{dialect:?}, {what}");
             }
@@ -121,7 +128,7 @@ async fn summaries_are_not_paid_for_again() {
             summaries.push(written);
         }
         assert!(summaries[0] > 0, "{dialect:?}");
-        assert!(summaries[1] <= summaries[0] + 1, "{dialect:?}: {summaries:?}");
+        assert_eq!(summaries[1], summaries[0], "{dialect:?}");
     }
 }
 
@@ -136,9 +143,8 @@ async fn edited_replies_under_other_instructions_stay_in_one_session() {
         for number in 0..6 {
             exchanges.push(chat.turn(&mut stage, &format!("Question {number}?")).await);
         }
-        assert_eq!(sessions(&exchanges[1..]), 1, "{dialect:?}");
-        let threads: BTreeSet<_> = exchanges[1..].iter().map(|one| one.thread.clone()).collect();
-        assert_eq!(threads.len(), 1, "{dialect:?}");
+        assert_eq!(sessions(&exchanges), 1, "{dialect:?}");
+        assert_eq!(threads(&exchanges), 1, "{dialect:?}");
     }
 }
 
@@ -147,24 +153,39 @@ fn each_its_own(request: &Message, number: usize) -> (&'static str, Value) {
     ("200 OK", reply(dialect_of(request.first_line()), 100, &text))
 }
 
-/// Conversations that begin alike stay two, edited or not, and so do those of two credentials.
+/// Two conversations with equal prompts, at once, each request over a connection of its own: they stay two, also where most
+/// sentences of their replies are equal.
+#[tokio::test]
+async fn equal_prompts_stay_two_sessions() {
+    for (dialect, answer) in
+        DIALECTS.into_iter().flat_map(|it| [(it, each_its_own as Answer), (it, talkative)])
+    {
+        for (what, edit) in EDITS {
+            let mut stage = Stage::of(answer, |_| {}).await;
+            let mut chats = [Chat::of(dialect, edit), Chat::of(dialect, edit)];
+            let mut exchanges = [Vec::new(), Vec::new()];
+            for number in 0..4 {
+                for (chat, own) in chats.iter_mut().zip(&mut exchanges) {
+                    own.push(chat.turn(&mut stage, &format!("Question {number}?")).await);
+                }
+            }
+            let [one, other] = &exchanges;
+            assert_eq!((sessions(one), sessions(other)), (1, 1), "{dialect:?}, {what}");
+            assert_ne!(one[0].session, other[0].session, "{dialect:?}, {what}");
+        }
+    }
+}
+
+/// The beginning alone is no proof: another conversation with that prompt, whose reply has nothing of the first one.
 #[tokio::test]
 async fn equal_first_prompts_are_no_proof() {
     for dialect in DIALECTS {
         let mut stage = Stage::of(each_its_own, |_| {}).await;
-        let mut chats = [Chat::of(dialect, EDITS[0].1), Chat::of(dialect, EDITS[0].1)];
-        let mut exchanges = [Vec::new(), Vec::new()];
-        for number in 0..4 {
-            for (chat, own) in chats.iter_mut().zip(&mut exchanges) {
-                own.push(chat.turn(&mut stage, &format!("Question {number}?")).await);
-            }
-        }
-        let sessions = |own: &[Arc<Exchange>]| {
-            own.iter().map(|one| one.session.clone().unwrap()).collect::<BTreeSet<_>>()
-        };
-        let [one, other] = exchanges.map(|own| sessions(&own[1..]));
-        assert_eq!((one.len(), other.len()), (1, 1), "{dialect:?}");
-        assert!(one.is_disjoint(&other), "{dialect:?}");
+        let begun = Chat::of(dialect, EDITS[0].1).turn(&mut stage, "Hi.").await;
+        let texts = ["Hi.", "Something else was said.", "Go on."].map(str::to_owned);
+        let body = request(dialect, "You are calm.", &texts);
+        let other = stage.exchange(target(dialect), "", &body).await.1;
+        assert_ne!(other.session, begun.session, "{dialect:?}");
     }
 }
 
@@ -187,6 +208,32 @@ async fn another_credential_never_finds_edited_conversation() {
             assert_ne!(own.tenant, other.tenant);
             assert_ne!(own.session, other.session, "{dialect:?}");
         }
+    }
+}
+
+/// What chat interfaces make of the user's message in the request that asks it (Open WebUI).
+const AUGMENTS: [Edit; 2] = [
+    |text| format!("Answer from the context.\n<context>On {text} see page 9.</context>\n\n{text}"),
+    |text| format!("{text}\n\n<context>On {text} see page 9.</context>"),
+];
+
+/// The context is in the last message only, and the reply has a footer: nothing is as it was but what came before.
+#[tokio::test]
+async fn retrieved_context_stays_in_one_session() {
+    for (dialect, augment) in DIALECTS.into_iter().flat_map(|it| AUGMENTS.map(|one| (it, one))) {
+        let mut stage = Stage::of(talkative, |_| {}).await;
+        let mut chats = [Chat::of(dialect, EDITS[0].1), Chat::of(dialect, EDITS[0].1)];
+        let mut exchanges = [Vec::new(), Vec::new()];
+        for number in 0..6 {
+            for (chat, own) in chats.iter_mut().zip(&mut exchanges) {
+                chat.augment = augment;
+                own.push(chat.turn(&mut stage, &format!("Where is ship {number}?")).await);
+            }
+        }
+        for own in &exchanges {
+            assert_eq!((sessions(own), threads(own)), (1, 1), "{dialect:?}");
+        }
+        assert_ne!(exchanges[0][0].session, exchanges[1][0].session, "{dialect:?}");
     }
 }
 

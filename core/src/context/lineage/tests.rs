@@ -1,5 +1,5 @@
 use super::*;
-use crate::context::ledger::anchor_keys;
+use crate::context::edited::reply_keys;
 use crate::context::reasoning::{self, ReplyOrigin};
 use crate::context::{Fact, PromptSection, Sketch, SketchPart};
 use crate::dialect::models::Family;
@@ -89,7 +89,7 @@ impl Play {
             reserve: 0,
             sketch: Sketch { added: sent.map(sketched).collect(), ..Sketch::default() },
             reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
-            anchor_keys: anchor_keys(&reply),
+            anchor_keys: reply_keys(&placed.position, &reply),
             others: Vec::new(),
             provider_request_id: None,
             repeated_calls: None,

@@ -34,6 +34,8 @@ pub enum SessionWitness {
     Prefix,
     /// All of an earlier request, and an edited reply.
     RequestEnd,
+    /// The sentences of an earlier reply that the client edited.
+    Sentence,
     /// A part that only one reply has.
     Call,
     /// Where an earlier request ends and its reply starts.
@@ -70,6 +72,9 @@ impl SessionWitness {
             }
             Self::RequestEnd => {
                 "its beginning: all of an earlier request, followed by a reply that the client edited"
+            }
+            Self::Sentence => {
+                "sentences of an earlier reply, which the client edited, after what was sent before it"
             }
             Self::Call => "a call with a random id, or a long text, of an earlier reply",
             Self::Boundary => "the end of an earlier request with the start of its reply",

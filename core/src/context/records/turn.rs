@@ -283,6 +283,9 @@ pub struct Position {
     /// Whether the request has a reply of the model in it: then its messages belong to one conversation.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_reply: bool,
+    /// What it has in common with the next request, though that may lack a part of its last message (`edited`).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub beginnings: Vec<Chain>,
     /// When a rewrite of this request, or of one of its ancestors, was last refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub suspended: Option<Millis>,

@@ -70,6 +70,7 @@ impl Case {
                 tools: PartKey(0),
                 client_thread: None,
                 has_reply: false,
+                beginnings: Vec::new(),
                 suspended: None,
             },
             after: Chain::START,

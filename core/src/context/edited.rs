@@ -1,0 +1,113 @@
+//! Edited replies: how a turn is found by the sentences that its client left of the reply, and what was sent before it.
+//!
+//! A sentence alone proves nothing, because replies begin and end alike. It counts after all of the turn's first request, or
+//! after a request whose last message differs: some clients put text into that for one request only (`docs/protocols.md`
+//! 8.2). Pure; must not know sessions.
+
+use super::Position;
+use super::ledger::{self, BoundaryHash};
+use crate::dialect::sentences::Sentence;
+use crate::dialect::{Chain, Conversation, Part, PartKey, PartKind, Reply, Role, sentences};
+
+/// Most sentences of a reply that are looked for after all of its request.
+const AFTER_ALL: usize = 4;
+/// The same after a part of it, each together with the reply's first sentence.
+const AFTER_PART: usize = 2;
+/// Shorter sentences, bytes without spaces, are in many replies.
+const TELLING: usize = 24;
+
+/// What a request shows of the reply that comes last in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShownReply {
+    /// How many keyed parts of the request stand before it, and were sent like this.
+    pub covers: usize,
+    /// The keys of its sentences.
+    pub keys: Vec<PartKey>,
+}
+
+/// What a request has, besides all of it, after which sentences of its reply prove something: the history before the user's
+/// own last message; or if there is none, the first and the last sentence of the user's prompt.
+pub(super) fn shared_beginnings(conversation: &Conversation) -> Vec<Chain> {
+    let keyed: Vec<&Part> = conversation.parts().filter(|part| part.key.is_some()).collect();
+    let Some(reply) = keyed.iter().rposition(|part| part.role == Role::Assistant) else {
+        return conversation.prompt.into_iter().flat_map(ends).collect();
+    };
+    let message = &keyed[reply + 1..];
+    if message.is_empty() || message.iter().any(|part| part.kind == PartKind::ToolResult) {
+        return Vec::new();
+    }
+    conversation.chains().nth(reply).into_iter().collect()
+}
+
+/// The keys by which a turn is found if the client changes something: of the parts of its reply that no other has, and of its
+/// sentences.
+pub fn reply_keys(position: &Position, reply: &Reply) -> Vec<PartKey> {
+    let mut keys = Vec::new();
+    for form in reply.forms() {
+        let said = sentences::of_reply(form);
+        if !position.has_reply {
+            let said = said.iter().take(AFTER_ALL);
+            keys.extend(said.map(|sentence| after(position.chain, sentence.key)));
+        }
+        // The first one may be short.
+        let mut long: Vec<&Sentence> = said.iter().filter(|it| it.length >= TELLING).collect();
+        long.sort_by_key(|sentence| std::cmp::Reverse(sentence.length));
+        for beginning in &position.beginnings {
+            let pairs = long.iter().take(AFTER_PART).map(|second| with_first(&said, second));
+            keys.extend(pairs.map(|pair| after(*beginning, pair)));
+        }
+    }
+    // Forms of one reply have most sentences in common.
+    keys.sort_unstable();
+    keys.dedup();
+    let mut all = ledger::anchor_keys(reply);
+    all.extend(keys);
+    all
+}
+
+/// What a request shows of its last reply, the best proof first.
+pub fn shown_replies(conversation: &Conversation) -> Vec<ShownReply> {
+    let said = &conversation.last_reply;
+    let parts = conversation.parts().filter(|part| part.key.is_some());
+    let replies: Vec<bool> = parts.map(|part| part.role == Role::Assistant).collect();
+    let Some(end) = replies.iter().rposition(|is_reply| *is_reply) else { return Vec::new() };
+    let request = replies[..end].iter().rposition(|is_reply| !*is_reply).map_or(0, |at| at + 1);
+    if said.is_empty() || request == 0 {
+        return Vec::new();
+    }
+    let chains: Vec<Chain> = conversation.chains().collect();
+    let history = replies[..request].iter().rposition(|is_reply| *is_reply);
+    if let Some(history) = history {
+        return vec![ShownReply::after_part(history + 1, chains[history], said)];
+    }
+    let all = chains[request - 1];
+    let keys = said.iter().map(|sentence| after(all, sentence.key)).collect();
+    let mut shown = vec![ShownReply { covers: request, keys }];
+    let ends = conversation.prompt.into_iter().flat_map(ends);
+    shown.extend(ends.map(|beginning| ShownReply::after_part(0, beginning, said)));
+    shown
+}
+
+impl ShownReply {
+    fn after_part(covers: usize, beginning: Chain, said: &[Sentence]) -> Self {
+        let pairs = said.iter().map(|second| with_first(said, second));
+        Self { covers, keys: pairs.map(|pair| after(beginning, pair)).collect() }
+    }
+}
+
+/// A prompt may be one sentence.
+fn ends(prompt: [PartKey; 2]) -> [Chain; 2] {
+    let [first, last] = prompt.map(|key| Chain::START.then(key));
+    [first.then(PartKey(1)), last.then(PartKey(2))]
+}
+
+/// Replies to equal prompts have long sentences in common, and begin differently.
+fn with_first(said: &[Sentence], second: &Sentence) -> PartKey {
+    let first = said.first().unwrap_or(second);
+    PartKey(Chain(first.key.0).then(second.key).0)
+}
+
+/// Not a chain of parts: a reply may be one sentence.
+fn after(beginning: Chain, said: PartKey) -> PartKey {
+    PartKey(BoundaryHash::of_end(beginning.then(said)).0)
+}
