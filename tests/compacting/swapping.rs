@@ -204,9 +204,9 @@ async fn fork_after_cut_and_changed_first_message_keep_summary() {
 }
 
 /// A summary was written for a question beside the conversation, so the model's boundary stands between it and the
-/// user's message. In the conversation itself the model's reply follows: there it has no boundary.
+/// user's message. In the conversation itself the model's reply follows: there it ends the summary's own message.
 #[tokio::test]
-async fn summary_has_no_boundary_before_reply_of_model() {
+async fn boundary_joins_summary_before_reply() {
     let mut policy = policy();
     policy.compact.keep_messages = 1;
     let mut play = Play::of(policy).await;
@@ -238,6 +238,8 @@ async fn summary_has_no_boundary_before_reply_of_model() {
         history[history.len() - kept..]
     );
     assert!(roles(&compacted).windows(2).all(|two| two[0] != two[1]), "{}", compacted.bytes);
+    let summary = compacted.sent["messages"][0]["content"].as_str().unwrap();
+    assert!(summary.ends_with("\n\n[The conversation goes on below.]"), "{summary}");
     // That form stays.
     play.restart().await;
     let next = play.turn(play.history.len() / 2).await;

@@ -541,14 +541,15 @@ pub fn lay_out(
 ) -> SummaryMessage {
     let SummaryDraft { cut, summary, seed, is_requested } = draft;
     let Quotes { quotes, messages } = quotes::quotes(request, known, cut);
-    let summary_text = SummaryFrame { summary, quotes: &quotes, messages }.text(seed);
-    // Before a reply of the model, the boundary would be a second reply in a row.
-    let boundary = match request.conversation.messages.get(cut) {
-        Some(message) if message.role != Role::Assistant => {
-            request.policy.compact.boundary(request.conversation.messages.len(), is_requested)
-        }
-        _ => None,
-    };
+    let mut summary_text = SummaryFrame { summary, quotes: &quotes, messages }.text(seed);
+    let messages = &request.conversation.messages;
+    let mut boundary = request.policy.compact.boundary(messages.len(), is_requested);
+    // Before a reply of the model, a message of its own would be a second reply in a row.
+    if messages.get(cut).is_some_and(|message| message.role == Role::Assistant)
+        && let Some(boundary) = boundary.take()
+    {
+        summary_text = rewrite::with_boundary(&summary_text, &boundary);
+    }
     let steps = loaded::repeated(request.conversation, request.body, cut);
     let dialect = request.conversation.dialect;
     let raw = rewrite::continued(dialect, &summary_text, &steps, boundary.as_deref());

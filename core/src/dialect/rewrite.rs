@@ -22,7 +22,7 @@ mod ranges;
 
 pub(crate) use blocks::ReasoningInsert;
 pub(super) use compact::message;
-pub use compact::{compact, continued, end_before, without_boundary};
+pub use compact::{compact, continued, end_before, with_boundary, with_boundary_moved};
 pub use diagnosis::{diagnose, hide_diagnosis, mentions_diagnosis};
 pub use display::show_thinking;
 pub use inject::inject;

@@ -14,6 +14,7 @@ use crate::context::{
 use crate::dialect::models::{Catalogue, Model, ReasoningBinding};
 use crate::dialect::{self, Conversation, Purpose};
 use crate::tokens::Tokenizer;
+use crate::wire::splice::splice;
 
 /// Tokens of each part in these histories.
 const EACH: u32 = 100;
@@ -57,7 +58,17 @@ impl Scene {
         let name = "claude-sonnet-4-5";
         let body =
             json!({"model": name, "max_tokens": 9, "messages": messages}).to_string().into_bytes();
-        let conversation = dialect::read(Dialect::Anthropic, "/v1/messages", &body);
+        Self::from_body(Dialect::Anthropic, "/v1/messages", body, compact)
+    }
+
+    fn from_body(
+        dialect: Dialect,
+        target: &str,
+        body: Vec<u8>,
+        compact: policy::CompactPolicy,
+    ) -> Self {
+        let conversation = dialect::read(dialect, target, &body);
+        let name = "claude-sonnet-4-5";
         let model = Model { window: 10_000, ..Catalogue::default().model(name, "") };
         Self {
             conversation,
@@ -165,7 +176,39 @@ fn minimum_of_messages_stays_and_no_call_loses_its_result() {
     }
 }
 
-/// The model's message at the boundary names the type and the number of messages.
+/// After a summary the boundary is the model's reply, or ends the summary where the model speaks next.
+#[test]
+fn boundary_keeps_roles_alternating() {
+    let turns = |member: &str, model: &str, content: fn(&str) -> String| {
+        let message = |role: &str| format!(r#"{{"role":"{role}",{}}}"#, content("Words."));
+        let messages = ["user", model, "user", model, "user"].map(message).join(",");
+        format!(r#"{{"model":"m","{member}":[{messages}]}}"#)
+    };
+    let plain = |text: &str| format!(r#""content":"{text}""#);
+    let parts = |text: &str| format!(r#""parts":[{{"text":"{text}"}}]"#);
+    for (dialect, target, body) in [
+        (Dialect::Anthropic, "/v1/messages", turns("messages", "assistant", plain)),
+        (Dialect::OpenaiChat, "/v1/chat/completions", turns("messages", "assistant", plain)),
+        (Dialect::OpenaiResponses, "/v1/responses", turns("input", "assistant", plain)),
+        (Dialect::Gemini, "/v1beta/models/m:generateContent", turns("contents", "model", parts)),
+    ] {
+        let boundary = "[Boundary] {type} {messages}".to_owned();
+        let policy = policy::CompactPolicy { boundary, ..keeping(3, 9_000) };
+        let scene = Scene::from_body(dialect, target, body.into_bytes(), policy);
+        for cut in [1, 2] {
+            let draft = SummaryDraft { cut, summary: "The sum.", seed: 1, is_requested: false };
+            let raw = lay_out(&scene.request(), &scene.known(), draft).raw;
+            assert!(raw.contains(r#"[Boundary] auto 5""#), "{dialect:?}: {raw}");
+            let edits = rewrite::compact(&scene.conversation, &scene.body, cut, &raw).unwrap();
+            let body = splice(&scene.body.clone().into(), edits).unwrap().concat();
+            let roles = dialect::read(dialect, target, &body).messages;
+            assert_eq!(roles.len(), 5, "{dialect:?}");
+            assert!(roles.windows(2).all(|pair| pair[0].role != pair[1].role), "{dialect:?}");
+        }
+    }
+}
+
+/// The boundary names the type and the number of messages.
 #[test]
 fn boundary_names_type_and_count() {
     let boundary = "[CompactBoundary] type={type} messages={messages}".to_owned();

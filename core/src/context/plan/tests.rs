@@ -846,10 +846,10 @@ fn cut_or_returned_reasoning_is_dropped_if_they_exclude_each_other() {
     assert_eq!(left(BOUND, &[3], |it| it.name = "another"), (1, 0), "it is another model's");
 }
 
-/// A summary that ends with a boundary of the model is sent without it before a message of the model. One that the
+/// Before a message of the model, the boundary of the model ends the summary's own message. A summary that the
 /// provider wrote is sent as it was written.
 #[test]
-fn boundary_of_summary_is_dropped_before_model_message() {
+fn boundary_joins_summary_before_model() {
     let of = |letters: &str, by: SummaryAuthor| {
         let mut scene = SessionFixture::new("claude-opus-4-6", &messages(letters));
         let raw = rewrite::continued(Dialect::Anthropic, "They spoke.", &[], Some("Go on."));
@@ -861,10 +861,13 @@ fn boundary_of_summary_is_dropped_before_model_message() {
         scene.ledger.add(Fact::Compact(Box::new(written)));
         let (now, later) = (known.compact().unwrap().1, scene.known());
         assert_eq!((&now.raw, &later.compact().unwrap().1.raw), (&offered, &offered));
-        offered.contains("Go on.")
+        offered
     };
     use SummaryAuthor::{Provider, Summary};
-    assert!(!of("uau", Summary));
-    assert!(of("uuau", Summary));
-    assert!(of("uau", Provider));
+    let joined = r#"{"role":"user","content":"They spoke.\n\nGo on."}"#;
+    let apart =
+        r#"{"role":"user","content":"They spoke."},{"role":"assistant","content":"Go on."}"#;
+    assert_eq!(&*of("uau", Summary), joined);
+    assert_eq!(&*of("uuau", Summary), apart);
+    assert_eq!(&*of("uau", Provider), apart);
 }

@@ -104,9 +104,10 @@ pub struct CompactPolicy {
     /// What the summary should focus on, in addition.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub focus: Option<String>,
-    /// The model's reply to a summary, if a user message follows. `{type}` becomes `auto`, or `manual` if the
-    /// summary was requested; `{messages}` becomes the number of messages before. Empty: no reply, so that
-    /// two user messages follow each other. Providers accept that, some local models do not.
+    /// The model's reply to a summary, or the end of the summary if a message of the model follows. `{type}`
+    /// becomes `auto`, or `manual` if the summary was requested; `{messages}` becomes the number of messages
+    /// before. Empty: none, so that two user messages may follow each other. Providers accept that, some local
+    /// models do not.
     pub boundary: String,
 }
 
@@ -249,7 +250,7 @@ impl Default for CompactPolicy {
             model: None,
             prompt: PROMPT.to_owned(),
             focus: None,
-            boundary: "[Understood. The conversation goes on below.]".to_owned(),
+            boundary: "[The conversation goes on below.]".to_owned(),
         }
     }
 }
@@ -282,7 +283,7 @@ impl CompactPolicy {
         (self.prepare * self.threshold(fillable) as f64) as u64
     }
 
-    /// The model's reply to a summary of this many messages.
+    /// What stands between a summary of this many messages and what follows.
     pub(crate) fn boundary(&self, messages: usize, is_requested: bool) -> Option<String> {
         let kind = if is_requested { "manual" } else { "auto" };
         let text = self.boundary.replace("{type}", kind);

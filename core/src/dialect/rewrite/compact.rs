@@ -4,10 +4,8 @@
 //! Everything after the cut stays byte for byte, and so does what is between the messages without being a
 //! message (tools that are items of a Responses history).
 
-use std::borrow::Cow;
-
-use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::beside::{self, Removal, edit, literal};
@@ -30,18 +28,60 @@ pub fn continued(dialect: Dialect, text: &str, steps: &[String], boundary: Optio
     messages
 }
 
-/// The same messages without a boundary of the model at their end; `None` if they have none.
-pub fn without_boundary(raw: &str) -> Option<String> {
-    #[derive(Deserialize)]
-    struct Author<'r> {
-        role: Cow<'r, str>,
-    }
+/// A summary's text that ends with a boundary, for a history that continues with a message of the model.
+pub fn with_boundary(summary: &str, boundary: &str) -> String {
+    format!("{summary}\n\n{boundary}")
+}
+
+/// The same messages with the boundary of the model at their end moved to the end of the summary's own message;
+/// `None` if they end with none.
+pub fn with_boundary_moved(raw: &str) -> Option<String> {
     let list = format!("[{raw}]");
     let messages: Vec<&RawValue> = serde_json::from_str(&list).ok()?;
-    let (last, before) = messages.split_last().filter(|(_, before)| !before.is_empty())?;
-    let Author { role } = serde_json::from_str(last.get()).ok()?;
-    let before: Vec<&str> = before.iter().map(|message| message.get()).collect();
-    if matches!(&*role, "assistant" | "model") { Some(before.join(",")) } else { None }
+    let (last, before) = messages.split_last()?;
+    let (first, steps) = before.split_first()?;
+    let mut boundary: TextMessage = serde_json::from_str(last.get()).ok()?;
+    if !matches!(&*boundary.role, "assistant" | "model") {
+        return None;
+    }
+    let mut summary: TextMessage = serde_json::from_str(first.get()).ok()?;
+    let text = summary.content.text();
+    *text = with_boundary(text, boundary.content.text());
+    let mut moved = serde_json::to_string(&summary).ok()?;
+    for step in steps {
+        moved.push(',');
+        moved.push_str(step.get());
+    }
+    Some(moved)
+}
+
+/// A message as [`message`] writes it.
+#[derive(Deserialize, Serialize)]
+struct TextMessage {
+    role: String,
+    #[serde(flatten)]
+    content: MessageText,
+}
+
+#[derive(Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum MessageText {
+    Content(String),
+    Parts([TextPart; 1]),
+}
+
+#[derive(Deserialize, Serialize)]
+struct TextPart {
+    text: String,
+}
+
+impl MessageText {
+    fn text(&mut self) -> &mut String {
+        match self {
+            Self::Content(text) => text,
+            Self::Parts([part]) => &mut part.text,
+        }
+    }
 }
 
 pub(in crate::dialect) fn message(dialect: Dialect, role: &str, text: &str) -> String {
@@ -168,20 +208,26 @@ mod tests {
     }
 
     #[test]
-    fn only_boundary_message_goes() {
+    fn boundary_moves_into_summary() {
         let dialects =
             [Dialect::Anthropic, Dialect::OpenaiChat, Dialect::OpenaiResponses, Dialect::Gemini];
         for dialect in dialects {
-            let plain = continued(dialect, "They spoke.", &[], None);
-            let with_boundary = continued(dialect, "They spoke.", &[], Some("Go on, \"now\"."));
-            assert_eq!(without_boundary(&with_boundary).as_deref(), Some(&*plain), "{dialect:?}");
-            assert_eq!(without_boundary(&plain), None, "{dialect:?}");
-            let twice = format!("{plain},{plain}");
-            assert_eq!(without_boundary(&twice), None, "{dialect:?}: the user's message is none");
+            let step = message(dialect, "user", "A tool.");
+            let steps = [step.clone()];
+            let separate = continued(dialect, "They \"spoke\".", &steps, Some("Go on.\n"));
+            let moved = continued(dialect, "They \"spoke\".\n\nGo on.\n", &steps, None);
+            let result = with_boundary_moved(&separate);
+            assert_eq!(result.as_deref(), Some(&*moved), "{dialect:?}");
+            assert_eq!(with_boundary_moved(&moved), None, "{dialect:?}: it ends with a step");
+            assert_eq!(with_boundary_moved(&step), None, "{dialect:?}: it has none");
         }
+    }
+
+    #[test]
+    fn only_texts_have_boundary() {
         let alone = message(Dialect::Anthropic, "assistant", "Go on.");
         for raw in [&alone, "", "{", r#"{"a":1},{"b":2}"#, r#"{"role":"user"},1"#] {
-            assert_eq!(without_boundary(raw), None, "{raw}");
+            assert_eq!(with_boundary_moved(raw), None, "{raw}");
         }
     }
 

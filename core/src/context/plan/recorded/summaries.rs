@@ -122,9 +122,9 @@ impl RecordedDecisions {
             return one;
         }
         // It may have been written in another branch, where the user's message follows, and end with a
-        // boundary of the model. Before a message of the model it has none: two of them in a row would
-        // be one, and its reasoning would no longer come first.
-        match rewrite::without_boundary(&one.raw) {
+        // boundary of the model. Before a message of the model that would be a second one in a row, and its
+        // reasoning would no longer come first.
+        match rewrite::with_boundary_moved(&one.raw) {
             Some(raw) => {
                 Arc::new(CompactionRecord { raw: raw.into(), ..CompactionRecord::clone(&one) })
             }
