@@ -64,6 +64,17 @@ fn anthropic_input_grows_by_reply() {
 }
 
 #[test]
+fn gemini_counts_pictures() {
+    let tokens = |parts: Value| {
+        let body = json!({"contents": [{"role": "user", "parts": parts}]});
+        gemini::parse_request(by_length, "gemini-2.5-pro", false, &body).input_tokens()
+    };
+    let picture = json!({"inlineData": {"mimeType": "image/png", "data": "iVBORw0KGgo="}});
+    let text = json!({"text": USER_TEXT});
+    assert_eq!(tokens(json!([text, picture])), tokens(json!([text])) + 258);
+}
+
+#[test]
 fn chat_input_grows_by_reply() {
     let function = json!({"name": "bash", "parameters": {"type": "object", "properties": {"command": {"type": "string"}}}});
     let first = json!({

@@ -135,6 +135,9 @@ pub struct Exchange {
     /// How long it waited for a summary, in µs; only if it did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compaction_wait_us: Option<u64>,
+    /// How long it waited for the provider's count of its pictures and documents, in µs; only if it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub count_wait_us: Option<u64>,
     /// How long it waited for the stored data of its session, in µs; only if that was longer than
     /// `limits.store_ms`.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -219,6 +222,7 @@ impl Exchange {
             dollars: None,
             saved: None,
             compaction_wait_us: None,
+            count_wait_us: None,
             session_load_us: None,
             window: None,
             streamed: false,

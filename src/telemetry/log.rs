@@ -514,9 +514,11 @@ fn time_fields(exchange: &Exchange, line: &mut LogLine) {
     line.push(&[if hundredths % 100 < 10 { ".0" } else { "." }]);
     line.push_number(hundredths % 100);
     line.push(&["ms"]);
-    for (name, us) in
-        [("session_load", exchange.session_load_us), ("summary_wait", exchange.compaction_wait_us)]
-    {
+    for (name, us) in [
+        ("session_load", exchange.session_load_us),
+        ("count_wait", exchange.count_wait_us),
+        ("summary_wait", exchange.compaction_wait_us),
+    ] {
         if let Some(us) = us {
             line.push_name(name).push_tenths(us.saturating_add(50) / 100);
             line.push(&["ms"]);

@@ -187,13 +187,16 @@ fn preset_is_label() {
     assert_eq!(value(&telemetry.render(), r#"plimsoll_preset_info{preset="llxprt"}"#), 1.0);
 }
 
-/// The wait for a summary is a field of its own, not part of the overhead.
+/// The waits for a count and for a summary are fields of their own, not part of the overhead.
 #[test]
-fn wait_for_summary_has_a_field() {
-    let waited = Exchange { compaction_wait_us: Some(1_204_000), ..sample_exchange() };
-    let line = logged(LogFormat::Text, waited);
-    assert!(line.contains(" overhead=0.40ms summary_wait=1204.0ms"), "{line}");
-    assert!(!logged(LogFormat::Text, sample_exchange()).contains("summary_wait"));
+fn waits_have_fields() {
+    let waits = [("count_wait", Some(310_000), None), ("summary_wait", None, Some(310_000))];
+    for (name, count_wait_us, compaction_wait_us) in waits {
+        let waited = Exchange { count_wait_us, compaction_wait_us, ..sample_exchange() };
+        let line = logged(LogFormat::Text, waited);
+        assert!(line.contains(&format!(" overhead=0.40ms {name}=310.0ms")), "{line}");
+        assert!(!logged(LogFormat::Text, sample_exchange()).contains(name));
+    }
 }
 
 /// So is a long wait for a session.

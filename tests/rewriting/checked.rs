@@ -1,4 +1,5 @@
-//! A provider's counting endpoint is queried beside the request: the result is used, and nothing waits for it.
+//! A provider's counting endpoint is queried beside the request: the result is used, and nothing waits for it but a
+//! request with media where an agent's rules decide.
 
 use plimsoll::context::ProviderCount;
 use plimsoll::context::policy::{CountSchedule, Policy};
@@ -219,31 +220,98 @@ async fn counting_pauses_after_429_and_repeated_prompts_are_not_recounted() {
     assert_eq!(questions(&play, "paused"), 1);
 }
 
-/// Gemini CLI's preset has requests with pictures or documents counted, and no others.
-#[tokio::test]
-async fn gemini_cli_preset_counts_only_requests_with_media() {
-    let target = "/v1beta/models/gemini-2.5-pro:generateContent";
-    let mut play = play_at(target, Preset::GeminiCli, &[]).await;
-    let reply = json!({"responseId": "r1", "modelVersion": "gemini-2.5-pro",
+const GEMINI: &str = "/v1beta/models/gemini-2.5-pro:generateContent";
+
+/// A session of Gemini CLI's preset.
+async fn gemini_cli() -> Play {
+    play_at(GEMINI, Preset::GeminiCli, &[]).await
+}
+
+fn gemini_reply() -> Value {
+    json!({"responseId": "r1", "modelVersion": "gemini-2.5-pro",
         "candidates": [{"index": 0, "finishReason": "STOP",
             "content": {"role": "model", "parts": [{"text": "Three metres."}]}}],
-        "usageMetadata": {"promptTokenCount": 300, "candidatesTokenCount": 5, "totalTokenCount": 305}});
-    let text = json!({"role": "user", "parts": [{"text": "How deep is she?"}]});
-    play.exchange(&json!({"contents": [text]}), &reply).await;
+        "usageMetadata": {"promptTokenCount": 300, "candidatesTokenCount": 5, "totalTokenCount": 305}})
+}
+
+fn says(text: &str) -> Value {
+    json!({"role": "user", "parts": [{"text": text}]})
+}
+
+/// 20 characters of text and a picture, which the rules count as 3,005.
+fn shows() -> Value {
     let picture = json!({"inlineData": {"mimeType": "image/png", "data": "iVBORw0KGgo="}});
-    let looks = json!({"role": "user", "parts": [{"text": "And she?"}, picture]});
-    play.session = "22222222-2222-3333-4444-555555555555";
-    let mut client = play.send_request(&json!({"contents": [looks]})).await;
-    let (one, other) = (play.provider.call().await, play.provider.call().await);
-    let is_count = |call: &Call| call.message.first_line().contains(":countTokens ");
-    assert!(is_count(&one) != is_count(&other), "one turn, one count, and none for words alone");
-    let (mut turn, mut count) = if is_count(&one) { (other, one) } else { (one, other) };
-    count.answer("200 OK", r#"{"totalTokens": 289}"#).await;
-    until_questions(&play, "answered", 1).await;
-    turn.answer("200 OK", &reply.to_string()).await;
+    json!({"role": "user", "parts": [{"text": "And how deep is she?"}, picture]})
+}
+
+/// The numbers by which the turns of its session were decided.
+async fn decided(play: &Play) -> Vec<u64> {
+    let scope = play.server.ledgers.scopes_of(&play.session.into()).await.unwrap().remove(0);
+    let look = |ledger: &plimsoll::context::ledger::Ledger| {
+        ledger.turns().filter_map(|turn| Some(turn.estimate.as_ref()?.tokens)).collect()
+    };
+    play.server.ledgers.look(&scope, look).await.unwrap()
+}
+
+/// Under Gemini CLI's preset a request with a new picture waits for the provider's count of its message, which is
+/// then the number that decides. Nothing else is counted so, and no message twice.
+#[tokio::test]
+async fn gemini_cli_decides_by_count_of_media() {
+    let mut play = gemini_cli().await;
+    // A count would be the next request that the provider gets.
+    play.exchange(&json!({"contents": [says("How long is she?")]}), &gemini_reply()).await;
+    let answer = gemini_reply()["candidates"][0]["content"].clone();
+    let mut history = vec![says("How long is she?"), answer.clone(), shows()];
+    let mut client = play.send_request(&json!({"contents": history})).await;
+    let mut count = play.provider.call().await;
+    assert!(count.message.first_line().contains(":countTokens "), "before the turn");
+    let question = json!({"model": "models/gemini-2.5-pro", "contents": [shows()]});
+    let asked: Value = serde_json::from_str(count.message.text()).unwrap();
+    assert_eq!(asked, json!({"generateContentRequest": question}));
+    count.answer("200 OK", r#"{"totalTokens": 1337}"#).await;
+    let mut turn = count.wire.request().await;
+    turn.answer("200 OK", &gemini_reply().to_string()).await;
     client.response().await;
-    play.server.next_exchange().await;
-    assert_eq!(counted(&play).await, [Some(ProviderCount { of_original: true, tokens: 289 })]);
+    let waited = play.server.next_exchange().await.count_wait_us;
+    assert!(waited.is_some_and(|us| us > 0));
+    assert_eq!(decided(&play).await[1], 305 + 1337);
+    drop(turn);
+    // The reported input has the picture now.
+    history.extend([answer, says("Thanks.")]);
+    play.exchange(&json!({"contents": history}), &gemini_reply()).await;
+    // In another session the same message is known.
+    play.session = "22222222-2222-3333-4444-555555555555";
+    play.exchange(&json!({"contents": [shows()]}), &gemini_reply()).await;
+    assert_eq!(decided(&play).await, [1337]);
+    assert_eq!(questions(&play, "answered"), 1);
+}
+
+/// If the endpoint refuses, or says nothing for 5 seconds, a picture counts by the rules, and the endpoint is left
+/// alone for a while.
+#[tokio::test]
+async fn media_counts_by_rule_without_answer() {
+    for is_refused in [true, false] {
+        let mut play = gemini_cli().await;
+        let mut client = play.send_request(&json!({"contents": [shows()]})).await;
+        let mut count = play.provider.call().await;
+        let mut turn = if is_refused {
+            count.answer("429 Too Many Requests", "{}").await;
+            count.wire.request().await
+        } else {
+            play.provider.call().await
+        };
+        turn.answer("200 OK", &gemini_reply().to_string()).await;
+        client.response().await;
+        play.server.next_exchange().await;
+        assert_eq!(decided(&play).await, [3005]);
+        let outcome = if is_refused { "refused" } else { "failed" };
+        assert_eq!(questions(&play, outcome), 1);
+        drop(turn);
+        play.session = "22222222-2222-3333-4444-555555555555";
+        play.exchange(&json!({"contents": [shows()]}), &gemini_reply()).await;
+        assert_eq!(decided(&play).await, [3005]);
+        assert_eq!(questions(&play, "paused"), 1);
+    }
 }
 
 /// The request is counted in the form that was planned, and another form is sent in the end: its count says nothing

@@ -126,10 +126,11 @@ pub struct ClassicPolicy {
     /// The rules of that other count.
     #[schemars(extend("presetOnly" = true))]
     pub rules: ClassicRules,
-    /// When the provider's own counting endpoint is asked, with the client's credentials. The request never
-    /// waits for it. `off`; `cold` (no call was measured before it); `near_threshold` (past 80 % of the
-    /// fillable window); `media` (requests with pictures or documents, as Gemini CLI does); `sample:0.01` (this share of
-    /// the rewritten requests, counted as the client sent them, so that the provider checks what was saved).
+    /// When the provider's own counting endpoint is asked, with the client's credentials. `off`; `cold` (no call
+    /// was measured before it); `near_threshold` (past 80 % of the fillable window); `media` (requests with
+    /// pictures or documents, as Gemini CLI does); `sample:0.01` (this share of the rewritten requests, counted as
+    /// the client sent them, so that the provider checks what was saved). The request waits only where the
+    /// `rules` decide and new messages have media: up to 5 s, and the count decides.
     pub count: CountSchedule,
     /// A file with the vocabulary of Gemini's tokenizer, which Plimsoll may not ship: the `tokenizer.model` or
     /// `tokenizer.json` of a Gemma 3 model. With it Gemini's tokens are counted; without it they are estimated.

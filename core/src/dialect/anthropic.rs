@@ -127,7 +127,7 @@ impl Reader {
         } else {
             note_once(&mut self.conversation.notes, Note::UnknownStructure);
         }
-        self.conversation.messages.push(Message { role, span: message.span(), parts });
+        self.conversation.messages.push(Message::new(role, message.span(), parts));
     }
 
     /// A string, or a list of blocks.

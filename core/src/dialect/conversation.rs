@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use super::backend::model_behind;
 use super::ids::SessionId;
 use super::key::{Chain, PartKey};
-use super::kinds::{Dialect, Purpose, Role};
+use super::kinds::{Dialect, PartKind, Purpose, Role};
 use super::note::Note;
 use super::part::{Part, PartIndex};
 use super::sentences::Sentence;
@@ -22,6 +22,19 @@ pub struct Message {
     pub span: Span,
     /// What it consists of, in the order of the body.
     pub parts: Vec<Part>,
+    /// The provider's own count of it, if that was asked for.
+    pub counted: Option<u64>,
+}
+
+impl Message {
+    pub(super) fn new(role: Role, span: Span, parts: Vec<Part>) -> Self {
+        Self { role, span, parts, counted: None }
+    }
+
+    /// Whether a picture or document is in it.
+    pub fn has_media(&self) -> bool {
+        self.parts.iter().any(|part| matches!(part.kind, PartKind::Image | PartKind::Document))
+    }
 }
 
 /// History that the provider holds, so that the request is not the whole conversation.

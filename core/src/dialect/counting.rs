@@ -124,6 +124,13 @@ fn only(root: Value<'_>, names: &[&str]) -> String {
 }
 
 fn contents(base: &str, root: Value<'_>) -> Option<String> {
+    // Code Assist, which Gemini CLI uses after a login, counts nothing but messages.
+    if base.ends_with("/v1internal") {
+        let request = root.get("request").unwrap_or(root);
+        let contents = std::str::from_utf8(request.get("contents")?.raw()).ok()?;
+        let model = json!(format!("models/{}", root.get_text("model")?));
+        return Some(format!(r#"{{"request":{{"model":{model},"contents":{contents}}}}}"#));
+    }
     // Gemini's API expects a whole request inside, which repeats its model; Vertex does not.
     if base.contains("/publishers/") {
         return Some(only(root, CONTENTS));
@@ -182,6 +189,19 @@ mod tests {
             is("/v1/responses/input_tokens", r#"{"model":"m","input":"hi"}"#)
         );
         assert_eq!(question_of(Dialect::OpenaiChat, "/v1/chat/completions", "{}"), None);
+    }
+
+    #[test]
+    fn code_assist_counts_messages() {
+        let counted = r#"{"request":{"model":"models/g-3","contents":[{"parts":[]}]}}"#;
+        for body in [
+            r#"{"model":"g-3","project":"p","request":{"contents":[{"parts":[]}],"tools":[]}}"#,
+            r#"{"model":"g-3","contents":[{"parts":[]}]}"#,
+        ] {
+            let target = "/v1internal:streamGenerateContent?alt=sse";
+            let question = question_of(Dialect::Gemini, target, body);
+            assert_eq!(question, is("/v1internal:countTokens", counted));
+        }
     }
 
     #[test]

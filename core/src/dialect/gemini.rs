@@ -138,7 +138,7 @@ impl Reader {
             }
             let mut parts = Vec::new();
             self.parts(role, content, &mut parts);
-            self.conversation.messages.push(Message { role, span: content.span(), parts });
+            self.conversation.messages.push(Message::new(role, content.span(), parts));
         }
         self.end_run(&mut []);
     }

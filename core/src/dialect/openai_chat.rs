@@ -117,7 +117,7 @@ impl Reader {
             if leading.is_some_and(|leading| index < leading) {
                 self.conversation.system.append(&mut parts);
             } else {
-                self.conversation.messages.push(Message { role, span: message.span(), parts });
+                self.conversation.messages.push(Message::new(role, message.span(), parts));
             }
         }
     }

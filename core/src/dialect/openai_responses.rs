@@ -155,7 +155,7 @@ impl Reader {
 
     fn prompt(&mut self, input: Value<'_>) {
         let parts = vec![Part::text(Role::User, input, &mut self.keyer)];
-        self.conversation.messages.push(Message { role: Role::User, span: input.span(), parts });
+        self.conversation.messages.push(Message::new(Role::User, input.span(), parts));
     }
 
     fn item(&mut self, item: Value<'_>) {
@@ -187,7 +187,7 @@ impl Reader {
         }
         self.begun = true;
         let items::ResponseItem { role, parts, .. } = read;
-        self.conversation.messages.push(Message { role, span: item.span(), parts });
+        self.conversation.messages.push(Message::new(role, item.span(), parts));
     }
 }
 

@@ -202,6 +202,12 @@ impl ClassicRules {
         message: &Message,
         seen: &impl Fn(&Part) -> SentContent<'s>,
     ) -> f64 {
+        // The provider counted it as the client sent it.
+        if let Some(counted) = message.counted
+            && message.parts.iter().all(|part| seen(part) == SentContent::Whole)
+        {
+            return counted as f64 / self.factor;
+        }
         // Parts inside a result that is counted as JSON are counted with it.
         let mut counted_to = 0;
         let is_gone = !message.parts.is_empty()

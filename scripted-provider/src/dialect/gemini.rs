@@ -53,6 +53,8 @@ fn read_part(request: &mut ModelRequest, part: &Value, user: bool, is_current_tu
         // Thought summaries that come back are not read.
     } else if call.is_object() {
         request.add_call(text(&call["name"]), &call["args"].to_string(), &call.to_string());
+    } else if part["inlineData"].is_object() {
+        request.add_counted(text(&part["inlineData"]["data"]), 258);
     } else if response.is_object() {
         request.add_tool_result(&response["response"].to_string(), 15);
     } else if user {

@@ -35,8 +35,9 @@ use crate::proxy::state::calibration::RecalledState;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::state::request_info::RequestInfo;
 use crate::proxy::state::{Proxy, lesson_source};
+use crate::proxy::turn::counting;
 use crate::proxy::turn::pending::PendingExchange;
-use crate::store::ledgers;
+use crate::store::ledgers::{self, OpenedSession};
 use crate::store::lessons::LessonSource;
 use crate::store::recall::{ReadBudget, RecallOutcome};
 use crate::telemetry::FailOpen;
@@ -167,11 +168,7 @@ impl LiveExchange<Received> {
         };
         request_origin::set(&mut opened, &self.client.headers, &prepared, &proxy);
         self.recorder.record_place(&opened);
-        let caps = proxy.ledgers.caps();
-        if caps.has_caps() {
-            let fullest = caps.fullest(&opened.spender(&self.upstream.name), now());
-            self.recorder.cap = fullest.filter(|cap| cap.used >= WARNING);
-        }
+        self.record_cap(&opened);
         if can_refuse
             && let Some(cap) = &self.recorder.cap
             && cap.used >= 1.0
@@ -181,9 +178,12 @@ impl LiveExchange<Received> {
         }
         let held_out = is_held_out(&opened.scope.session, prepared.mode, &proxy);
         prepared.place(&mut opened, held_out);
-        if head.is_some() {
+        if let Some(head) = head {
             prepared.added =
                 self.client.added_options(&prepared, opened.placed.parent.as_deref(), &proxy);
+            let anchor = opened.anchor.as_ref();
+            let counting = counting::count_media(&proxy, &mut prepared, anchor, head);
+            self.recorder.meter.count_wait = Box::pin(counting).await;
         }
         let prepared = Arc::new(prepared);
         // 6. Plan. 7. Save.
@@ -217,6 +217,14 @@ impl LiveExchange<Received> {
             proxy.telemetry.exchange_opened(open_exchange);
         }
         RequestPlan { pending: Some(pending), writer, ..RequestPlan::default() }
+    }
+
+    fn record_cap(&mut self, opened: &OpenedSession) {
+        let caps = self.recorder.proxy.ledgers.caps();
+        if caps.has_caps() {
+            let fullest = caps.fullest(&opened.spender(&self.upstream.name), now());
+            self.recorder.cap = fullest.filter(|cap| cap.used >= WARNING);
+        }
     }
 
     async fn without_tenant(&mut self, prepared: PreparedRequest, why: FailOpen) -> RequestPlan {

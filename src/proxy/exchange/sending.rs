@@ -21,10 +21,11 @@ impl LiveExchange<Planned> {
         let RequestPlan { mut pending, writer, count, .. } = plan;
         let recorder = &mut exchange.recorder;
         let proxy = recorder.proxy.clone();
-        // The wait for a summary is reported separately.
+        // The waits for a summary and for a count are reported separately.
         let summary_wait =
             pending.as_ref().map(|pending| pending.summary_wait()).unwrap_or_default();
-        recorder.meter.request_side = body_complete_at.elapsed().saturating_sub(summary_wait);
+        let waits = summary_wait + recorder.meter.count_wait.unwrap_or_default();
+        recorder.meter.request_side = body_complete_at.elapsed().saturating_sub(waits);
         if let Some(pending) = &mut pending {
             let (head, body) = outbound.parts();
             pending.count_if_wanted(&proxy, head, body);

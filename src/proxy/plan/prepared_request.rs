@@ -146,7 +146,7 @@ impl PreparedRequest {
         RewriteSummary { held_out, shows_thinking, ..RewriteSummary::from_steps(steps, self.mode) }
     }
 
-    pub(super) fn may_rewrite(&self) -> bool {
+    pub(crate) fn may_rewrite(&self) -> bool {
         self.mode == Mode::Active && !self.held_out && !self.signed
     }
 

@@ -319,6 +319,8 @@ pub(crate) struct ExchangeMeter {
     /// How long it waited for the stored data of its session; only if that was long.
     pub(crate) session_load: Option<Duration>,
     pub(crate) summary_wait: Option<Duration>,
+    /// How long it waited for the provider's count of its pictures and documents.
+    pub(crate) count_wait: Option<Duration>,
     /// From the request to the response's head.
     pub(crate) headers: Option<Duration>,
     /// From the request to the first data of the response.
@@ -338,6 +340,7 @@ impl ExchangeMeter {
         event.request_side_us = micros(self.request_side);
         event.session_load_us = self.session_load.map(micros);
         event.compaction_wait_us = self.summary_wait.map(micros);
+        event.count_wait_us = self.count_wait.map(micros);
         event.headers_us = self.headers.map(micros);
         event.first_byte_us = self.first_byte.map(micros);
         event.frames = self.frames;

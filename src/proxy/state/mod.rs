@@ -4,7 +4,7 @@
 
 mod by_model;
 pub(super) mod calibration;
-mod counting_endpoints;
+pub(super) mod counting_endpoints;
 pub(super) mod exchange_recorder;
 pub(super) mod request_info;
 pub(super) mod summaries;

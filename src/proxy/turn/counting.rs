@@ -1,11 +1,12 @@
-//! The provider's own count of a prompt, if policy asks for it. The request never waits for it.
+//! The provider's own count of a prompt, if policy asks for it. The request waits for it only where an agent's
+//! rules decide, and it has new pictures or documents.
 //!
 //! Sent to the counting endpoint with the client's credentials, and with no other header of the client that
 //! is not needed. A count that arrives before the reply ends is stored with the turn. If it is late or
 //! refused, or too many are in flight, only the count is lost.
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
@@ -14,20 +15,26 @@ use tokio::sync::OwnedSemaphorePermit;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::config::Upstream;
+use crate::context::budget::{Anchor, UncountedMedia, media_chains};
 use crate::context::policy::{CountSchedule, draw};
 use crate::context::{Estimate, EstimateMethod, ProviderCount, TenantId};
 use crate::dialect::counting::{CountQuestion, answer};
 use crate::dialect::lesson::{Lesson, QuotableText, RefusalBody, taught};
-use crate::dialect::{Dialect, PartKind, Purpose};
+use crate::dialect::{Conversation, Dialect, Message, Purpose};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::learning::questions;
 use crate::proxy::offload::long_work;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
+use crate::proxy::state::counting_endpoints::CountingEndpoints;
+use crate::proxy::state::request_info::RequestInfo;
+use crate::store::ledgers::AnchorTurn;
 use crate::telemetry::CountOutcome;
 
 /// How long a response is waited for.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a request waits for the count of its pictures and documents.
+const MEDIA_WAIT: Duration = Duration::from_secs(5);
 /// How long an upstream is not asked after any other response, unless the response says how long.
 const PAUSE: Duration = Duration::from_secs(60);
 /// The longest pause that an upstream can ask for.
@@ -92,7 +99,11 @@ pub(super) fn request_count(
         CountSchedule::Off => false,
         CountSchedule::Cold => estimate.method == EstimateMethod::Estimated,
         CountSchedule::NearThreshold => estimate.tokens as f64 > near,
-        CountSchedule::Media => prepared.conversation.parts().any(|part| is_media(part.kind)),
+        // Where an agent's rules decide, the request has waited for it.
+        CountSchedule::Media => {
+            prepared.info.policy.estimate.deciding().is_none()
+                && prepared.conversation.messages.iter().any(Message::has_media)
+        }
         CountSchedule::Sample(share) => {
             is_rewritten && draw(prepared.info.exchange.as_str()) < share
         }
@@ -113,28 +124,86 @@ pub(super) fn request_count(
 /// # Errors
 /// The reason why there is no count.
 pub(crate) async fn count_now(request: CountRequest) -> Result<u64, CountOutcome> {
-    let proxy = request.proxy.clone();
-    let upstream = request.upstream.clone();
-    let pause_key = request.pause_key();
-    let permit = proxy.counting.permits.clone().try_acquire_owned();
-    let counted = match permit {
-        _ if proxy.counting.is_paused(&pause_key) => Err(CountOutcome::Paused),
-        Err(_) => Err(CountOutcome::Busy),
-        Ok(_permit) => {
-            let result = CountResult::default();
-            let counted = tokio::time::timeout(TIMEOUT, request.send(&result)).await;
-            counted.unwrap_or(Err(CountOutcome::Failed))
-        }
-    };
-    let outcome = match counted {
-        Ok(CountedTokens { outcome, .. }) | Err(outcome) => outcome,
-    };
-    proxy.telemetry.counted_by_provider(&upstream.name, outcome);
-    counted.map(|counted| counted.tokens)
+    request.answer_within(TIMEOUT, &CountResult::default()).await
 }
 
-fn is_media(kind: PartKind) -> bool {
-    matches!(kind, PartKind::Image | PartKind::Document)
+/// Sets the provider's count on new messages with pictures or documents, where an agent's rules decide. Returns how
+/// long the request waited for it; `None` if nothing was asked.
+pub(crate) async fn count_media(
+    proxy: &Arc<Proxy>,
+    prepared: &mut PreparedRequest,
+    anchor: Option<&AnchorTurn>,
+    head: &request::Parts,
+) -> Option<Duration> {
+    let info = prepared.info.clone();
+    let rules = info.policy.estimate.deciding()?;
+    let is_wanted = info.policy.estimate.count == CountSchedule::Media;
+    if !is_wanted || !prepared.may_rewrite() || info.purpose != Purpose::Turn {
+        return None;
+    }
+    let memory = MediaMemory::new(&proxy.counting, &info, &prepared.conversation);
+    memory.recall(&mut prepared.conversation);
+    let anchor = anchor.map(|at| Anchor { turn: &at.turn, sketch: &at.sketch });
+    let media = UncountedMedia::new(rules, &prepared.conversation, anchor)?;
+    let began = Instant::now();
+    let question = media.clone();
+    let body = prepared.body.clone();
+    let prompt = long_work(info.tenant.as_ref(), move || question.body(&body)).await.ok()?;
+    let request = CountRequest::new(proxy, prepared, head, prompt.into());
+    let pause_key = request.pause_key();
+    let result = CountResult::default();
+    match request.answer_within(MEDIA_WAIT, &result).await {
+        Ok(tokens) => {
+            let body = prepared.body.clone();
+            media.set_counted(rules, &mut prepared.conversation, &body, tokens);
+            memory.keep(&prepared.conversation);
+        }
+        // The next request must not wait as long.
+        Err(CountOutcome::Failed) => proxy.counting.pause(pause_key, PAUSE),
+        Err(_) if result.missing.get().is_some() => {
+            proxy.counting.set_missing(&info.lesson_source());
+        }
+        Err(_) => {}
+    }
+    Some(began.elapsed())
+}
+
+/// The counts of messages with pictures or documents, by their content: none is asked for twice.
+struct MediaMemory<'p> {
+    endpoints: &'p CountingEndpoints,
+    /// The index of each such message, with its key.
+    keys: Vec<(usize, u128)>,
+}
+
+impl<'p> MediaMemory<'p> {
+    fn new(
+        endpoints: &'p CountingEndpoints,
+        info: &RequestInfo,
+        conversation: &Conversation,
+    ) -> Self {
+        let tenant = info.tenant.as_ref().map(TenantId::as_str).unwrap_or_default();
+        let source = [tenant, &info.upstream.name, info.model_name()].join("\0");
+        let mut keys = Vec::new();
+        for (index, chain) in media_chains(conversation) {
+            let key = [source.as_bytes(), &chain.0.to_le_bytes()].join(&0);
+            keys.push((index, xxh3_128(&key)));
+        }
+        Self { endpoints, keys }
+    }
+
+    fn recall(&self, conversation: &mut Conversation) {
+        for (index, key) in &self.keys {
+            conversation.messages[*index].counted = self.endpoints.answered(*key);
+        }
+    }
+
+    fn keep(&self, conversation: &Conversation) {
+        for (index, key) in &self.keys {
+            if let Some(tokens) = conversation.messages[*index].counted {
+                self.endpoints.keep(*key, tokens);
+            }
+        }
+    }
 }
 
 /// The provider's count of a request.
@@ -179,6 +248,29 @@ impl CountRequest {
             headers: head.headers.clone(),
             prompt,
         }
+    }
+
+    async fn answer_within(
+        self,
+        timeout: Duration,
+        result: &CountResult,
+    ) -> Result<u64, CountOutcome> {
+        let proxy = self.proxy.clone();
+        let upstream = self.upstream.clone();
+        let permit = proxy.counting.permits.clone().try_acquire_owned();
+        let counted = match permit {
+            _ if proxy.counting.is_paused(&self.pause_key()) => Err(CountOutcome::Paused),
+            Err(_) => Err(CountOutcome::Busy),
+            Ok(_permit) => {
+                let counted = tokio::time::timeout(timeout, self.send(result)).await;
+                counted.unwrap_or(Err(CountOutcome::Failed))
+            }
+        };
+        let outcome = match counted {
+            Ok(CountedTokens { outcome, .. }) | Err(outcome) => outcome,
+        };
+        proxy.telemetry.counted_by_provider(&upstream.name, outcome);
+        counted.map(|counted| counted.tokens)
     }
 
     fn begin(self, found: Arc<CountResult>) {

@@ -56,12 +56,7 @@ pub fn classic<'s>(
     added: f64,
     seen: impl Fn(&Part) -> SentContent<'s>,
 ) -> ClassicEstimate {
-    let basis = match anchor {
-        Some(anchor) if rules.anchored => {
-            anchor.turn.carried_by_rules().map(|carried| (carried, anchor))
-        }
-        _ => None,
-    };
+    let basis = basis(rules, anchor);
     let (carried, weight) = match basis {
         Some((carried, anchor)) => {
             let messages = &conversation.messages[first_new(conversation, &anchor)..];
@@ -133,6 +128,21 @@ fn head_growth(rules: &ClassicRules, turn: &Turn, now: u64) -> i64 {
     };
     let [system, tools] = head.unwrap_or([system, tools]);
     now.cast_signed().saturating_sub(system.saturating_add(tools).cast_signed())
+}
+
+/// The earlier call that `rules` count from, after the tokens that come from it.
+fn basis<'a>(rules: &ClassicRules, anchor: Option<Anchor<'a>>) -> Option<(u64, Anchor<'a>)> {
+    let anchor = anchor.filter(|_| rules.anchored)?;
+    Some((anchor.turn.carried_by_rules()?, anchor))
+}
+
+/// The first message that `rules` count: those before it are in the input or output of the earlier call.
+pub(super) fn counted_from(
+    rules: &ClassicRules,
+    conversation: &Conversation,
+    anchor: Option<Anchor<'_>>,
+) -> usize {
+    basis(rules, anchor).map_or(0, |(_, anchor)| first_new(conversation, &anchor))
 }
 
 /// The first message that is in neither the anchor's request nor its reply: after the end of the request, or

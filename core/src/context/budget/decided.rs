@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use foldhash::HashSet;
 
 use super::anchor::Anchor;
-use super::classic::{ClassicEstimate, classic, first_new};
+use super::classic::{ClassicEstimate, classic, counted_from};
 use super::measure::{MeasuredEstimate, measure};
 use super::sums::fit;
 use crate::context::plan::{Decision, Overlay, PlanRequest, RecordedDecisions};
@@ -151,7 +151,7 @@ fn seen<'c>(part: &Part, sent: &Overlay, cuts: &'c [CutResult<'_>]) -> SentConte
     }
 }
 
-fn whole(_: &Part) -> SentContent<'static> {
+pub(super) fn whole(_: &Part) -> SentContent<'static> {
     SentContent::Whole
 }
 
@@ -175,15 +175,15 @@ impl<'r> ClearedResults<'r> {
         cuts: &'r [CutResult<'r>],
         anchor: Option<Anchor<'_>>,
     ) -> Self {
-        let earlier =
-            anchor.filter(|anchor| rules.anchored && anchor.turn.carried_by_rules().is_some());
+        let new_from = counted_from(rules, request.conversation, anchor);
+        let earlier = anchor.filter(|_| new_from > 0);
         let sketch = earlier.map_or(&[][..], |anchor| anchor.sketch);
         Self {
             rules,
             request,
             sent,
             cuts,
-            new_from: earlier.map_or(0, |anchor| first_new(request.conversation, &anchor)),
+            new_from,
             sketched: sketch.iter().map(|part| part.key).collect(),
         }
     }
@@ -282,15 +282,24 @@ fn added(
 
 /// The weight of messages, the elements of a request's list as raw JSON.
 pub(super) fn messages_weight(rules: &ClassicRules, dialect: Dialect, raw: &str) -> f64 {
-    let (target, member) = match dialect {
-        Dialect::Anthropic => ("/v1/messages", "messages"),
-        Dialect::OpenaiChat => ("/v1/chat/completions", "messages"),
-        Dialect::OpenaiResponses => ("/v1/responses", "input"),
-        Dialect::Gemini => ("/v1beta/models/m:generateContent", "contents"),
+    let target = match dialect {
+        Dialect::Anthropic => "/v1/messages",
+        Dialect::OpenaiChat => "/v1/chat/completions",
+        Dialect::OpenaiResponses => "/v1/responses",
+        Dialect::Gemini => "/v1beta/models/m:generateContent",
     };
-    let body = format!("{{\"{member}\":[{raw}]}}");
+    let body = format!("{{\"{}\":[{raw}]}}", messages_member(dialect));
     let read = dialect::read(dialect, target, body.as_bytes());
     rules.weigh(body.as_bytes(), &read.messages, &|_: &Part| SentContent::Whole)
+}
+
+/// The member of a request that its messages are in.
+pub(super) fn messages_member(dialect: Dialect) -> &'static str {
+    match dialect {
+        Dialect::Anthropic | Dialect::OpenaiChat => "messages",
+        Dialect::OpenaiResponses => "input",
+        Dialect::Gemini => "contents",
+    }
 }
 
 #[cfg(test)]

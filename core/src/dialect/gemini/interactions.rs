@@ -49,7 +49,7 @@ pub(super) fn read(root: Value<'_>, mut conversation: Conversation) -> Conversat
         let role = role(input);
         let content = input.get_any(&["content"]).unwrap_or(input);
         let parts = one_or_more(&content).map(|value| part(role, value, &mut keyer)).collect();
-        conversation.messages.push(Message { role, span: input.span(), parts });
+        conversation.messages.push(Message::new(role, input.span(), parts));
     }
     conversation
 }
