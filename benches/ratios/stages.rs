@@ -236,6 +236,7 @@ fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
             tools: PartKey(0),
             client_thread: None,
             has_reply: false,
+            beginnings: Vec::new(),
             suspended: None,
         },
         after: Chain::START,
