@@ -12,6 +12,7 @@ mod layers;
 mod memory_limits;
 pub(crate) mod permissions;
 pub mod presets;
+mod prices;
 pub mod raw;
 mod resolve;
 pub mod schema;
@@ -30,6 +31,7 @@ pub use choices::{
     ClientMode, CountTokens, IncludeUsage, LogLevel, OnFailure, ProviderCounting, Tenants,
     UpgradePolicy,
 };
+pub use prices::PriceList;
 pub use settings::{
     Config, ContentSettings, LessonSettings, Retention, Secret, ServerLimits, Tls, Upstream,
 };

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use foldhash::HashSet;
 
-use super::prices::PriceList;
+use crate::config::PriceList;
 use crate::context::budget::HiddenInput;
 use crate::context::ledger::Ledger;
 use crate::context::plan::ChangeCounts;

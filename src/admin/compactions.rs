@@ -5,7 +5,7 @@
 use std::fmt;
 use std::time::{Duration, SystemTime};
 
-use super::prices::PriceList;
+use crate::config::PriceList;
 use crate::context::budget::grouped;
 use crate::context::compact::report::{CompactionReport, Compactions};
 use crate::context::ledger::Ledger;
@@ -16,7 +16,7 @@ use crate::telemetry::log::clean;
 pub(super) fn of_turn(ledger: &Ledger, turn: &Turn, prices: &PriceList) -> Compactions {
     let mut compactions = Compactions::of_turn(ledger, turn);
     for report in compactions.iter_mut() {
-        let price = prices.price(&report.upstream, &report.model);
+        let price = prices.price(&report.upstream, &report.model, &report.model);
         report.dollars =
             price.and_then(|price| cost::call(&report.spent, &price, turn.dialect, turn.at));
     }

@@ -10,8 +10,7 @@ use std::collections::HashMap;
 use serde::{Deserialize, Serialize};
 
 use super::compactions;
-use super::prices::PriceList;
-use crate::config::Mode;
+use crate::config::{Mode, PriceList};
 use crate::context::compact::report::{CompactionReport, Compactions};
 use crate::context::ledger::Ledger;
 use crate::context::overflow::OverflowReport;

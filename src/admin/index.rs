@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 use tokio::sync::{Mutex, MutexGuard};
 
 use super::calls::{self, Call};
-use super::prices::PriceList;
 use super::view::SessionDetails;
 use crate::clock::wall;
+use crate::config::PriceList;
 use crate::context::Millis;
 use crate::store::ledgers::Ledgers;
 use crate::store::{Cursor, Scope, ScopeLine, ScopePage, StoreError};

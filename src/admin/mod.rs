@@ -22,7 +22,7 @@ mod listing;
 pub(super) mod messages;
 mod openapi;
 mod preview;
-pub mod prices;
+mod prices;
 mod rate_limit;
 mod responses;
 pub mod routes;

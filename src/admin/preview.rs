@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::prices::PriceList;
+use crate::config::PriceList;
 use crate::context::compact::CompactionPreview;
 use crate::context::policy::SummaryAuthor;
 
@@ -40,7 +40,7 @@ pub(crate) struct DryRun {
 
 impl DryRun {
     pub(super) fn new(preview: CompactionPreview, prices: &PriceList) -> Self {
-        let price = prices.price(&preview.upstream, &preview.model);
+        let price = prices.price(&preview.upstream, &preview.model, &preview.model);
         let saved = preview.before.saturating_sub(preview.after);
         Self {
             messages: preview.messages,

@@ -7,9 +7,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::prices::PriceList;
 use super::view::id_of;
-use crate::config::Mode;
+use crate::config::{Mode, PriceList};
 use crate::context::budget::grouped;
 use crate::context::cost;
 use crate::context::ledger::Ledger;
@@ -119,7 +118,7 @@ impl SessionSums {
             // The protocol changes the cost only by cache lifetimes, which are not reported.
             let turn = ledger.turn(&one.exchange);
             let dialect = turn.map_or(Dialect::OpenaiChat, |turn| turn.dialect);
-            let price = prices.price(&one.upstream, &one.model);
+            let price = prices.price(&one.upstream, &one.model, &one.model);
             let dollars = price.and_then(|price| cost::call(&one.spent, &price, dialect, one.at));
             gathered.savings.wrote(SummaryCosts::from_usage(&one.spent, dollars));
         }

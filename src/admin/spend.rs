@@ -12,10 +12,10 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumString, VariantNames};
 
-use super::prices::PriceList;
 use super::responses::{AdminError, AdminResponse, LARGEST_PAGE, negotiated, number, parameter};
 use super::state::Admin;
 use crate::clock::wall;
+use crate::config::PriceList;
 use crate::context::budget::grouped;
 use crate::context::ledger::Ledger;
 use crate::context::policy::DecisionMode;

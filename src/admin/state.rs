@@ -7,10 +7,9 @@ use std::sync::Arc;
 use tokio::sync::{Semaphore, watch};
 
 use super::index::SessionIndex;
-use super::prices::PriceList;
 use super::rate_limit::WrongTokenLimiter;
 use super::view::ServerInfo;
-use crate::config::Secret;
+use crate::config::{PriceList, Secret};
 use crate::store::ledgers::Ledgers;
 use crate::telemetry::Telemetry;
 

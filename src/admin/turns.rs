@@ -5,9 +5,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::calls::EstimateCheck;
-use super::prices::PriceList;
 use super::responses::{self, AdminResponse, json, number};
 use super::state::Admin;
+use crate::config::PriceList;
 use crate::context::budget::{ContextView, WindowLimits};
 use crate::context::ledger::Ledger;
 use crate::context::plan::ChangeCounts;

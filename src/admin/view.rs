@@ -10,8 +10,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::compactions::{self, CompactionsText};
-use super::prices::PriceList;
-use crate::config::{Config, Mode};
+use crate::config::{Config, Mode, PriceList};
 use crate::context::budget::ContextView;
 use crate::context::compact::report::Compactions;
 use crate::context::cost::NextInput;

@@ -3,9 +3,9 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use plimsoll::admin::prices::PriceList;
 use plimsoll::admin::view::ServerInfo;
 use plimsoll::admin::{self, Admin, AdminAccess};
+use plimsoll::config::PriceList;
 use plimsoll::context::{
     Breakdown, CountingMethod, Estimate, EstimateMethod, Fact, Outcome, Position, Sketch, Turn,
 };

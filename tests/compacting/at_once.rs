@@ -3,9 +3,9 @@
 
 use std::net::SocketAddr;
 
-use plimsoll::admin::prices::PriceList;
 use plimsoll::admin::view::ServerInfo;
 use plimsoll::admin::{self, Admin};
+use plimsoll::config::PriceList;
 use plimsoll::config::{Secret, Upstream};
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
 use plimsoll::context::policy::SummaryEngine;

@@ -3,9 +3,9 @@
 
 use std::net::SocketAddr;
 
-use plimsoll::admin::prices::PriceList;
 use plimsoll::admin::view::ServerInfo;
 use plimsoll::admin::{self, Admin};
+use plimsoll::config::PriceList;
 use plimsoll::context::policy::Policy;
 use plimsoll::context::{Fact, QueuedMessage, SessionId};
 use plimsoll::store::{Record, RecordKind, Scope};

@@ -2,9 +2,9 @@
 
 use std::net::SocketAddr;
 
-use plimsoll::admin::prices::PriceList;
 use plimsoll::admin::view::ServerInfo;
 use plimsoll::admin::{self, Admin, AdminAccess};
+use plimsoll::config::PriceList;
 use plimsoll::config::{Config, Secret};
 use serde_json::Value;
 use tokio::net::TcpListener;

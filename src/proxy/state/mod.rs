@@ -19,7 +19,7 @@ use self::calibration::Calibration;
 use self::counting_endpoints::CountingEndpoints;
 use self::summaries::SummariesInProgress;
 use crate::config::presets::Preset;
-use crate::config::{Config, Upstream};
+use crate::config::{Config, PriceList, Upstream};
 use crate::context::policy::{CompactPolicy, Policy};
 use crate::context::{ExchangeId, TenantId};
 use crate::dialect::Dialect;
@@ -57,6 +57,7 @@ pub struct Proxy {
     /// The configured upstreams: routing finds one of them, and all that follows holds it by reference.
     pub(in crate::proxy) upstreams: Vec<Arc<Upstream>>,
     pub(in crate::proxy) catalogue: Catalogue,
+    prices: PriceList,
     pub(in crate::proxy) ledgers: Arc<Ledgers>,
     pub(in crate::proxy) telemetry: Arc<Telemetry>,
     /// The key for hashes of credentials.
@@ -160,6 +161,7 @@ impl Proxy {
             tunnel_timeouts,
             upstreams: config.upstreams.iter().cloned().map(Arc::new).collect(),
             catalogue: config.catalogue.clone(),
+            prices: PriceList::new(&config),
             credentials: CredentialRules::new(
                 &config.tenant_headers,
                 config.client_token.as_ref().map(|token| &*token.0),
@@ -191,20 +193,14 @@ impl Proxy {
         if upstream.dialects.contains(&dialect) { Some(upstream) } else { None }
     }
 
-    /// The price of a model behind an upstream, as it is configured or known.
-    /// The price of the model that answered. A price that is configured for the upstream, or for the model that was
-    /// requested, is that of whatever answered.
+    /// The price of the model that answered; see [`PriceList::price`].
     pub(in crate::proxy) fn price(
         &self,
         upstream: &str,
         requested: &str,
         answered: &str,
     ) -> Option<Price> {
-        let configured = self.upstreams.iter().find(|one| *one.name == *upstream);
-        configured.and_then(|upstream| upstream.price).or_else(|| {
-            let model = self.catalogue.model(requested, "");
-            if model.has_own_price { model.price } else { self.catalogue.model(answered, "").price }
-        })
+        self.prices.price(upstream, requested, answered)
     }
 
     pub(in crate::proxy) fn policy(&self, upstream: &Upstream, model: &str) -> Arc<Policy> {
