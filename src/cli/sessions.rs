@@ -293,8 +293,10 @@ async fn newest(client: &AdminClient) -> Result<String, CliError> {
 
 /// Sessions as a table: one line for the main thread of each, one for its title, and one for each other thread.
 pub(super) fn table(sessions: &[SessionView], now: Millis) -> String {
-    let heads =
-        ["SESSION", "LAST", "MODEL", "TURNS", "CONTEXT", "ERROR", "ENDED", "AGENT", "PROJECT"];
+    let heads = [
+        "SESSION", "LAST", "MODEL", "TURNS", "CONTEXT", "ERROR", "COST", "ENDED", "AGENT",
+        "PROJECT",
+    ];
     let mut rows = vec![heads.map(String::from)];
     for session in sessions {
         let names = &session.names;
@@ -308,12 +310,13 @@ pub(super) fn table(sessions: &[SessionView], now: Millis) -> String {
                 continue;
             }
             row[0] = short(session.session.as_str());
-            row[7] =
+            row[6] = cost(session.dollars, session.unpriced);
+            row[8] =
                 names.agent.as_ref().map(|agent| short(&agent.to_string())).unwrap_or_default();
-            row[8] = names.project.as_deref().map(short).unwrap_or_default();
+            row[9] = names.project.as_deref().map(short).unwrap_or_default();
             rows.push(row);
             if let Some(title) = &names.title {
-                let mut row = [const { String::new() }; 9];
+                let mut row = [const { String::new() }; 10];
                 row[0] = format!("  “{}”", short(title));
                 rows.push(row);
             }
@@ -322,7 +325,7 @@ pub(super) fn table(sessions: &[SessionView], now: Millis) -> String {
     columns(&rows)
 }
 
-fn thread_row(thread: &ThreadView, now: Millis) -> [String; 9] {
+fn thread_row(thread: &ThreadView, now: Millis) -> [String; 10] {
     let purpose = match thread.purpose {
         Purpose::Turn => match thread.hints.as_ref().and_then(|hints| hints.agent_type) {
             None => String::new(),
@@ -332,13 +335,14 @@ fn thread_row(thread: &ThreadView, now: Millis) -> [String; 9] {
     };
     let model = format!("{}{purpose}", short(&thread.model));
     [
-        // Name, agent and project are the caller's: other threads have none of their own.
+        // Name, cost, agent and project are the caller's: other threads have none of their own.
         String::new(),
         age(now, thread.newest),
         model,
         thread.turns.to_string(),
         fill(thread),
         error(thread),
+        String::new(),
         thread.outcome.as_ref().to_owned(),
         String::new(),
         String::new(),
@@ -370,6 +374,12 @@ fn fill(thread: &ThreadView) -> String {
     let total = grouped(context.total);
     let window = grouped(context.window);
     format!("{total} / {window} ({:.0}%)", context.percent)
+}
+
+/// `$0.42`; with `+ ?` if the price of some calls is not known.
+pub(super) fn cost(dollars: f64, unpriced: usize) -> String {
+    let unknown = if unpriced > 0 { " + ?" } else { "" };
+    format!("${dollars:.2}{unknown}")
 }
 
 /// `+310 (+0.6%)`
@@ -420,6 +430,12 @@ mod tests {
             assert_eq!(age(ms, 0), text);
         }
         assert_eq!(age(0, 5_000), "0 s", "clocks differ");
+    }
+
+    #[test]
+    fn cost_says_what_it_lacks() {
+        assert_eq!(cost(0.424, 0), "$0.42");
+        assert_eq!(cost(0.424, 2), "$0.42 + ?");
     }
 
     #[test]

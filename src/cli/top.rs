@@ -122,18 +122,23 @@ async fn picture(client: &AdminClient) -> Result<String, CliError> {
     let mut input = 0;
     let mut output = 0;
     let mut cached = 0;
+    let mut dollars = 0.0;
+    let mut unpriced = 0;
     for session in &sessions {
         input += session.totals.input;
         output += session.totals.output;
         cached += session.totals.cache_read;
+        dollars += session.dollars;
+        unpriced += session.unpriced;
     }
     let mut text = format!(
-        "plimsoll {}   {} sessions   input {}  output {}  from cache {}\n\n",
+        "plimsoll {}   {} sessions   input {}  output {}  from cache {}  cost {}\n\n",
         client.place(),
         sessions.len(),
         grouped(input),
         grouped(output),
         grouped(cached),
+        sessions::cost(dollars, unpriced),
     );
     if let Some(banner) = admin_client::banner(&about) {
         let _ = writeln!(text, "{banner}\n");

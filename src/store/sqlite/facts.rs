@@ -116,6 +116,7 @@ struct TurnColumns<'t> {
     usage: Option<Usage>,
     window: Option<u64>,
     ended: Option<u64>,
+    dollars: Option<f64>,
 }
 
 #[derive(Default, Deserialize)]
@@ -235,9 +236,9 @@ fn insert(
     let mut insert = connection.prepare_cached(
         "INSERT INTO facts (scope, kind, key, at, packed, value, thread, request, upstream, model,
              purpose, outcome, method, estimated, input, lower_bound, output, reasoning, cache_read,
-             cache_write, window, ended)
+             cache_write, window, ended, dollars)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18,
-             ?19, ?20, ?21, ?22)
+             ?19, ?20, ?21, ?22, ?23)
          ON CONFLICT (scope, kind, key) DO NOTHING",
     )?;
     let is_turn = record.kind == RecordKind::Turn;
@@ -279,6 +280,7 @@ fn insert(
         usage.and_then(|usage| number(usage.cache_write)),
         columns.and_then(|turn| number(turn.window)),
         columns.and_then(|turn| number(turn.ended)),
+        columns.and_then(|turn| turn.dollars),
     ])?;
     if written == 1 {
         tally.add(record, packed.as_ref().map_or(record.value.len(), Vec::len) as u64 + ROW);

@@ -13,7 +13,7 @@ use crate::store::random::random;
 
 /// The number of the layout, stored as `user_version`. It changes with every change of [`SCHEMA`]. Numbers up to 6
 /// were those of development versions.
-pub(super) const LAYOUT: i64 = 7;
+pub(super) const LAYOUT: i64 = 8;
 
 /// The views are for people who read the file with their own tools; Plimsoll itself does not use them.
 const SCHEMA: &str = "
@@ -68,6 +68,7 @@ CREATE TABLE facts (
     cache_write INTEGER,
     window      INTEGER,
     ended       INTEGER,
+    dollars     REAL,
     packed      INTEGER NOT NULL,
     value       NOT NULL,
     UNIQUE (scope, kind, key)
@@ -97,7 +98,7 @@ CREATE VIEW turns AS SELECT
     scopes.session AS session, thread, request, upstream, model, purpose, outcome, method,
     estimated, facts.input AS input, estimated - facts.input AS error,
     facts.output AS output, reasoning, facts.cache_read AS cache_read, cache_write, window,
-    ended - facts.at AS milliseconds, tenants.name AS tenant
+    ended - facts.at AS milliseconds, dollars, tenants.name AS tenant
 FROM facts JOIN scopes ON scopes.id = facts.scope JOIN tenants ON tenants.id = scopes.tenant
 WHERE facts.kind = 1 ORDER BY facts.at;
 
@@ -107,7 +108,7 @@ CREATE VIEW threads AS SELECT
     CASE WHEN count(input) > 0 THEN CAST(total(input) AS INTEGER) END AS input,
     CASE WHEN count(output) > 0 THEN CAST(total(output) AS INTEGER) END AS output,
     CASE WHEN count(cache_read) > 0 THEN CAST(total(cache_read) AS INTEGER) END AS cache_read,
-    tenant
+    sum(dollars) AS dollars, tenant
 FROM turns GROUP BY tenant, session, thread;
 
 CREATE VIEW sessions AS SELECT
@@ -116,7 +117,7 @@ CREATE VIEW sessions AS SELECT
     CASE WHEN count(input) > 0 THEN CAST(total(input) AS INTEGER) END AS input,
     CASE WHEN count(output) > 0 THEN CAST(total(output) AS INTEGER) END AS output,
     CASE WHEN count(cache_read) > 0 THEN CAST(total(cache_read) AS INTEGER) END AS cache_read,
-    tenant
+    sum(dollars) AS dollars, tenant
 FROM threads GROUP BY tenant, session;
 ";
 

@@ -132,9 +132,9 @@ async fn other_layouts_are_refused() {
     for (layout, reason) in [
         (
             schema::LAYOUT + 1,
-            "a newer Plimsoll wrote it (layout 8, this one knows 7); use that one",
+            "a newer Plimsoll wrote it (layout 9, this one knows 8); use that one",
         ),
-        (schema::LAYOUT - 1, "an earlier Plimsoll wrote it (layout 6, this one knows 7); move"),
+        (schema::LAYOUT - 1, "an earlier Plimsoll wrote it (layout 7, this one knows 8); move"),
     ] {
         let connection = Connection::open(&path).unwrap();
         connection.pragma_update(None, "user_version", layout).unwrap();
@@ -200,7 +200,7 @@ async fn cut_streams_have_estimate_errors() {
 async fn views_show_stored_turns() {
     let folder = conformance::folder();
     let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
-    let value = r#"{"exchange":"r","position":{"thread":"th"},"estimate":{"tokens":110,"method":"anchored"},"usage":{"input":100,"output":5},"ended":30}"#;
+    let value = r#"{"exchange":"r","position":{"thread":"th"},"estimate":{"tokens":110,"method":"anchored"},"usage":{"input":100,"output":5},"ended":30,"dollars":0.25}"#;
     store.put_if_absent(scope("t", "s"), vec![turn(1, value, 10)]).await.unwrap();
     let row = store.read(|connection| {
         connection.query_row("SELECT thread, method, error, milliseconds FROM turns", [], |row| {
@@ -213,11 +213,14 @@ async fn views_show_stored_turns() {
     assert_eq!(error, 10);
     assert_eq!(time, 20);
     let sessions = store.read(|connection| {
-        connection.query_row("SELECT turns, input FROM sessions", [], |row| {
-            Ok((row.get(0)?, row.get(1)?))
+        connection.query_row("SELECT turns, input, dollars FROM sessions", [], |row| {
+            Ok((row.get(0)?, row.get(1)?, row.get(2)?))
         })
     });
-    assert_eq!(sessions.await.unwrap(), (1i64, 100i64));
+    let (turns, input, dollars): (i64, i64, f64) = sessions.await.unwrap();
+    assert_eq!(turns, 1);
+    assert_eq!(input, 100);
+    assert_eq!(dollars, 0.25);
 }
 
 const TURN: &str = r#"{"kind":"turn","exchange":"r","position":{"thread":"th"},"estimate":{"tokens":110,"method":"anchored"},"usage":{"input":100,"output":5},"ended":30}"#;

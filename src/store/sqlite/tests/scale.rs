@@ -184,7 +184,8 @@ fn multiply(path: &Path, copies: u64) {
              BEGIN;
              {numbers} INSERT INTO facts SELECT facts.id + k * 10000, scope + k * 1000, kind, key,
                  at, thread, request, upstream, model, purpose, outcome, method, estimated, input,
-                 lower_bound, output, reasoning, cache_read, cache_write, window, ended, packed, value
+                 lower_bound, output, reasoning, cache_read, cache_write, window, ended, dollars,
+                 packed, value
              FROM n CROSS JOIN facts;
              {numbers} INSERT INTO scopes SELECT scopes.id + k * 1000, tenant, session || k, began,
                  used, newest, records, bytes, turns, input, output, cache_read, learned
