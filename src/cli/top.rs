@@ -4,12 +4,14 @@
 //! previous one; if standard output is not a terminal, one picture is printed.
 
 use std::fmt::Write as _;
-use std::io::IsTerminal as _;
+use std::io::{IsTerminal as _, Read as _};
 use std::time::Duration;
 
 use http::Method;
 use http_body_util::BodyExt as _;
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
 
 use super::admin_client::{self, AdminClient};
 use super::print::{self, CliError, ProgressLine, Screen, TerminalControl};
@@ -48,11 +50,13 @@ pub(super) async fn run(client: &AdminClient, as_json: bool) -> Result<(), CliEr
         return Ok(());
     }
     let mut ending = ExitSignals::caught()?;
+    let mut keys = KeyInput::begin();
     Screen::default().control(TerminalControl::Enter).show();
     drawn(&first_picture, size()).show();
     let result = tokio::select! {
         result = show(client) => result,
         () = ending.received() => Ok(()),
+        () = keys.quit() => Ok(()),
     };
     // However it ends, the terminal is as it was before.
     Screen::default().control(TerminalControl::Leave).show();
@@ -75,6 +79,52 @@ impl ExitSignals {
             _ = interrupt.recv() => {}
             _ = terminate.recv() => {}
             _ = hang_up.recv() => {}
+        }
+    }
+}
+
+/// Keys as they are pressed. The terminal shows none of them and waits for no line, until this is dropped.
+struct KeyInput {
+    /// How the terminal was before; `None` if standard input is none.
+    before: Option<Termios>,
+    keys: mpsc::Receiver<u8>,
+}
+
+impl KeyInput {
+    fn begin() -> Self {
+        let (sender, keys) = mpsc::channel(16);
+        let before = tcgetattr(std::io::stdin()).ok();
+        if let Some(mut termios) = before.clone() {
+            termios.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
+            let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &termios);
+            // A thread of its own: the end of the program does not wait for the next key.
+            std::thread::spawn(move || {
+                for key in std::io::stdin().bytes().map_while(Result::ok) {
+                    if sender.blocking_send(key).is_err() {
+                        return;
+                    }
+                }
+            });
+        }
+        Self { before, keys }
+    }
+
+    /// Returns once `q` is pressed.
+    async fn quit(&mut self) {
+        loop {
+            match self.keys.recv().await {
+                Some(b'q' | b'Q') => return,
+                Some(_) => {}
+                None => std::future::pending().await,
+            }
+        }
+    }
+}
+
+impl Drop for KeyInput {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before {
+            let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, before);
         }
     }
 }
@@ -144,7 +194,7 @@ async fn picture(client: &AdminClient) -> Result<String, CliError> {
         let _ = writeln!(text, "{banner}\n");
     }
     text.push_str(&sessions::table(&sessions, wall()));
-    let _ = writeln!(text, "\nCtrl-C ends");
+    let _ = writeln!(text, "\nq ends");
     Ok(text)
 }
 

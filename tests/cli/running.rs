@@ -1,11 +1,18 @@
 //! What the commands show of a running server.
 
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+
 use plimsoll::context::budget::grouped;
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::tcgetattr;
 use serde_json::{Value, json};
+use tokio::process::Command;
 
 use super::program::Serving;
 use super::support::http1::Provider;
 use super::support::wire::{self, Script};
+use super::support::within;
 
 /// Plays one exchange through the server, to its last event.
 pub async fn play(serving: &mut Serving, provider: &Provider, script: &Script) {
@@ -141,6 +148,43 @@ async fn sessions_and_contexts_are_shown() {
     assert!(top.code == 0, "{}", top.out);
     assert!(top.out.contains("the-session"), "{}", top.out);
     assert!(!top.out.contains('\x1b'), "{}", top.out);
+}
+
+/// On a terminal, `top` ends with `q`, and leaves the terminal as it was.
+#[tokio::test]
+async fn top_ends_with_q() {
+    let provider = Provider::start().await;
+    let serving = Serving::start(&provider.base(), &[]).await;
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&ours).unwrap();
+    unlockpt(&ours).unwrap();
+    let name = ptsname(&ours, Vec::new()).unwrap();
+    let name = name.to_str().unwrap();
+    let terminal = File::options().read(true).write(true).open(name).unwrap();
+    let before = tcgetattr(&terminal).unwrap().local_modes;
+    let mut top = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+        .args(["top", "--data", serving.data.path().to_str().unwrap()])
+        .stdin(terminal.try_clone().unwrap())
+        .stdout(terminal.try_clone().unwrap())
+        .kill_on_drop(true)
+        .spawn()
+        .unwrap();
+    let mut ours = File::from(ours);
+    let looking = tokio::task::spawn_blocking(move || {
+        let mut shown = Vec::new();
+        while !String::from_utf8_lossy(&shown).contains("q ends") {
+            let mut bytes = [0; 4096];
+            let length = ours.read(&mut bytes).unwrap();
+            shown.extend_from_slice(&bytes[..length]);
+        }
+        ours.write_all(b"q").unwrap();
+        ours
+    });
+    let ours = within("a picture", looking).await.unwrap();
+    let ended = within("the end", top.wait()).await.unwrap();
+    assert!(ended.success());
+    assert_eq!(tcgetattr(&terminal).unwrap().local_modes, before);
+    drop(ours);
 }
 
 /// One exchange of a session with this many messages in its history.
