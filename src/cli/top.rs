@@ -99,9 +99,12 @@ impl KeyInput {
             let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &termios);
             // A thread of its own: the end of the program does not wait for the next key.
             std::thread::spawn(move || {
-                for key in std::io::stdin().bytes().map_while(Result::ok) {
-                    if sender.blocking_send(key).is_err() {
-                        return;
+                let mut pressed = [0; 16];
+                while let Ok(length @ 1..) = std::io::stdin().read(&mut pressed) {
+                    for key in &pressed[..length] {
+                        if sender.blocking_send(*key).is_err() {
+                            return;
+                        }
                     }
                 }
             });

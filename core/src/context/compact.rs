@@ -3,11 +3,12 @@
 //!
 //! A summary is written first, and used later by the request that crosses the threshold: two facts. Pure:
 //! nothing here asks for a summary. What is done when is in `compact/schedule.rs`, the exact rules of known agents
-//! in `compact/agents.rs`, clients that compact by themselves in `compact/clients.rs`, quotes of the user in
-//! `compact/quotes.rs`, tools that stay loaded in `compact/loaded.rs`, reports in `compact/report.rs`.
+//! in `compact/agents.rs`, the messages for a summary in `compact/layout.rs`, clients that compact by themselves in
+//! `compact/clients.rs`.
 
 pub mod agents;
 mod clients;
+mod layout;
 mod loaded;
 mod quotes;
 pub mod report;
@@ -16,6 +17,7 @@ mod worth;
 
 pub use agents::is_worth_it;
 pub use clients::{compacts_by_itself, is_left_to_client};
+pub use layout::{SummaryDraft, SummaryMessage, lay_out};
 pub use quotes::{most_quoted, user_texts};
 pub use worth::{SummarySizes, is_accepted, is_worth_writing};
 
@@ -26,11 +28,9 @@ use super::policy::{Mode, SummaryAuthor, SummaryEngine, ThresholdBasis};
 use super::turn_start::{holds, is_users};
 use super::{CompactionRecord, Fact, SketchPart, reasoning, trim};
 use crate::dialect::models::Family;
-use crate::dialect::summary::frame::SummaryFrame;
 use crate::dialect::summary::provider;
 use crate::dialect::{Chain, Dialect, Message, Part, PartIndex, PartKey, PartKind, Role, rewrite};
 use crate::wire::splice::Edit;
-use quotes::Quotes;
 
 /// How urgently a request needs a summary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -509,51 +509,6 @@ fn sent_tokens(part: &Part, request: &PlanRequest<'_>, part_tokens: &HashMap<Par
     cut.or_else(|| part.key.and_then(|key| part_tokens.get(&key.cut().cut())))
         .or_else(|| part_tokens.get(&key))
         .map_or(0, |tokens| u64::from(*tokens))
-}
-
-/// A summary in the form in which it is sent.
-#[derive(Clone, Debug, PartialEq)]
-pub struct SummaryMessage {
-    /// The messages as JSON for the body.
-    pub raw: String,
-    /// Who wrote it.
-    pub by: SummaryAuthor,
-}
-
-/// A summary that we asked for, before it has the form in which it is sent.
-#[derive(Clone, Copy, Debug)]
-pub struct SummaryDraft<'a> {
-    /// The first message that stays.
-    pub cut: usize,
-    /// The text as written.
-    pub summary: &'a str,
-    /// Drawn at random once the summary is written.
-    pub seed: u32,
-    /// By an operator.
-    pub is_requested: bool,
-}
-
-/// The messages for a summary that we asked for, with quotes of the user; they replace those before the cut.
-pub fn lay_out(
-    request: &PlanRequest<'_>,
-    known: &RecordedDecisions,
-    draft: SummaryDraft<'_>,
-) -> SummaryMessage {
-    let SummaryDraft { cut, summary, seed, is_requested } = draft;
-    let Quotes { quotes, messages } = quotes::quotes(request, known, cut);
-    let mut summary_text = SummaryFrame { summary, quotes: &quotes, messages }.text(seed);
-    let messages = &request.conversation.messages;
-    let mut boundary = request.policy.compact.boundary(messages.len(), is_requested);
-    // Before a reply of the model, a message of its own would be a second reply in a row.
-    if messages.get(cut).is_some_and(|message| message.role == Role::Assistant)
-        && let Some(boundary) = boundary.take()
-    {
-        summary_text = rewrite::with_boundary(&summary_text, &boundary);
-    }
-    let steps = loaded::repeated(request.conversation, request.body, cut);
-    let dialect = request.conversation.dialect;
-    let raw = rewrite::continued(dialect, &summary_text, &steps, boundary.as_deref());
-    SummaryMessage { raw, by: SummaryAuthor::Summary }
 }
 
 /// Puts a written summary into use: returns that decision, and decisions to remove reasoning after the cut if

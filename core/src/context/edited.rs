@@ -6,8 +6,9 @@
 
 use super::Position;
 use super::ledger::{self, BoundaryHash};
-use crate::dialect::sentences::Sentence;
-use crate::dialect::{Chain, Conversation, Part, PartKey, PartKind, Reply, Role, sentences};
+use crate::dialect::{
+    Chain, Conversation, Part, PartKey, PartKind, Reply, Role, Sentence, sentences,
+};
 
 /// Most sentences of a reply that are looked for after all of its request.
 const AFTER_ALL: usize = 4;

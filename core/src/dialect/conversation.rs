@@ -6,11 +6,10 @@ use std::borrow::Cow;
 
 use super::backend::model_behind;
 use super::ids::SessionId;
-use super::key::{Chain, PartKey};
+use super::key::{Chain, PartKey, Sentence};
 use super::kinds::{Dialect, PartKind, Purpose, Role};
 use super::note::Note;
 use super::part::{Part, PartIndex};
-use super::sentences::Sentence;
 use crate::wire::json::Span;
 
 /// One message (or item) of the history.

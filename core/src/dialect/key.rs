@@ -34,6 +34,15 @@ impl PartKey {
     }
 }
 
+/// A sentence, or another piece of a line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sentence {
+    /// The hash of its words.
+    pub key: PartKey,
+    /// Bytes of its words, without spaces.
+    pub length: usize,
+}
+
 /// The identity of a conversation's prefix: a running hash of part keys.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Chain(pub u128);

@@ -58,7 +58,7 @@ mod usage;
 pub use crate::wire::json::Span;
 pub use audience::{Audience, ServerStep};
 pub use conversation::{Conversation, HeldHistory, Message};
-pub use key::{Chain, PartKey};
+pub use key::{Chain, PartKey, Sentence};
 pub use kinds::{Dialect, PartKind, Purpose, Role};
 pub use note::Note;
 pub use part::{Media, Part, PartIndex, PictureDetail};

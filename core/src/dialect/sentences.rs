@@ -7,7 +7,7 @@
 use std::borrow::Cow;
 
 use super::conversation::Conversation;
-use super::key::PartKey;
+use super::key::{PartKey, Sentence};
 use super::kinds::{PartKind, Role};
 use super::reply::ReplyPart;
 use crate::wire::json::text_of;
@@ -16,15 +16,6 @@ use crate::wire::json::text_of;
 const MOST: usize = 8;
 /// Most bytes of a text that are read.
 const TEXT: usize = 64 * 1024;
-
-/// A sentence, or another piece of a line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Sentence {
-    /// The hash of its words.
-    pub key: PartKey,
-    /// Bytes of its words, without spaces.
-    pub length: usize,
-}
 
 /// The telling sentences of a reply as it came.
 pub fn of_reply(parts: &[ReplyPart]) -> Vec<Sentence> {
@@ -89,9 +80,11 @@ fn telling(text: &str) -> Vec<Sentence> {
 const ENDS: [char; 10] = ['.', '!', '?', ';', ':', '\n', '\r', '。', '！', '？'];
 
 fn sentence(text: &str) -> Option<Sentence> {
-    let is_ascii = |word: &&str| word.chars().all(|c| c.is_ascii() || is_punctuation(c));
-    let letters = |word: &str| word.chars().filter(|c| c.is_alphanumeric()).collect::<String>();
-    let mut words: String = text.split_whitespace().filter(is_ascii).map(letters).collect();
+    let mut words: String = text
+        .split_whitespace()
+        .filter(|word| word.chars().all(|c| c.is_ascii() || is_punctuation(c)))
+        .map(letters)
+        .collect();
     if words.is_empty() {
         // It is written without spaces, or in other letters.
         words = letters(text);
@@ -100,6 +93,10 @@ fn sentence(text: &str) -> Option<Sentence> {
         return None;
     }
     Some(Sentence { key: PartKey::of_bytes(words.as_bytes()), length: words.len() })
+}
+
+fn letters(text: &str) -> String {
+    text.chars().filter(|c| c.is_alphanumeric()).collect()
 }
 
 /// Dashes, quotes and dots, which filters replace.
@@ -142,15 +139,18 @@ mod tests {
         assert_eq!(keys(" \n...— "), []);
     }
 
+    fn numbered(n: usize) -> String {
+        format!("{} {n}.", "word ".repeat(1 + n % 40))
+    }
+
     /// Of a long reply the first sentence and the longest ones are kept, wherever they stand.
     #[test]
     fn longest_sentences_are_kept() {
-        let sentence = |n: usize| format!("{} {n}.", "word ".repeat(1 + n % 40));
-        let text: String = (0..120).map(sentence).collect();
+        let text: String = (0..120).map(numbered).collect();
         let kept = telling(&text);
         assert_eq!(kept.len(), MOST);
-        assert_eq!(kept[0], telling(&sentence(0))[0]);
-        let longest: Vec<PartKey> = [39, 79, 119].map(|n| keys(&sentence(n))[0]).into();
+        assert_eq!(kept[0], telling(&numbered(0))[0]);
+        let longest: Vec<PartKey> = [39, 79, 119].map(|n| keys(&numbered(n))[0]).into();
         assert!(longest.iter().all(|key| kept.iter().any(|sentence| sentence.key == *key)));
     }
 }

@@ -110,9 +110,12 @@ fn is_chinese(c: char) -> bool {
 mod tests {
     use super::*;
 
+    fn read(text: &str) -> String {
+        translated(text).split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
     #[test]
     fn chinese_is_read_like_english() {
-        let read = |text: &str| translated(text).split_whitespace().collect::<Vec<_>>().join(" ");
         assert_eq!(read("输入长度超过模型限制。"), "input length exceeds limit .");
         assert_eq!(read("共233781个token（最大202752）"), "233781 token( maximum 202752)");
         assert_eq!(read("请求超时"), "requested timeout");
