@@ -41,6 +41,8 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     conversation.held = request.thread.and_then(held);
     conversation.redeems_credit =
         request.fallback_credit_token.is_some_and(|token| !token.is_null());
+    let choice = request.tool_choice.and_then(|choice| choice.get_text("type"));
+    conversation.forces_tool = matches!(choice.as_deref(), Some("any" | "tool"));
     conversation.clears_past =
         request.context_management.and_then(|_| super::editing::trigger_in(root));
     conversation.session = super::identity::session_in_body(&root);
@@ -67,6 +69,7 @@ members! {
         context_management,
         system,
         tools,
+        tool_choice,
         messages,
         output_config,
         compaction,

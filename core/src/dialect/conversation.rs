@@ -88,6 +88,8 @@ pub struct Conversation {
     pub last_reply: Vec<Sentence>,
     /// The first and the last sentence of the user's prompt, as long as at most one reply follows it.
     pub prompt: Option<[PartKey; 2]>,
+    /// Anthropic: the model has to call a tool (`tool_choice` is `any` or `tool`).
+    pub forces_tool: bool,
     /// What was unexpected.
     pub notes: Vec<Note>,
 }
@@ -132,6 +134,7 @@ impl Conversation {
             redeems_credit: false,
             last_reply: Vec::new(),
             prompt: None,
+            forces_tool: false,
             notes: Vec::new(),
         }
     }

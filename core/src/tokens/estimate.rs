@@ -193,6 +193,11 @@ impl TokenCounter<'_> {
         self.structure.offering
     }
 
+    /// What it costs in addition if the model has to call a tool.
+    pub(crate) fn forcing(&self) -> u32 {
+        self.structure.forcing
+    }
+
     /// What the first tool that appears in the history costs in addition to itself: the namespace it is
     /// declared in.
     pub(crate) fn loading(&self) -> u32 {
@@ -420,6 +425,8 @@ struct StructureCost {
     tool_percent: u32,
     /// Added with the first tool: instructions.
     offering: u32,
+    /// Added if the model has to call a tool.
+    forcing: u32,
     /// Added with the first tool that appears in the history.
     loading: u32,
     reasoning: u32,
@@ -466,6 +473,9 @@ impl StructureCost {
                 schema: 95,
                 tool_percent: 100,
                 offering: 487,
+                // "Tool use with Claude" (platform.claude.com): 588 tokens of instructions in place of 496. Up to
+                // Sonnet 4 it is 315 in place of 313.
+                forcing: if model.tool_offering.is_some() { 2 } else { 92 },
                 prompt: 7,
                 opening: 2,
                 answered: -27,
@@ -478,6 +488,8 @@ impl StructureCost {
                 schema: 95,
                 tool_percent: 100,
                 offering: 440,
+                // The same page: 410 in place of 290 (Opus 4.8), 474 in place of 354 (Sonnet 5).
+                forcing: 120,
                 prompt: 7,
                 opening: 2,
                 answered: -45,

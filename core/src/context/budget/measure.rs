@@ -3,6 +3,8 @@
 //! A part that the anchor's request or reply has keeps the count it had there, so that it cancels out; the
 //! others are counted. The parts become the request's sketch.
 
+mod inserted;
+
 use foldhash::HashSet;
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -22,9 +24,7 @@ use crate::context::{
     Breakdown, Estimate, EstimateMethod, PromptSection, Sketch, SketchPart, Turn,
 };
 use crate::dialect::models::Model;
-use crate::dialect::{
-    Audience, Chain, Conversation, HeldHistory, Part, PartKey, PartKind, Role, Span,
-};
+use crate::dialect::{Audience, Chain, Conversation, HeldHistory, Part, PartKey, PartKind, Role};
 use crate::tokens::learn::{CostPrediction, EstimatorState, NewContent, Observation};
 use crate::tokens::retention::ReasoningRetention;
 use crate::tokens::{TokenCounter, Tokenizer, unsent::UnsentReasoning};
@@ -292,6 +292,7 @@ impl<'a> PartScale<'a> {
                 if tool.in_history { PromptSection::ToolsItem } else { PromptSection::Tools };
             parts.push(self.weighed(tool, place, extra));
         }
+        parts.extend(self.forced_tool());
         for part in conversation.system.iter().filter(|part| part.key.is_some()) {
             let place =
                 if part.in_history { PromptSection::SystemItem } else { PromptSection::System };
@@ -332,7 +333,7 @@ impl<'a> PartScale<'a> {
             parts.push(self.part(part, PromptSection::System));
         }
         if self.grows {
-            let structure = self.counter.growing(self.new_content.results);
+            let structure = self.counter.growing(self.new_content.results) + self.forced_call();
             let read = self.counter.reading();
             // In non-streamed Gemini requests, results are read as JSON whatever the reasoning retention. In
             // streamed ones, they are only if reasoning is read.
@@ -488,38 +489,9 @@ impl<'a> PartScale<'a> {
         }
     }
 
-    fn summary(&mut self, key: PartKey, counted: u32) -> SketchPart {
-        let earlier = self.sent.take(key);
-        self.compacts = earlier.is_none();
-        let tokens = earlier.unwrap_or(counted);
-        if self.compacts {
-            self.sums.new += u64::from(tokens);
-        }
-        self.contents.summaries += u64::from(tokens);
-        let sketched = SketchPart { key, tokens, place: PromptSection::History, by_length: false };
-        self.sums.add(&sketched);
-        sketched
-    }
-
     fn put_back(&mut self, at: usize, place: PromptSection, parts: &mut Vec<SketchPart>) {
         for key in self.now.back(at) {
             parts.push(self.reasoning(None, *key, place));
-        }
-    }
-
-    fn injected(&mut self, span: Span, parts: &mut Vec<SketchPart>) {
-        for &(key, counted) in self.now.injected_after(span) {
-            let earlier = self.sent.take(key);
-            let tokens = earlier.unwrap_or(counted);
-            if earlier.is_none() {
-                self.sums.new += u64::from(tokens);
-                self.new_content.texts += 1;
-            }
-            self.contents.user += u64::from(tokens);
-            let sketched =
-                SketchPart { key, tokens, place: PromptSection::History, by_length: false };
-            self.sums.add(&sketched);
-            parts.push(sketched);
         }
     }
 

@@ -144,6 +144,19 @@ fn claude_parts_cost_their_measured_structure_tokens() {
     assert_eq!(around("claude-opus-4-7", Dialect::Anthropic), opus_4_7, "the catalogue says more");
 }
 
+#[test]
+fn forced_tool_costs_claude_its_instruction() {
+    let read = dialect::read(Dialect::Anthropic, "/v1/messages", b"{}");
+    let forcing = |name: &str| {
+        let model = Catalogue::default().model(name, "");
+        Tokenizer::now(model.family).counter(&read, b"{}", &model).forcing()
+    };
+    assert_eq!(forcing("claude-sonnet-4-5"), 92);
+    assert_eq!(forcing("claude-sonnet-4"), 2);
+    assert_eq!(forcing("claude-opus-5"), 120);
+    assert_eq!(forcing("gpt-5"), 0);
+}
+
 /// Gemini reads results as JSON, except those models that stop doing so in streams. Some gateways pass results on as
 /// text.
 #[test]

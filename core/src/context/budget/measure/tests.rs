@@ -360,6 +360,26 @@ fn changed_system_prompt_or_tool_list_changes_estimate() {
     assert!(without.gone > 0, "{without:?}");
 }
 
+/// Forcing a tool costs the difference that the provider documents, in the request that forces it. The forced call is
+/// reported 12 tokens short.
+#[test]
+fn forced_tool_costs_its_instruction() {
+    let forced = |case: Case| {
+        let body = case.body.replacen('{', r#"{"tool_choice":{"type":"any"},"#, 1);
+        Case { body, ..case }
+    };
+    let first = || Case::new("S", TOOL, &user("How deep?"));
+    let next = || Case::new("S", TOOL, &[user("How deep?"), model(CALL), RESULT.into()].join(","));
+    let tokens = |case: Case, before: Option<&Before>| case.measure(before).estimate.tokens;
+    assert_eq!(tokens(forced(first()), None), tokens(first(), None) + 92);
+    let free = first().answered(CALL, usage(700, 40));
+    let bound = forced(first()).answered(CALL, usage(792, 40));
+    let expected = tokens(next(), Some(&free));
+    assert_eq!(tokens(forced(next()), Some(&free)), expected + 92);
+    assert_eq!(tokens(forced(next()), Some(&bound)), expected + 92 + 12);
+    assert_eq!(tokens(next(), Some(&bound)), expected + 12);
+}
+
 /// A response schema that was counted as 590 tokens left a prompt of 341: the next prompt was estimated at 0.
 #[test]
 fn anchored_estimate_is_not_zero_after_schema_is_removed() {
