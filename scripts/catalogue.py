@@ -277,7 +277,8 @@ def tool_offering(name):
     if not name.startswith("claude"):
         return None
     line, version = claude_generation(name)
-    return 305 if version < 4.5 else {("opus", 4.7): 645}.get((line, version))
+    # Of Sonnet 5 the provider says 354, with the 7 of every prompt.
+    return 305 if version < 4.5 else {("opus", 4.7): 645, ("sonnet", 5): 347}.get((line, version))
 
 
 def prompt_overhead(name):
