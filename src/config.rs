@@ -33,7 +33,8 @@ pub use choices::{
 };
 pub use prices::PriceList;
 pub use settings::{
-    Config, ContentSettings, LessonSettings, Retention, Secret, ServerLimits, Tls, Upstream,
+    Config, ContentSettings, LessonSettings, Retention, Secret, ServerLimits, SharedStore, Tls,
+    Upstream,
 };
 pub use sources::{ConfigFlag, ConfigSources};
 

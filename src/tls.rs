@@ -1,4 +1,4 @@
-//! TLS for our listeners: HTTP/2 or HTTP/1.1 by ALPN; the certificate is reloaded when it changes.
+//! TLS: for our listeners (HTTP/2 or HTTP/1.1 by ALPN; the certificate is reloaded when it changes), and towards servers.
 //!
 //! The files are checked when a client connects, so a renewed certificate applies to the next handshake. New
 //! files that cannot be used, or that others may write, never replace a working certificate.
@@ -11,7 +11,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::TlsAcceptor;
 
-use crate::config::{Tls, permissions};
+use crate::config::{Config, Tls, permissions};
 
 /// Accepts TLS connections with the newest usable certificate.
 pub struct TlsTerminator {
@@ -87,6 +87,36 @@ fn read(files: &Tls) -> Result<TlsAcceptor, String> {
         .map_err(|error| fault(&files.certificate, &error))?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// TLS to upstreams and to the store: the system's authorities, bundled ones, and `extra_ca`.
+///
+/// # Errors
+/// If a file cannot be read.
+pub(crate) fn client_config(config: &Config) -> Result<rustls::ClientConfig, String> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    // A platform without certificates (a scratch image) is fine: there are bundled ones.
+    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+    if let Some(path) = &config.extra_ca {
+        add_certificates(&mut roots, path)
+            .map_err(|error| format!("extra_ca {}: {error}", path.display()))?;
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| error.to_string())?;
+    Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}
+
+fn add_certificates(
+    roots: &mut rustls::RootCertStore,
+    path: &Path,
+) -> Result<(), Box<dyn std::error::Error>> {
+    for certificate in CertificateDer::pem_file_iter(path)? {
+        roots.add(certificate?)?;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

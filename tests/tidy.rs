@@ -326,6 +326,7 @@ const TWICE: &[(&str, &str)] = &[
         "image-webp under image asks for 2; rusty-fork under proptest, in tests alone, for 1",
     ),
     ("rustix", "procfs under prometheus asks for 0.38"),
+    ("synstructure", "asn1-rs under rcgen, in tests alone, asks for 0.13"),
     ("syn", "divan's macros, in benches alone, ask for 2"),
 ];
 

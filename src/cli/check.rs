@@ -19,7 +19,7 @@ use crate::tls::TlsTerminator;
 pub(super) fn run(sources: &ConfigSources, as_json: bool) -> Result<(), CliError> {
     match config::load(sources) {
         Ok(mut loaded) => {
-            let store = StoreCheck::new(&loaded.config);
+            let store = StoreCheck::new(&loaded.config)?;
             loaded.warnings.extend(store.room.clone());
             if as_json {
                 print::json(&served_json(&loaded, &store));
@@ -44,14 +44,21 @@ pub(super) fn run(sources: &ConfigSources, as_json: bool) -> Result<(), CliError
 struct StoreCheck {
     /// Why the store or the listener's certificate cannot be used.
     trouble: Option<String>,
-    /// How much disk space is missing.
+    /// How much disk space is missing, or what is odd about the server.
     room: Option<String>,
     /// Its size in bytes.
     bytes: u64,
 }
 
 impl StoreCheck {
-    fn new(config: &Config) -> Self {
+    fn new(config: &Config) -> Result<Self, CliError> {
+        let server = match &config.shared_store {
+            Some(shared) => {
+                let server = serve::redis_server(config, shared)?;
+                serve::block_on(async { Ok(server.examine().await) })?
+            }
+            None => Ok(None),
+        };
         let file = config.data.join(folder::DATABASE);
         let examined = match file.try_exists() {
             Ok(true) => sqlite::examine(&file).map_err(|trouble| trouble.to_string()),
@@ -61,10 +68,14 @@ impl StoreCheck {
         // Whether certificate and key match can only be seen when they are read together.
         let certificate =
             config.tls.as_ref().map_or(Ok(()), |tls| TlsTerminator::new(tls).map(drop));
-        let room = serve::room::missing(&file, config.retention.bytes);
+        let room = match &config.shared_store {
+            Some(_) => server.clone().ok().flatten(),
+            None => serve::room::missing(&file, config.retention.bytes),
+        };
         let bytes = *examined.as_ref().unwrap_or(&0);
-        let trouble = writable.err().or(examined.err()).or(certificate.err());
-        Self { trouble, room, bytes }
+        let server = server.map_err(|trouble| trouble.to_string());
+        let trouble = writable.err().or(examined.err()).or(certificate.err()).or(server.err());
+        Ok(Self { trouble, room, bytes })
     }
 }
 
@@ -106,6 +117,9 @@ fn served(loaded: &LoadedConfig, kept: &StoreCheck) -> String {
     let _ = writeln!(text, "admin:     {scheme}://{admin} (token {token})");
     let size = if kept.bytes > 0 { format!(" ({} MiB)", kept.bytes >> 20) } else { String::new() };
     let _ = writeln!(text, "data:      {}{size}", data.display());
+    if let Some(shared) = &loaded.config.shared_store {
+        let _ = writeln!(text, "store:     {}", shared.shown());
+    }
     let _ = writeln!(text, "mode:      {}", mode.as_ref());
     if let Some(preset) = loaded.config.preset {
         let _ = writeln!(text, "preset:    {}", preset.name());

@@ -28,17 +28,22 @@ use super::tokens;
 use crate::admin::view::ServerInfo;
 use crate::admin::{self, Admin, AdminAccess, AdminListener};
 use crate::clock::{now, wall};
-use crate::config::PriceList;
-use crate::config::{self, Config, ConfigSources, LessonSettings, LoadedConfig, Mode, OnFailure};
+use crate::config::{
+    self, Config, ConfigSources, LessonSettings, LoadedConfig, Mode, OnFailure, PriceList,
+    SharedStore,
+};
 use crate::dialect::models::Family;
 use crate::proxy::{self, DrainOutcome, Proxy};
 use crate::store::deferred_store::DeferredStore;
+use crate::store::keyed;
 use crate::store::ledgers::Ledgers;
 use crate::store::lessons::LessonTerms;
-use crate::store::{StoreError, folder};
+use crate::store::redis::RedisServer;
+use crate::store::served::ServedStore;
+use crate::store::{Store, StoreError, folder};
 use crate::telemetry::Telemetry;
 use crate::telemetry::log::{Log, LogFormat};
-use crate::tls::TlsTerminator;
+use crate::tls::{self, TlsTerminator};
 use crate::tokens::bpe;
 use start_timer::StartTimer;
 
@@ -108,7 +113,7 @@ pub(super) enum Ports {
 pub(super) struct Server {
     config: Arc<Config>,
     telemetry: Arc<Telemetry>,
-    store: Arc<DeferredStore>,
+    store: Arc<ServedStore>,
     ledgers: Arc<Ledgers>,
     proxy: Arc<Proxy>,
     clients: TcpListener,
@@ -145,7 +150,7 @@ impl Server {
         }
         let telemetry = Telemetry::new(log)?;
         timer.done("the configuration is read");
-        let store = Arc::new(open_store(&config, &telemetry)?);
+        let store = Arc::new(open_store(&config, &telemetry).await?);
         timer.done("the store is open");
         let ledgers = open_ledgers(&store, &config, &telemetry);
         let proxy = Proxy::new(config.clone(), ledgers.clone(), telemetry.clone())
@@ -321,20 +326,17 @@ async fn becomes_true(mut flag: watch::Receiver<bool>) {
     drop(flag.wait_for(|flag| *flag).await);
 }
 
-fn open_ledgers(
-    store: &DeferredStore,
-    config: &Config,
-    telemetry: &Arc<Telemetry>,
-) -> Arc<Ledgers> {
-    let traffic = timed::TimedStore { store: store.clone(), telemetry: telemetry.clone() };
-    let admin = timed::TimedStore { store: store.for_admin(), telemetry: telemetry.clone() };
+fn open_ledgers(store: &ServedStore, config: &Config, telemetry: &Arc<Telemetry>) -> Arc<Ledgers> {
+    let [traffic, admin] = store.stores().map(|store| -> Arc<dyn Store> {
+        Arc::new(timed::TimedStore { store, telemetry: telemetry.clone() })
+    });
     let LessonSettings { days } = config.lessons;
     let terms = LessonTerms { days };
-    Arc::new(Ledgers::with_admin_store(Arc::new(traffic), Arc::new(admin), terms))
+    Arc::new(Ledgers::with_admin_store(traffic, admin, terms))
 }
 
 /// Opens the store, now or later ([`reopen_store`]).
-fn open_store(config: &Config, telemetry: &Telemetry) -> Result<DeferredStore, CliError> {
+async fn open_store(config: &Config, telemetry: &Telemetry) -> Result<ServedStore, CliError> {
     match prepare(config) {
         Err(error) if config.on_failure == OnFailure::Exit => {
             return Err(cannot_write(config, error));
@@ -342,10 +344,13 @@ fn open_store(config: &Config, telemetry: &Telemetry) -> Result<DeferredStore, C
         // Otherwise opening the store fails in the same way, and reports it.
         _ => {}
     }
+    if let Some(shared) = &config.shared_store {
+        return open_shared_store(config, shared).await;
+    }
     let store = DeferredStore::new(&config.data.join(folder::DATABASE));
     let Err(trouble) = store.open() else {
         warn_of_room(config);
-        return Ok(store);
+        return Ok(ServedStore::File(store));
     };
     if config.on_failure == OnFailure::Exit || matches!(trouble, StoreError::InUse(_)) {
         return Err(trouble.into());
@@ -353,7 +358,40 @@ fn open_store(config: &Config, telemetry: &Telemetry) -> Result<DeferredStore, C
     tracing::warn!("nothing is stored for now, traffic continues: {trouble}");
     telemetry.set_store_state(None);
     replace_if_damaged(&store, &trouble);
-    Ok(store)
+    Ok(ServedStore::File(store))
+}
+
+async fn open_shared_store(config: &Config, shared: &SharedStore) -> Result<ServedStore, CliError> {
+    let server = redis_server(config, shared)?;
+    // Odd settings of the server are reported when it is connected to.
+    if let Err(trouble) = server.examine().await {
+        if config.on_failure == OnFailure::Exit {
+            return Err(trouble.into());
+        }
+        tracing::warn!("nothing is stored for now, traffic continues: {trouble}");
+    }
+    // The server deletes what no sweep did: all replicas were off, or one was killed in the middle.
+    let life =
+        Duration::from_secs((config.retention.days.saturating_add(2)).saturating_mul(86_400));
+    Ok(ServedStore::on_server(server, &shared.secret.0, life))
+}
+
+/// Where the store's server is, and how to get in.
+pub(super) fn redis_server(config: &Config, shared: &SharedStore) -> Result<RedisServer, CliError> {
+    let tls = match shared.tls {
+        true => Some(Arc::new(tls::client_config(config).map_err(CliError)?)),
+        false => None,
+    };
+    Ok(RedisServer {
+        hosts: shared.hosts.clone(),
+        sentinel: shared.sentinel.clone(),
+        tls,
+        user: shared.user.clone(),
+        password: shared.password.as_ref().map(|password| password.0.as_str().into()),
+        database: shared.database,
+        prefix: shared.prefix.clone(),
+        fingerprint: keyed::fingerprint(&shared.secret.0),
+    })
 }
 
 fn prepare(config: &Config) -> std::io::Result<()> {
@@ -365,7 +403,8 @@ fn prepare(config: &Config) -> std::io::Result<()> {
 }
 
 /// Returns whether the store was not open at first.
-async fn reopen_store(config: &Config, store: &DeferredStore) -> bool {
+async fn reopen_store(config: &Config, store: &ServedStore) -> bool {
+    let ServedStore::File(store) = store else { return false };
     if store.load().is_some() {
         return false;
     }

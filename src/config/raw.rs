@@ -133,7 +133,7 @@ pub struct RawConfig {
     pub estimate: ClassicPolicy,
     /// How long and how much is kept.
     pub retention: Retention,
-    /// The store: a file in the data folder.
+    /// The store: a file in the data folder, or a server that several replicas share (docs/fleets.md).
     pub store: RawStore,
     /// The text of conversations: whether it is stored, in addition to usage and sizes.
     pub content: ContentSettings,
@@ -178,13 +178,39 @@ pub struct RawTls {
     pub admin: Option<bool>,
 }
 
-/// The store: the file in the data folder that facts are kept in.
-#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+/// The store: a file in the data folder, or a Redis or Valkey server that several replicas share.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawStore {
-    /// What to do at the start if the file cannot be used: `serve` traffic, store nothing and try again
+    /// The server of a fleet: `redis://USER@HOST:PORT/DATABASE`, `rediss://` with TLS, or
+    /// `redis+sentinel://HOST:PORT,HOST:PORT/PRIMARY`. Without it there is the file. As `env:NAME` or `file:PATH` it may
+    /// have the password in it (`redis://USER:PASSWORD@HOST`). `extra_ca` and the system's authorities are trusted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub url: Option<String>,
+    /// The server's password: `env:NAME` or `file:PATH`, never the password itself.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub password: Option<String>,
+    /// What hashes of content and of credentials are keyed with, so that nobody who has the server can check a guess:
+    /// `env:NAME` or `file:PATH`, 16 characters or more. All replicas need the same, and it must not change.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub secret: Option<String>,
+    /// What all keys on the server begin with.
+    pub prefix: String,
+    /// What to do at the start if the store cannot be used: `serve` traffic, store nothing and try again
     /// until it works, or `exit`. A damaged file is renamed, never deleted.
     pub on_failure: OnFailure,
+}
+
+impl Default for RawStore {
+    fn default() -> Self {
+        Self {
+            url: None,
+            password: None,
+            secret: None,
+            prefix: "plimsoll:".to_owned(),
+            on_failure: OnFailure::default(),
+        }
+    }
 }
 
 /// A provider endpoint.

@@ -7,6 +7,7 @@ mod admin;
 mod caps;
 mod clients;
 mod policy;
+mod store;
 mod upstreams;
 
 use std::net::SocketAddr;
@@ -81,6 +82,7 @@ pub(super) fn resolve(
     let policy = resolver.policy(&raw);
     let compact_models = resolver.compact_models(&raw);
     let caps = resolver.caps(&raw);
+    let shared_store = resolver.shared_store(&raw);
     let data = resolver.data(raw.data.as_deref());
     Some(Config {
         listen: listen?,
@@ -110,6 +112,7 @@ pub(super) fn resolve(
             ..raw.limits
         },
         retention: raw.retention,
+        shared_store,
         on_failure: raw.store.on_failure,
         content: raw.content,
         lessons: raw.lessons,

@@ -31,6 +31,39 @@ impl std::fmt::Debug for Secret {
     }
 }
 
+/// A server that several processes store facts on.
+#[derive(Clone, Debug)]
+pub struct SharedStore {
+    /// Host and port of the server, or of its sentinels.
+    pub hosts: Vec<(Box<str>, u16)>,
+    /// The name under which the sentinels know the primary; `None`: there are none.
+    pub sentinel: Option<Box<str>>,
+    /// Whether it speaks TLS.
+    pub tls: bool,
+    /// Its ACL user.
+    pub user: Option<Box<str>>,
+    /// Its password.
+    pub password: Option<Secret>,
+    /// The number of the database.
+    pub database: i64,
+    /// What all keys begin with.
+    pub prefix: Box<str>,
+    /// What hashes of content and credentials are keyed with.
+    pub secret: Secret,
+}
+
+impl SharedStore {
+    /// Where it is, without credentials.
+    pub(crate) fn shown(&self) -> String {
+        let hosts: Vec<String> =
+            self.hosts.iter().map(|(host, port)| format!("{host}:{port}")).collect();
+        let primary = self.sentinel.as_deref().map(|name| format!("/{name}")).unwrap_or_default();
+        let scheme = if self.tls { "rediss" } else { "redis" };
+        let sentinel = if self.sentinel.is_some() { "+sentinel" } else { "" };
+        format!("{scheme}{sentinel}://{}{primary}/{}", hosts.join(","), self.database)
+    }
+}
+
 /// The configuration as the program uses it, checked and complete.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -74,6 +107,8 @@ pub struct Config {
     pub limits: ServerLimits,
     /// How long and how much is stored.
     pub retention: Retention,
+    /// The server on which facts are stored; `None`: they are in the data folder.
+    pub shared_store: Option<SharedStore>,
     /// What to do at the start if the store cannot be used.
     pub on_failure: OnFailure,
     /// Whether the text of conversations is stored.

@@ -1,7 +1,11 @@
 //! What every store must do; each backend's tests run all of it.
+//!
+//! Those that need a server are in `tests/fleet`.
+
+#![allow(clippy::unwrap_used, reason = "a test says what went wrong by failing")]
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -11,6 +15,7 @@ use super::{Record, RecordKind, Scope, ScopePage, Store, StoreError, SweepStep, 
 use crate::context::Millis;
 
 /// A folder for a test: where `PLIMSOLL_TEST_DATA` says, else where temporary files are.
+#[cfg(test)]
 pub(super) fn folder() -> tempfile::TempDir {
     let data = std::env::var_os("PLIMSOLL_TEST_DATA").map_or_else(std::env::temp_dir, Into::into);
     tempfile::tempdir_in(data).unwrap()
@@ -26,7 +31,10 @@ pub(super) fn turn(key: u128, value: &str, at: u64) -> Record {
 }
 
 /// Runs the suite on fresh stores.
-pub(super) async fn check<S: Store>(fresh: impl Fn() -> S) {
+///
+/// # Panics
+/// If the store does something else.
+pub async fn check<S: Store>(fresh: impl Fn() -> S) {
     the_first_write_wins(&fresh()).await;
     races_have_one_winner(Arc::new(fresh())).await;
     invariant_11_tenants_do_not_see_each_other(&fresh()).await;
@@ -53,6 +61,7 @@ pub(super) async fn check<S: Store>(fresh: impl Fn() -> S) {
     nothing_is_appended_to_a_deleted_scope(&fresh()).await;
     a_cancelled_write_is_void(&fresh()).await;
     the_tenant_key_stays(&fresh()).await;
+    work_is_held_by_one(&fresh()).await;
     fresh().ready().await.unwrap();
 }
 
@@ -551,6 +560,22 @@ async fn a_cancelled_write_is_void(store: &impl Store) {
     let token = WriteToken::default();
     assert_eq!(put(&token).await.unwrap(), [WriteOutcome::Written]);
     assert!(!token.cancel(), "it is kept");
+}
+
+/// Where several processes may do a piece of work, one at a time does.
+async fn work_is_held_by_one(store: &impl Store) {
+    let lasts = if store.is_shared() { Duration::from_millis(200) } else { Duration::ZERO };
+    assert!(store.claim(7, US, lasts).await.unwrap());
+    assert!(store.claim(7, US, lasts).await.unwrap(), "its own");
+    assert!(store.claim(8, THEM, lasts).await.unwrap(), "other work");
+    let is_free = async || store.claim(7, THEM, lasts).await.unwrap();
+    assert_eq!(is_free().await, !store.is_shared());
+    tokio::time::sleep(lasts * 2).await;
+    assert!(is_free().await, "it has run out");
+    store.release(7, US).await.unwrap();
+    assert_eq!(store.claim(7, US, lasts).await.unwrap(), !store.is_shared(), "not the holder");
+    store.release(7, THEM).await.unwrap();
+    assert!(store.claim(7, US, lasts).await.unwrap());
 }
 
 async fn the_tenant_key_stays(store: &impl Store) {

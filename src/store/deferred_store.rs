@@ -8,6 +8,7 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
 
 use bytes::Bytes;
 
@@ -18,8 +19,8 @@ use super::precondition::Precondition;
 use super::random::random;
 use super::sqlite::{self, SqliteStore, StoreLoad};
 use super::{
-    Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
-    WriteOutcome,
+    LogPlace, Record, RecordKind, Scope, ScopeLine, ScopePage, SessionGain, Store, StoreError,
+    StoreFuture, SweepStep, WriteOutcome,
 };
 use crate::context::{Millis, SessionId, TenantId};
 
@@ -254,6 +255,15 @@ impl Store for DeferredStore {
 
     fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
         self.watched(StoreAccess::Read, self.answer(|store| store.scan(scope, newest)))
+    }
+
+    fn scan_since(
+        &self,
+        scope: Scope,
+        known_since: Instant,
+        place: LogPlace,
+    ) -> StoreFuture<'_, SessionGain> {
+        self.answer(|store| store.scan_since(scope, known_since, place))
     }
 
     fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {

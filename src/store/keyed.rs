@@ -8,6 +8,7 @@
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use aes::Aes128;
 use aes::cipher::{BlockCipherDecrypt as _, BlockCipherEncrypt as _, KeyInit as _};
@@ -16,10 +17,11 @@ use bytes::Bytes;
 use super::drafts::Draft;
 use super::precondition::Precondition;
 use super::record::{RecordKey, RecordValue};
+use super::redis::{RedisServer, RedisStore};
 use super::sqlite::{self, SqliteStore};
 use super::{
-    Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
-    WriteOutcome, folder,
+    LogPlace, Record, RecordKind, Scope, ScopeLine, ScopePage, SessionGain, Store, StoreError,
+    StoreFuture, SweepStep, WriteOutcome, folder,
 };
 use crate::context::{Millis, SessionId, TenantId};
 
@@ -35,6 +37,8 @@ const DIGITS: usize = 32;
 struct Cipher {
     blocks: Aes128,
     fingerprint: [u8; 32],
+    /// The key for the hashes of credentials, if it is made from the secret.
+    tenant_key: Option<[u8; 32]>,
 }
 
 impl Cipher {
@@ -44,7 +48,14 @@ impl Cipher {
         // A block of AES-128 is as long as a hash, so a keyed hash takes no more room.
         let mut block_key = [0; 16];
         block_key.copy_from_slice(&key[..16]);
-        Self { blocks: Aes128::new(&block_key.into()), fingerprint }
+        Self { blocks: Aes128::new(&block_key.into()), fingerprint, tenant_key: None }
+    }
+
+    /// The cipher for a configured secret. Whoever has it knows tenants without asking the store.
+    fn of_fleet(secret: &str) -> Self {
+        let key = blake3::derive_key("plimsoll tenants of a fleet, version 1", secret.as_bytes());
+        let secret = blake3::derive_key("plimsoll secret of a fleet, version 1", secret.as_bytes());
+        Self { tenant_key: Some(key), ..Self::new(&secret) }
     }
 
     /// The cipher for the secret in a data folder, which is made if there is none yet.
@@ -123,6 +134,11 @@ impl Cipher {
     }
 }
 
+/// A fingerprint of a fleet's secret, which reveals nothing else about it.
+pub(crate) fn fingerprint(secret: &str) -> Box<str> {
+    blake3::Hash::from_bytes(*Cipher::of_fleet(secret).fingerprint()).to_hex().as_str().into()
+}
+
 fn unusable_secret(path: &Path, reason: &str) -> StoreError {
     let path = path.display();
     StoreError::Unusable(format!(
@@ -196,7 +212,7 @@ fn make(folder: &Path, path: &Path) -> std::io::Result<()> {
 }
 
 /// A store with keyed hashes.
-pub(super) struct KeyedStore<S> {
+pub(crate) struct KeyedStore<S> {
     store: S,
     cipher: Cipher,
 }
@@ -228,6 +244,22 @@ impl KeyedStore<SqliteStore> {
     }
 
     pub(super) fn sqlite(&self) -> &SqliteStore {
+        &self.store
+    }
+}
+
+impl KeyedStore<RedisStore> {
+    /// The store on a server, with the fleet's secret.
+    pub(super) fn on_server(server: RedisServer, secret: &str, life: Duration) -> Self {
+        Self { store: RedisStore::new(server, life), cipher: Cipher::of_fleet(secret) }
+    }
+
+    /// The same, over a connection of its own.
+    pub(super) fn for_admin(&self) -> Self {
+        Self { store: self.store.for_admin(), cipher: self.cipher.clone() }
+    }
+
+    pub(super) fn redis(&self) -> &RedisStore {
         &self.store
     }
 }
@@ -321,6 +353,20 @@ impl<S: Store> Store for KeyedStore<S> {
         })
     }
 
+    fn scan_since(
+        &self,
+        scope: Scope,
+        known_since: Instant,
+        place: LogPlace,
+    ) -> StoreFuture<'_, SessionGain> {
+        let gain = self.store.scan_since(scope, known_since, place);
+        Box::pin(async move {
+            let SessionGain { is_deleted, place, records } = gain.await?;
+            let records = records.into_iter().map(|record| self.cipher.opened(record)).collect();
+            Ok(SessionGain { is_deleted, place, records })
+        })
+    }
+
     fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
         self.store.scopes(page)
     }
@@ -337,12 +383,23 @@ impl<S: Store> Store for KeyedStore<S> {
         self.store.expire(before, max_bytes)
     }
 
+    fn claim(&self, what: u128, holder: u64, lasts: Duration) -> StoreFuture<'_, bool> {
+        self.store.claim(what, holder, lasts)
+    }
+
+    fn release(&self, what: u128, holder: u64) -> StoreFuture<'_, ()> {
+        self.store.release(what, holder)
+    }
+
     fn ready(&self) -> StoreFuture<'_, ()> {
         self.store.ready()
     }
 
     fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
-        self.store.tenant_key()
+        match self.cipher.tenant_key {
+            Some(key) => Box::pin(std::future::ready(Ok(key))),
+            None => self.store.tenant_key(),
+        }
     }
 }
 

@@ -30,7 +30,6 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::calibrations::Calibrations;
-use super::claims::Claims;
 use super::lessons::{LessonTerms, Lessons};
 use super::recall::{LookupOutcome, ReadBudget};
 use super::{RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, SweepStep};
@@ -46,7 +45,7 @@ use continued_end::ContinuedEnd;
 use drafts::Drafts;
 pub(crate) use drafts::{DraftGuard, DraftProgress};
 pub use fingerprints::RequestSource;
-use fingerprints::{FoundSession, SessionFingerprints};
+use fingerprints::{FoundSession, SessionFingerprints, ShownFingerprint};
 use latest_requests::LatestRequests;
 pub(crate) use latest_requests::{LatestRequest, ProviderRecount, RecountError};
 use lock::lock;
@@ -55,7 +54,7 @@ pub use opened_session::{AnchorTurn, OpenedSession, SessionHandle, SessionLookup
 use pending_compactions::PendingCompactions;
 pub(crate) use pending_compactions::{FOCUS_BYTES, PENDING_TTL};
 use records::turn_key;
-use session_cache::SessionCaches;
+use session_cache::{KnownSession, SessionCaches};
 pub(crate) use writes::DecisionError;
 
 /// How long a query of the admin API waits for a session that is not in memory.
@@ -74,7 +73,6 @@ pub struct Ledgers {
     drafts: Arc<Drafts>,
     lessons: Lessons,
     calibrations: Calibrations,
-    claims: Claims,
     caps: CapBoard,
 }
 
@@ -114,7 +112,6 @@ impl Ledgers {
         Self {
             lessons: Lessons::new(store.clone(), terms),
             calibrations: Calibrations::new(store.clone()),
-            claims: Claims::new(store.clone()),
             store,
             admin_store,
             caches: Mutex::default(),
@@ -135,11 +132,6 @@ impl Ledgers {
     /// What was learned about counting tokens.
     pub(crate) fn calibrations(&self) -> &Calibrations {
         &self.calibrations
-    }
-
-    /// Which process does which work.
-    pub(crate) fn claims(&self) -> &Claims {
-        &self.claims
     }
 
     /// Finds the session of a request, and its place there. `None` if the store did not say in time whether
@@ -168,16 +160,14 @@ impl Ledgers {
         let scope = Scope { tenant: lookup.tenant.clone(), session };
         let continues =
             continues.map(|key| ContinuedEnd::new(self.fingerprints.clone(), scope.clone(), key));
-        let cache = lock(&self.caches).cache(&scope);
-        if found_by == SessionWitness::New {
-            cache.set_new();
-        }
         let is_new_call = conversation.purpose == Purpose::Side && found_by == SessionWitness::New;
         if is_turn && found_by != SessionWitness::Client || is_new_call {
             let purpose = conversation.purpose;
             lock(&self.in_use).set(&scope, lookup.source, began, opening, purpose);
         }
-        let store_missed = cache.load(&self.store, &scope, lookup.reads).await.is_err();
+        let is_new = found_by == SessionWitness::New;
+        let KnownSession { cache, store_missed } =
+            self.known_session(&scope, is_new, lookup.reads).await;
         cache.wait_for_parent(conversation, Instant::now() + lookup.timeout).await;
         let mut opened =
             OpenedSession::at(&lookup, conversation, scope, cache, began, store_missed);
@@ -199,8 +189,8 @@ impl Ledgers {
             LookupOutcome::Late => return LookupOutcome::Late,
         };
         let scope = Scope { tenant: lookup.tenant.clone(), session };
-        let cache = lock(&self.caches).cache(&scope);
-        let store_missed = cache.load(&self.store, &scope, lookup.reads).await.is_err();
+        let KnownSession { cache, store_missed } =
+            self.known_session(&scope, false, lookup.reads).await;
         let decisions = cache.look(|ledger| {
             let placed = place(ledger, conversation, lookup.exchange, lookup.client_thread);
             RecordedDecisions::from_ledger(ledger, conversation, &placed, lookup.decisions)
@@ -290,7 +280,8 @@ impl Ledgers {
         look: impl FnOnce(&Ledger) -> T + Send + 'static,
     ) -> Result<T, StoreError> {
         // The lock must not be held while `look` runs.
-        let loaded = lock(&self.caches).held(scope).filter(|cache| cache.is_loaded());
+        let held = lock(&self.caches).held(scope);
+        let loaded = held.filter(|cache| cache.is_loaded() && !self.is_shared());
         if let Some(cache) = loaded {
             // A long session takes milliseconds, which are not the async threads'.
             return parsers::parse(move || cache.look(look)).await;
@@ -311,6 +302,8 @@ impl Ledgers {
     ) -> Result<T, StoreError> {
         let cached = lock(&self.caches).held(scope);
         if let Some(cache) = cached {
+            // What is known here is shown even if the others' cannot be read now.
+            let _ = tokio::time::timeout(LOOK, self.refresh(scope)).await;
             cache.load(&self.store, scope, &ReadBudget::new(LOOK)).await?;
             return Ok(cache.look(look));
         }
@@ -397,6 +390,15 @@ impl Ledgers {
         // The longest known prefix decides: shorter ones belong to more conversations.
         let fingerprints = fingerprints::shown_by(conversation);
         let SessionLookup { tenant, source, .. } = *lookup;
+        if self.is_shared() {
+            // Another process may have answered since: what is known here may be of an equal conversation.
+            let newer = lock(&self.fingerprints).newer_than_known(tenant, &fingerprints);
+            if !newer.is_empty()
+                && let LookupOutcome::Found(session) = self.ask_store(lookup, &newer).await
+            {
+                return LookupOutcome::Found(session);
+            }
+        }
         let cached = lock(&self.fingerprints).session(tenant, &fingerprints, source, goes_on);
         if let Some(session) = cached {
             return LookupOutcome::Found(session);
@@ -420,9 +422,18 @@ impl Ledgers {
                 None => LookupOutcome::None,
             };
         }
+        self.ask_store(lookup, &fingerprints).await
+    }
+
+    /// Asks the store for the session of the first known one of these fingerprints.
+    async fn ask_store(
+        &self,
+        lookup: &SessionLookup<'_>,
+        fingerprints: &[ShownFingerprint],
+    ) -> LookupOutcome<FoundSession> {
         let request_key = fingerprints.first().map(|fingerprint| fingerprint.key);
-        let since = lock(&self.fingerprints).begin_look_up(tenant, &fingerprints);
-        let wanted = fingerprints::to_look_up(&fingerprints);
+        let since = lock(&self.fingerprints).begin_look_up(lookup.tenant, fingerprints);
+        let wanted = fingerprints::to_look_up(fingerprints);
         let store = self.store.clone();
         let cached = self.fingerprints.clone();
         let tenant = lookup.tenant.clone();

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -16,8 +16,8 @@ use super::precondition::Precondition;
 use super::random::random;
 use super::tombstones::Tombstones;
 use super::{
-    Cursor, Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture,
-    SweepStep, WriteOutcome,
+    Cursor, LogPlace, Record, RecordKind, Scope, ScopeLine, ScopePage, SessionGain, Store,
+    StoreError, StoreFuture, SweepStep, WriteOutcome,
 };
 use crate::context::{Millis, Outcome, SessionId, TenantId};
 use crate::dialect::Usage;
@@ -33,6 +33,8 @@ pub struct MemoryStore {
     drafts: Mutex<BTreeMap<u128, (u64, Draft)>>,
     tombstones: Mutex<Tombstones>,
     tenant_key: std::sync::OnceLock<[u8; 32]>,
+    /// The holder of each piece of work, and until when.
+    claims: Mutex<BTreeMap<u128, (u64, Instant)>>,
 }
 
 impl MemoryStore {
@@ -260,6 +262,17 @@ impl Store for MemoryStore {
         answer(records)
     }
 
+    fn scan_since(
+        &self,
+        scope: Scope,
+        known_since: Instant,
+        place: LogPlace,
+    ) -> StoreFuture<'_, SessionGain> {
+        let is_deleted = self.is_deleted(&scope, known_since);
+        let scan = self.scan(scope, usize::MAX);
+        Box::pin(async move { Ok(SessionGain { is_deleted, place, records: scan.await? }) })
+    }
+
     fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
         let records_by_scope = self.records();
         let mut lines: Vec<ScopeLine> =
@@ -310,6 +323,25 @@ impl Store for MemoryStore {
             expired.scopes.push(scope);
         }
         answer(expired)
+    }
+
+    fn claim(&self, what: u128, holder: u64, lasts: Duration) -> StoreFuture<'_, bool> {
+        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        claims.retain(|_, (_, until)| *until > Instant::now());
+        let (held_by, until) = claims.entry(what).or_insert((holder, Instant::now()));
+        let is_own = *held_by == holder;
+        if is_own {
+            *until = Instant::now() + lasts;
+        }
+        answer(is_own)
+    }
+
+    fn release(&self, what: u128, holder: u64) -> StoreFuture<'_, ()> {
+        let mut claims = self.claims.lock().unwrap_or_else(PoisonError::into_inner);
+        if claims.get(&what).is_some_and(|(held_by, _)| *held_by == holder) {
+            claims.remove(&what);
+        }
+        answer(())
     }
 
     fn ready(&self) -> StoreFuture<'_, ()> {

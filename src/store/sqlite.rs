@@ -79,7 +79,7 @@ struct Database {
 }
 
 /// The load of a store, and its size.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct StoreLoad {
     /// Writes that wait.
     pub writes: usize,

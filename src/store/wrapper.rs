@@ -2,6 +2,8 @@
 //!
 //! A type that implements [`StoreWrapper`] is a [`Store`]. It overrides what it changes.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 
 use super::drafts::Draft;
@@ -67,6 +69,8 @@ passed_on! {
     scopes_named(session: SessionId) -> StoreFuture<'_, Vec<Scope>>;
     drop_scope(scope: Scope) -> StoreFuture<'_, u64>;
     expire(before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep>;
+    claim(what: u128, holder: u64, lasts: Duration) -> StoreFuture<'_, bool>;
+    release(what: u128, holder: u64) -> StoreFuture<'_, ()>;
     ready() -> StoreFuture<'_, ()>;
     tenant_key() -> StoreFuture<'_, [u8; 32]>;
 }

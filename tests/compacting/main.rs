@@ -5,7 +5,6 @@
 mod support;
 
 mod at_once;
-mod claims;
 mod explained;
 mod failing;
 mod killed;

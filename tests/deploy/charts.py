@@ -131,10 +131,22 @@ def change_of_configuration_replaces_pods():
 
 
 def fleet_keeps_clients_at_one_replica():
-    """Replicas share nothing yet, so the Service must not spread the requests of one client."""
+    """Without a shared server the Service must not spread the requests of one client."""
     (service,) = [one for one in documents(template(CHART)) if one["kind"] == "Service"]
     assert service["spec"]["sessionAffinity"] == "ClientIP"
     assert [port["targetPort"] for port in service["spec"]["ports"]] == ["clients"], "the admin port is not for clients"
+
+
+def fleet_with_a_server_is_spread():
+    objects = documents(template(CHART, "--set", "fleet.redis.secret=shared"))
+    (service,) = [one for one in objects if one["kind"] == "Service"]
+    assert "sessionAffinity" not in service["spec"]
+    (workload,) = [one for one in objects if one["kind"] == "Deployment"]
+    (container,) = workload["spec"]["template"]["spec"]["containers"]
+    env = {one["name"]: one["value"] for one in container["env"]}
+    assert env["PLIMSOLL_STORE_URL"] == "file:/secrets/shared/url"
+    assert env["PLIMSOLL_STORE_SECRET"] == "file:/secrets/shared/secret"
+    assert "/secrets/shared" in [mount["mountPath"] for mount in container["volumeMounts"]]
 
 
 def rendered_rules_and_dashboard_are_those_of_deploy():
@@ -239,7 +251,7 @@ def version_of_the_chart_is_that_of_the_program():
 
 CHECKS = (
     chart_is_linted_and_valid_on_each_version, example_agent_includes_the_sidecar, contradictions_are_refused_with_the_reason,
-    change_of_configuration_replaces_pods, fleet_keeps_clients_at_one_replica, rendered_rules_and_dashboard_are_those_of_deploy,
+    change_of_configuration_replaces_pods, fleet_keeps_clients_at_one_replica, fleet_with_a_server_is_spread, rendered_rules_and_dashboard_are_those_of_deploy,
     rules_of_the_chart_are_valid_with_a_budget,
     network_policy_of_fleet_names_both_directions, manifests_are_rendered_from_the_chart, kustomize_builds_valid_objects,
     kustomize_component_adds_the_sidecar, checkov_finds_nothing, version_of_the_chart_is_that_of_the_program,

@@ -10,6 +10,7 @@ use scripted_provider::strict::{StrictProvider, StrictServer};
 use serde_json::Value;
 use tokio::io::AsyncReadExt as _;
 
+use crate::number;
 use crate::support::http1::{Message, Wire};
 use crate::support::server::TestServer;
 use crate::support::within;
@@ -27,6 +28,10 @@ pub struct Stage {
     /// The client says what its requests are for, as Claude Code does.
     pub gives_hints: bool,
     client: Wire,
+    /// More replicas on the store, each with a connection of the client.
+    others: Vec<(TestServer, Wire)>,
+    /// Requests so far.
+    requests: u64,
 }
 
 async fn open(store: &Arc<dyn Store>, config: &Config) -> TestServer {
@@ -47,7 +52,35 @@ impl Stage {
         let server = open(&store, &config).await;
         let client = Wire::connect(server.address).await;
         let gives_hints = false;
-        Self { provider, _serving: serving, config, store, server, gives_hints, client }
+        let mut others = Vec::new();
+        for _ in 1..number("PLIMSOLL_HARMLESS_REPLICAS").unwrap_or(1) {
+            let server = open(&store, &config).await;
+            let client = Wire::connect(server.address).await;
+            others.push((server, client));
+        }
+        Self {
+            provider,
+            _serving: serving,
+            config,
+            store,
+            server,
+            gives_hints,
+            client,
+            others,
+            requests: 0,
+        }
+    }
+
+    /// Turns to the replica that gets the next request.
+    fn choose_replica(&mut self) {
+        self.requests += 1;
+        // No dice of the play: it is the same with one replica.
+        let chosen = xxhash_rust::xxh3::xxh3_64(&self.requests.to_le_bytes()) as usize;
+        let chosen = chosen % (self.others.len() + 1);
+        if let Some((server, client)) = self.others.get_mut(chosen) {
+            std::mem::swap(server, &mut self.server);
+            std::mem::swap(client, &mut self.client);
+        }
     }
 
     /// Restarts the proxy with the same store.
@@ -67,6 +100,7 @@ impl Stage {
         target: &str,
         body: &Value,
     ) -> (u16, String) {
+        self.choose_replica();
         let headers = mode_header(mode) + self.hint("main");
         self.client.send(request_text(target, body, &headers)).await;
         let response = self.client.response().await;
@@ -80,6 +114,7 @@ impl Stage {
         body: &Value,
         beside: &Value,
     ) -> ((u16, String), (u16, String)) {
+        self.choose_replica();
         let mut other = Wire::connect(self.server.address).await;
         self.client.send(request_text(target, body, self.hint("main"))).await;
         other.send(request_text(target, beside, self.hint("auxiliary"))).await;
@@ -105,6 +140,7 @@ impl Stage {
         body: &Value,
         events: usize,
     ) -> (u16, String) {
+        self.choose_replica();
         self.provider.cut_next_stream_after(events);
         let mut client = Wire::connect(self.server.address).await;
         client

@@ -2,6 +2,7 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
 use plimsoll::context::{Millis, SessionId, TenantId};
@@ -19,8 +20,6 @@ pub struct Held {
     reads: watch::Sender<bool>,
     writes: watch::Sender<bool>,
     refused: Mutex<Option<RecordKind>>,
-    /// Each operation first lets other tasks run, once.
-    by_steps: bool,
     /// How many facts were requested one by one, and after how many the store fails.
     gets: AtomicUsize,
     most_gets: AtomicUsize,
@@ -28,32 +27,15 @@ pub struct Held {
 
 impl Held {
     pub fn over(inner: std::sync::Arc<dyn Store>) -> std::sync::Arc<Self> {
-        std::sync::Arc::new(Self::of(inner))
-    }
-
-    /// A store whose writes and look-ups each take a step, for tests that choose the order of steps.
-    pub fn by_steps() -> std::sync::Arc<Self> {
-        let memory = std::sync::Arc::new(MemoryStore::default());
-        std::sync::Arc::new(Self { by_steps: true, ..Self::of(memory) })
-    }
-
-    fn of(inner: std::sync::Arc<dyn Store>) -> Self {
         let gate = || watch::channel(false).0;
-        Self {
+        std::sync::Arc::new(Self {
             inner,
             reads: gate(),
             writes: gate(),
             refused: Mutex::default(),
-            by_steps: false,
             gets: AtomicUsize::new(0),
             most_gets: AtomicUsize::new(usize::MAX),
-        }
-    }
-
-    async fn step(&self) {
-        if self.by_steps {
-            tokio::task::yield_now().await;
-        }
+        })
     }
 
     pub fn new() -> std::sync::Arc<Self> {
@@ -105,7 +87,6 @@ impl Store for Held {
     ) -> StoreFuture<'_, Vec<WriteOutcome>> {
         let mut gate = self.writes.subscribe();
         Box::pin(async move {
-            self.step().await;
             let _ = gate.wait_for(|held| !held).await;
             let refused = *self.refused.lock().unwrap();
             if records.iter().any(|record| Some(record.kind) == refused) {
@@ -138,7 +119,6 @@ impl Store for Held {
         }
         let mut gate = self.reads.subscribe();
         Box::pin(async move {
-            self.step().await;
             let _ = gate.wait_for(|held| !held).await;
             self.inner.get(scope, kind, key).await
         })
@@ -178,6 +158,18 @@ impl Store for Held {
 
     fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
         once(&self.writes, self.inner.expire(before, max_bytes))
+    }
+
+    fn claim(&self, what: u128, holder: u64, lasts: Duration) -> StoreFuture<'_, bool> {
+        // A claim belongs to no session, as what was learned.
+        if *self.refused.lock().unwrap() == Some(RecordKind::Learned) {
+            return Box::pin(async { Err(StoreError::Failed("the disk says no".to_owned())) });
+        }
+        once(&self.writes, self.inner.claim(what, holder, lasts))
+    }
+
+    fn release(&self, what: u128, holder: u64) -> StoreFuture<'_, ()> {
+        once(&self.writes, self.inner.release(what, holder))
     }
 
     fn ready(&self) -> StoreFuture<'_, ()> {

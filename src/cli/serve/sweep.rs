@@ -11,8 +11,8 @@ use super::threads;
 use crate::clock::{since_boot, wall};
 use crate::config::Retention;
 use crate::context::Millis;
-use crate::store::deferred_store::DeferredStore;
 use crate::store::ledgers::{CacheBytes, Ledgers};
+use crate::store::served::ServedStore;
 use crate::store::sqlite::{QUEUE_BYTES, StoreLoad};
 use crate::store::{ScopePage, StoreError};
 use crate::telemetry::{CacheKind, StoreState, Telemetry};
@@ -34,7 +34,7 @@ const DAY: Millis = 24 * 3600 * 1000;
 /// Deletes until it is dropped.
 pub(super) async fn run(
     ledgers: Arc<Ledgers>,
-    store: Arc<DeferredStore>,
+    store: Arc<ServedStore>,
     telemetry: Arc<Telemetry>,
     retention: Retention,
 ) {
@@ -78,6 +78,8 @@ pub(super) async fn run(
                 notices.report_deleted(deleted.scopes.len());
                 if deleted.more { BUSY } else { QUIET }
             }
+            // It is reported already.
+            Err(_) if failure.is_some() => QUIET,
             Err(trouble) => {
                 notices.report_deletion_failure(&trouble);
                 // A store that cannot be used at all has a metric of its own.

@@ -3,7 +3,7 @@
 //! Stores know nothing about metrics, and metrics nothing about stores; this connects them.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -11,17 +11,18 @@ use crate::context::{Millis, SessionId, TenantId};
 use crate::store::drafts::Draft;
 use crate::store::precondition::Precondition;
 use crate::store::{
-    Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreFuture, SweepStep, WriteOutcome,
+    LogPlace, Record, RecordKind, Scope, ScopeLine, ScopePage, SessionGain, Store, StoreFuture,
+    SweepStep, WriteOutcome,
 };
 use crate::telemetry::{StoreOperation, Telemetry};
 
 /// Measures every operation of the inner store.
-pub(super) struct TimedStore<S> {
-    pub(super) store: S,
+pub(super) struct TimedStore {
+    pub(super) store: Arc<dyn Store>,
     pub(super) telemetry: Arc<Telemetry>,
 }
 
-impl<S: Store> TimedStore<S> {
+impl TimedStore {
     fn time<'a, T: Send + 'a>(
         &'a self,
         operation: StoreOperation,
@@ -36,7 +37,7 @@ impl<S: Store> TimedStore<S> {
     }
 }
 
-impl<S: Store> Store for TimedStore<S> {
+impl Store for TimedStore {
     fn put(
         &self,
         scope: Scope,
@@ -96,6 +97,15 @@ impl<S: Store> Store for TimedStore<S> {
         self.time(StoreOperation::Scan, self.store.scan(scope, newest))
     }
 
+    fn scan_since(
+        &self,
+        scope: Scope,
+        known_since: Instant,
+        place: LogPlace,
+    ) -> StoreFuture<'_, SessionGain> {
+        self.time(StoreOperation::Scan, self.store.scan_since(scope, known_since, place))
+    }
+
     fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
         self.time(StoreOperation::Scopes, self.store.scopes(page))
     }
@@ -110,6 +120,14 @@ impl<S: Store> Store for TimedStore<S> {
 
     fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
         self.time(StoreOperation::Expire, self.store.expire(before, max_bytes))
+    }
+
+    fn claim(&self, what: u128, holder: u64, lasts: Duration) -> StoreFuture<'_, bool> {
+        self.time(StoreOperation::Put, self.store.claim(what, holder, lasts))
+    }
+
+    fn release(&self, what: u128, holder: u64) -> StoreFuture<'_, ()> {
+        self.time(StoreOperation::Put, self.store.release(what, holder))
     }
 
     fn ready(&self) -> StoreFuture<'_, ()> {

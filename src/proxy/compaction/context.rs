@@ -376,7 +376,7 @@ pub(crate) async fn finish(proxy: &Proxy) {
     let releasing = async {
         for claim in claims {
             // A claim that cannot be released expires by itself.
-            let _ = proxy.ledgers.claims().release(&claim, proxy.run, now()).await;
+            let _ = proxy.ledgers.release(claim, proxy.run).await;
         }
     };
     let _ = tokio::time::timeout(RELEASING, releasing).await;

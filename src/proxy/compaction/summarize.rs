@@ -149,15 +149,13 @@ impl SummaryJob {
         let at = now();
         let timeout = Duration::from_secs(self.prepared.info.policy.compact.timeout_s);
         let deadline = tokio::time::Instant::now() + timeout;
-        let claim_name = self.claim_name();
+        let claim = self.claim_key();
         // The claim ends with the attempt, also if this process does not live to release it.
-        let until = at + timeout.as_millis() as u64;
-        let claims = self.proxy.ledgers.claims();
-        let written = match claims.claim(&claim_name, self.proxy.run, at, until).await {
+        let written = match self.proxy.ledgers.claim(claim, self.proxy.run, timeout).await {
             Ok(true) => {
-                self.proxy.summaries.add_claim(claim_name.clone());
+                self.proxy.summaries.add_claim(claim);
                 let written = self.write_with_first_able(at, deadline).await;
-                self.release_claim(&claim_name).await;
+                self.release_claim(claim).await;
                 written
             }
             Ok(false) => {
@@ -192,10 +190,10 @@ impl SummaryJob {
     }
 
     /// Lets others write the next summary, or try again. If the store hangs, the claim expires by itself.
-    async fn release_claim(&self, name: &str) {
-        let releasing = self.proxy.ledgers.claims().release(name, self.proxy.run, now());
+    async fn release_claim(&self, claim: u128) {
+        let releasing = self.proxy.ledgers.release(claim, self.proxy.run);
         let _ = tokio::time::timeout(RELEASING, releasing).await;
-        self.proxy.summaries.remove_claim(name);
+        self.proxy.summaries.remove_claim(claim);
     }
 
     /// Lets each choice try to write the summary, until one succeeds, and stores it.
@@ -289,15 +287,13 @@ impl SummaryJob {
         }
     }
 
-    /// The name of the claim: only one replica at a time writes a summary for conversations with the same
-    /// beginning.
-    fn claim_name(&self) -> String {
+    /// The key of the claim: only one replica at a time writes a summary for conversations with the same beginning.
+    fn claim_key(&self) -> u128 {
         let in_use = self.known.compact().map(|(_, compact)| compact.about).unwrap_or_default();
         let begins = self.prepared.conversation.chains().next().unwrap_or_default();
         let Scope { tenant, session } = &self.handle.scope;
         // A digest, because names of tenants and sessions are private.
-        let subject = format!("{tenant} {session} {begins} {in_use}");
-        format!("summary {:032x}", xxh3_128(subject.as_bytes()))
+        xxh3_128(format!("summary {tenant} {session} {begins} {in_use}").as_bytes())
     }
 
     /// Waits for a summary of this history that another replica writes.

@@ -28,8 +28,8 @@ const AT_ONCE_IN_ALL: usize = 64;
 #[derive(Default)]
 pub(crate) struct SummariesInProgress {
     threads: Mutex<HashMap<CompactionKey, ThreadSummary>>,
-    /// The names of the claims of this process.
-    claims: Mutex<HashSet<String>>,
+    /// The keys of the claims of this process.
+    claims: Mutex<HashSet<u128>>,
 }
 
 pub(crate) type CompactionKey = (Scope, ThreadId);
@@ -83,16 +83,16 @@ impl SummariesInProgress {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(in crate::proxy) fn claims(&self) -> MutexGuard<'_, HashSet<String>> {
+    pub(in crate::proxy) fn claims(&self) -> MutexGuard<'_, HashSet<u128>> {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn add_claim(&self, name: String) {
-        self.claims().insert(name);
+    pub(crate) fn add_claim(&self, claim: u128) {
+        self.claims().insert(claim);
     }
 
-    pub(crate) fn remove_claim(&self, name: &str) {
-        self.claims().remove(name);
+    pub(crate) fn remove_claim(&self, claim: u128) {
+        self.claims().remove(&claim);
     }
 
     pub(in crate::proxy) fn writing(&self, key: &CompactionKey) -> Option<watch::Receiver<()>> {

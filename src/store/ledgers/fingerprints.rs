@@ -138,6 +138,20 @@ impl SessionFingerprints {
         self.look_ups.remove(&of_tenant(tenant, own));
     }
 
+    /// Those that would say more than the first known one, if another process left them; none if no one is known. What a
+    /// request itself adds leads to no other session.
+    pub(super) fn newer_than_known(
+        &self,
+        tenant: &TenantId,
+        fingerprints: &[ShownFingerprint],
+    ) -> Vec<ShownFingerprint> {
+        let known = fingerprints
+            .iter()
+            .position(|shown| self.holders.contains_key(&of_tenant(tenant, shown.key)));
+        let newer = fingerprints.iter().take(known.unwrap_or_default());
+        newer.filter(|shown| !shown.is_sent_again).copied().collect()
+    }
+
     /// The session of the first known one of these fingerprints. A request that `goes_on` continues it there, so that
     /// another request with the same fingerprint belongs to an equal session, if there is one.
     pub(super) fn session(

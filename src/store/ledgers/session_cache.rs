@@ -19,7 +19,7 @@ use crate::context::{ExchangeId, Fact, SessionId, TenantId};
 use crate::dialect::{Chain, Conversation};
 use crate::store::precondition::Precondition;
 use crate::store::recall::{ReadBudget, Recall, RecallOutcome};
-use crate::store::{Record, Scope, Store, StoreError, StoreFuture};
+use crate::store::{LogPlace, Record, Scope, Store, StoreError, StoreFuture};
 
 /// Most sessions in memory; past it, those of the tenant that has most of them are dropped, the least recently used
 /// first, and loaded again when needed.
@@ -164,6 +164,13 @@ fn is_used(cache: &Arc<SessionCache>) -> bool {
     Arc::strong_count(cache) > 1
 }
 
+/// A session as far as it is known now.
+pub(super) struct KnownSession {
+    pub(super) cache: Arc<SessionCache>,
+    /// The store did not answer, so its data is missing or old.
+    pub(super) store_missed: bool,
+}
+
 /// One session's place in memory.
 pub(super) struct SessionCache {
     state: Mutex<SessionCacheState>,
@@ -187,6 +194,8 @@ struct SessionCacheState {
     has_unread: bool,
     /// The session was deleted: what arrives for it now is not stored.
     forgotten: bool,
+    /// How far a store that others write to was read.
+    place: LogPlace,
 }
 
 impl SessionCache {
@@ -245,7 +254,7 @@ impl SessionCache {
         }
     }
 
-    pub(super) fn loaded(&self, loaded: LoadedLedger) {
+    pub(super) fn loaded(&self, loaded: LoadedLedger, place: LogPlace) {
         // What arrived meanwhile is newer than what the store had.
         let LoadedLedger { mut ledger, has_unread } = loaded;
         let mut state = lock(&self.state);
@@ -253,6 +262,22 @@ impl SessionCache {
             state.has_unread |= has_unread;
             ledger.merge(&state.ledger);
             state.ledger = ledger;
+            state.place = place;
+            self.weigh(&mut state);
+        }
+    }
+
+    /// How far a store that others write to was read.
+    pub(super) fn place(&self) -> LogPlace {
+        lock(&self.state).place
+    }
+
+    /// Adds what others wrote up to a place.
+    pub(super) fn gain(&self, gained: &Ledger, place: LogPlace) {
+        let mut state = lock(&self.state);
+        if !state.forgotten {
+            state.ledger.merge(gained);
+            state.place = place;
             self.weigh(&mut state);
         }
     }
@@ -404,9 +429,17 @@ async fn load(
     store: Arc<dyn Store>,
     scope: Scope,
 ) -> Result<(), StoreError> {
-    let records = store.scan(scope, FACTS).await?;
+    let mut place = LogPlace::default();
+    let records = if store.is_shared() {
+        // From here on, it is read on.
+        let gain = store.scan_since(scope, cache.born(), place).await?;
+        place = gain.place;
+        gain.records
+    } else {
+        store.scan(scope, FACTS).await?
+    };
     let loaded = parsers::parse(move || ledger(&records)).await?;
-    cache.loaded(loaded);
+    cache.loaded(loaded, place);
     Ok(())
 }
 

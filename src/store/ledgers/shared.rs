@@ -1,18 +1,81 @@
 //! What only a store needs that several processes share: reading what others wrote, and forgetting what they deleted.
 //!
-//! With a store of one process, nothing is read again: memory knows all that was written.
+//! With a store of one process, nothing is read again: memory knows all that was written. On a shared one, each request
+//! reads what its session gained before it is planned, so nothing is decided on stale knowledge (docs/fleets.md).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::lock::lock;
-use super::session_cache::SessionCache;
+use super::session_cache::{KnownSession, SessionCache};
 use super::{Ledgers, parsers, session_cache};
-use crate::store::{Scope, StoreError};
+use crate::store::recall::ReadBudget;
+use crate::store::{Scope, SessionGain, StoreError};
 
 impl Ledgers {
     /// Whether other processes may use the store.
     pub(crate) fn is_shared(&self) -> bool {
         self.store.is_shared()
+    }
+
+    /// Claims a piece of work for `holder`, unless another process has it ([`crate::store::Store::claim`]).
+    ///
+    /// # Errors
+    /// The store's [`StoreError`]: it is unknown whether another process has it.
+    pub(crate) async fn claim(
+        &self,
+        what: u128,
+        holder: u64,
+        lasts: Duration,
+    ) -> Result<bool, StoreError> {
+        self.store.claim(what, holder, lasts).await
+    }
+
+    /// Gives back what `holder` has claimed.
+    ///
+    /// # Errors
+    /// The store's [`StoreError`]: it then ends by itself.
+    pub(crate) async fn release(&self, what: u128, holder: u64) -> Result<(), StoreError> {
+        self.store.release(what, holder).await
+    }
+
+    /// A session with what the store has of it: read once, and on a shared store with what others wrote since. `is_new`:
+    /// its name was made up for this request.
+    pub(super) async fn known_session(
+        &self,
+        scope: &Scope,
+        is_new: bool,
+        reads: &ReadBudget,
+    ) -> KnownSession {
+        let cache = lock(&self.caches).cache(scope);
+        if is_new {
+            cache.set_new();
+        }
+        let was_loaded = cache.is_loaded();
+        let store_missed = cache.load(&self.store, scope, reads).await.is_err();
+        if is_new || !was_loaded || !self.is_shared() {
+            return KnownSession { cache, store_missed };
+        }
+        match reads.wait(self.catch_up(scope, &cache)).await {
+            Some(Ok(())) => KnownSession { cache, store_missed },
+            Some(Err(StoreError::Deleted)) => {
+                // Another process deleted it: this is the first request of a new session.
+                self.forget_deleted(scope, &cache);
+                let cache = lock(&self.caches).cache(scope);
+                let store_missed = cache.load(&self.store, scope, reads).await.is_err();
+                KnownSession { cache, store_missed }
+            }
+            Some(Err(_)) | None => KnownSession { cache, store_missed: true },
+        }
+    }
+
+    /// Reads what other processes saved for a session since it was last read.
+    ///
+    /// # Errors
+    /// [`StoreError::Deleted`] if one of them deleted it, or why it cannot be read; what was known stays.
+    async fn catch_up(&self, scope: &Scope, cache: &Arc<SessionCache>) -> Result<(), StoreError> {
+        let gain = self.store.scan_since(scope.clone(), cache.born(), cache.place()).await?;
+        gained(cache, gain).await
     }
 
     /// Reads what other processes saved for a session since it was loaded.
@@ -23,7 +86,8 @@ impl Ledgers {
         if !self.is_shared() {
             return Ok(());
         }
-        self.reload(scope).await
+        let cache = lock(&self.caches).cache(scope);
+        self.catch_up(scope, &cache).await
     }
 
     /// Adds what the store has of a session to what is known.
@@ -43,4 +107,17 @@ impl Ledgers {
         lock(&self.latest_requests).forget(scope);
         lock(&self.pending_compactions).forget(scope);
     }
+}
+
+/// Adds what a session gained to what is known of it.
+async fn gained(cache: &Arc<SessionCache>, gain: SessionGain) -> Result<(), StoreError> {
+    let SessionGain { is_deleted, place, records } = gain;
+    if is_deleted {
+        return Err(StoreError::Deleted);
+    }
+    if place != cache.place() || !records.is_empty() {
+        let ledger = parsers::parse(move || session_cache::ledger(&records).ledger).await?;
+        cache.gain(&ledger, place);
+    }
+    Ok(())
 }

@@ -331,6 +331,11 @@ impl StoreWrapper for Slow {
         &self.inner
     }
 
+    // What is in memory is not read again.
+    fn is_shared(&self) -> bool {
+        false
+    }
+
     fn session_by_fingerprint(
         &self,
         tenant: TenantId,
@@ -738,17 +743,50 @@ async fn unreadable_records_are_reported() {
     assert!(!other.unread);
 }
 
-/// What other processes wrote for a session is known here after a refresh.
+/// A request is placed by what all processes know of its session.
 #[tokio::test]
-async fn refreshes_read_other_processes() {
+async fn requests_read_other_processes() {
+    let store = Arc::new(MemoryStore::default());
+    let (ours, theirs) = (ledgers(&store), ledgers(&store));
+    let (scope, _) = add_turn(&ours, lookup("t", Some("s"), "1"), &user("hi"), "A").await;
+    let second = [user("hi"), model("A"), user("go")].join(",");
+    add_turn(&theirs, lookup("t", Some("s"), "2"), &second, "B").await;
+    let third = conversation(&[second.as_str(), &model("B"), &user("on")].join(","));
+    let opened = ours.open(lookup("t", Some("s"), "3"), &third).await.unwrap();
+    assert_eq!(opened.placed.position.parent, Some("2".into()));
+    assert!(!opened.store_missed);
+    drop(opened);
+    theirs.forget(&scope).await.unwrap();
+    let opened = ours.open(lookup("t", Some("s"), "4"), &third).await.unwrap();
+    assert_eq!(opened.placed.position.parent, None, "another process deleted it");
+}
+
+/// A session without a name is found where another process answered it last, not where this one did.
+#[tokio::test]
+async fn newest_fingerprints_are_asked_for() {
+    let store = Arc::new(MemoryStore::default());
+    let (ours, theirs) = (ledgers(&store), ledgers(&store));
+    let (first, _) = add_turn(&ours, lookup("t", None, "1"), &user("hi"), "A").await;
+    // An equal beginning, which another process knows as another session.
+    let (other, _) = add_turn(&theirs, lookup("t", None, "2"), &user("hi"), "A").await;
+    assert_ne!(first, other);
+    let second = [user("hi"), model("A"), user("go")].join(",");
+    let (continued, _) = add_turn(&theirs, lookup("t", None, "3"), &second, "B").await;
+    assert_eq!(continued, other);
+    let third = [second.as_str(), &model("B"), &user("on")].join(",");
+    let (found, _) = add_turn(&ours, lookup("t", None, "4"), &third, "C").await;
+    assert_eq!(found, other);
+}
+
+/// What other processes wrote for a session is shown here.
+#[tokio::test]
+async fn looks_read_other_processes() {
     let store = Arc::new(MemoryStore::default());
     let (ours, theirs) = (ledgers(&store), ledgers(&store));
     let (scope, _) = add_turn(&ours, lookup("t", Some("s"), "1"), &user("hi"), "A").await;
     let next = [user("hi"), model("A"), user("go")].join(",");
     add_turn(&theirs, lookup("t", Some("s"), "2"), &next, "B").await;
     let count = |ledger: &Ledger| ledger.turns().count();
-    assert_eq!(ours.look(&scope, count).await.unwrap(), 1);
-    ours.refresh(&scope).await.unwrap();
     assert_eq!(ours.look(&scope, count).await.unwrap(), 2);
     ours.refresh(&scope).await.unwrap();
     assert_eq!(ours.look(&scope, count).await.unwrap(), 2, "once");

@@ -61,7 +61,12 @@ seccompProfile: {type: RuntimeDefault}
 
 {{/* The secrets that are mounted: files, because a variable is inherited and shown by tools. */}}
 {{- define "plimsoll.secrets" -}}
-{{ concat (list .Values.admin.secret .Values.clientToken.secret .Values.tls.secret) .Values.secrets | compact | uniq | toJson }}
+{{ concat (list .Values.admin.secret .Values.clientToken.secret .Values.tls.secret (include "plimsoll.redisSecret" .)) .Values.secrets | compact | uniq | toJson }}
+{{- end }}
+
+{{/* The secret of the server that a fleet shares; empty if it shares none. */}}
+{{- define "plimsoll.redisSecret" -}}
+{{- if eq .Values.mode "fleet" }}{{ .Values.fleet.redis.secret }}{{ end -}}
 {{- end }}
 
 {{/* The container of both modes: one source for its name, ports, probes and variables. */}}
@@ -98,6 +103,10 @@ seccompProfile: {type: RuntimeDefault}
     - {name: PLIMSOLL_TLS_CERTIFICATE, value: /secrets/{{ .Values.tls.secret }}/tls.crt}
     - {name: PLIMSOLL_TLS_KEY, value: /secrets/{{ .Values.tls.secret }}/tls.key}
     - {name: PLIMSOLL_TLS_ADMIN, value: {{ .Values.tls.admin | quote }}}
+    {{- end }}
+    {{- with include "plimsoll.redisSecret" . }}
+    - {name: PLIMSOLL_STORE_URL, value: "file:/secrets/{{ . }}/{{ $.Values.fleet.redis.urlKey }}"}
+    - {name: PLIMSOLL_STORE_SECRET, value: "file:/secrets/{{ . }}/{{ $.Values.fleet.redis.secretKey }}"}
     {{- end }}
     - {name: PLIMSOLL_LIMITS_DRAIN_S, value: {{ .Values.drainSeconds | quote }}}
     {{- range $name, $value := .Values.env }}

@@ -5,7 +5,6 @@
 
 use std::future::Future;
 use std::io;
-use std::path::Path;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -19,8 +18,6 @@ use hyper_util::client::legacy::connect::proxy::Tunnel;
 use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use hyper_util::client::proxy::matcher::{Intercept, Matcher};
 use hyper_util::rt::TokioIo;
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject;
 use tokio::net::TcpStream;
 use tower_service::Service;
 
@@ -28,7 +25,6 @@ use super::dns::DnsResolver;
 #[cfg(target_os = "linux")]
 use super::limits::TCP_UNACKNOWLEDGED;
 use super::limits::{TCP_PROBE, TCP_PROBE_INTERVAL};
-use crate::config::Config;
 use crate::proxy::http::arriving::ConnectionError;
 use crate::proxy::http::transport::ConnectionSocket;
 use crate::telemetry::{GaugeGuard, UpstreamMetrics};
@@ -233,30 +229,4 @@ impl hyper::rt::Write for DialedTransport {
     ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
     }
-}
-
-pub(super) fn tls_config(config: &Config) -> Result<rustls::ClientConfig, String> {
-    let mut roots = rustls::RootCertStore::empty();
-    roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
-    // A platform without certificates (a scratch image) is fine: there are bundled ones.
-    roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-    if let Some(path) = &config.extra_ca {
-        add_certificates(&mut roots, path)
-            .map_err(|error| format!("extra_ca {}: {error}", path.display()))?;
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .map_err(|error| error.to_string())?;
-    Ok(builder.with_root_certificates(roots).with_no_client_auth())
-}
-
-fn add_certificates(
-    roots: &mut rustls::RootCertStore,
-    path: &Path,
-) -> Result<(), Box<dyn std::error::Error>> {
-    for certificate in CertificateDer::pem_file_iter(path)? {
-        roots.add(certificate?)?;
-    }
-    Ok(())
 }

@@ -30,6 +30,7 @@ use crate::proxy::http::upstream::error::UpstreamError;
 use crate::proxy::http::upstream::http1::{Http1, SendError};
 use crate::proxy::http::upstream::http2::{Http2, SendOutcome};
 use crate::telemetry::Telemetry;
+use crate::tls;
 
 /// Pooled connections to all upstreams.
 pub(crate) struct UpstreamPool {
@@ -50,7 +51,7 @@ impl UpstreamPool {
         matcher: Matcher,
         telemetry: &Telemetry,
     ) -> Result<Self, String> {
-        let tls = dial::tls_config(config)?;
+        let tls = tls::client_config(config)?;
         let timeout = Duration::from_secs(config.limits.connect_s.max(1));
         let credentials = credentials(config, &matcher);
         let gauges = gauges(config, telemetry);

@@ -3,6 +3,7 @@
 
 use super::super::session_cache::{BYTES, LoadedLedger, SESSIONS, SessionCaches};
 use super::*;
+use crate::store::LogPlace;
 
 fn scope(number: usize) -> Scope {
     Scope { tenant: "t".into(), session: format!("s{number}").into() }
@@ -95,7 +96,7 @@ async fn deleted_sessions_leave_memory() {
     let mut late = Ledger::default();
     texts_of(1000).into_iter().for_each(|fact| late.add(fact));
     cache.join(&late);
-    cache.loaded(LoadedLedger { ledger: late, has_unread: true });
+    cache.loaded(LoadedLedger { ledger: late, has_unread: true }, LogPlace::default());
     assert!(cache.look(Ledger::is_empty));
     assert!(!cache.take_unread());
     drop((caches.remove(&scope(0)), cache));

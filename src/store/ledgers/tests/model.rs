@@ -10,6 +10,7 @@ use futures_util::FutureExt as _;
 use super::super::session_cache::LoadedLedger;
 use super::orders::{Choices, in_every_order};
 use super::*;
+use crate::store::LogPlace;
 use crate::store::recall::{RecallRun, RecallStart};
 
 /// The turn that the store has before the first request.
@@ -145,7 +146,8 @@ impl World {
                 self.loads.push(load);
             }
             Some(read) => {
-                load.cache.loaded(LoadedLedger { ledger: read, has_unread: false });
+                load.cache
+                    .loaded(LoadedLedger { ledger: read, has_unread: false }, LogPlace::default());
                 load.run.end(Ok(()));
             }
         }

@@ -1,0 +1,101 @@
+//! The names of keys, and of sessions in lists.
+//!
+//! All keys of a session have its name as hash tag, those of the list of sessions have `{index}`, so that a script has
+//! its keys in one place.
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::context::{SessionId, TenantId};
+use crate::store::{RecordKind, Scope};
+
+/// Makes the names of keys.
+pub(super) struct Keys {
+    prefix: Box<str>,
+}
+
+/// The keys of a session.
+pub(super) struct SessionKeys {
+    pub(super) facts: String,
+    pub(super) log: String,
+    pub(super) meta: String,
+    pub(super) signs: String,
+    pub(super) drafts: String,
+    pub(super) gone: String,
+}
+
+impl SessionKeys {
+    /// All, in the order in which scripts take them.
+    pub(super) fn all(self) -> [String; 6] {
+        [self.facts, self.log, self.meta, self.signs, self.drafts, self.gone]
+    }
+}
+
+impl Keys {
+    pub(super) fn new(prefix: &str) -> Self {
+        Self { prefix: prefix.into() }
+    }
+
+    pub(super) fn session(&self, scope: &Scope) -> SessionKeys {
+        let base = format!("{}{{{}:{}}}", self.prefix, scope.tenant, scope.session);
+        SessionKeys {
+            facts: format!("{base}:facts"),
+            log: format!("{base}:log"),
+            meta: format!("{base}:meta"),
+            signs: format!("{base}:signs"),
+            drafts: format!("{base}:drafts"),
+            gone: format!("{base}:gone"),
+        }
+    }
+
+    pub(super) fn index(&self, name: &str) -> String {
+        format!("{}{{index}}:{name}", self.prefix)
+    }
+
+    /// The tenants of a session's name.
+    pub(super) fn name(&self, session: &SessionId) -> String {
+        format!("{}{{index}}:name:{session}", self.prefix)
+    }
+
+    pub(super) fn fingerprint(&self, tenant: &TenantId, key: u128) -> String {
+        format!("{}sign:{tenant}:{key:032x}", self.prefix)
+    }
+
+    pub(super) fn claim(&self, what: u128) -> String {
+        self.index(&format!("claim:{what:032x}"))
+    }
+
+    /// The list of sessions: times of use, sizes, the sum of sizes.
+    pub(super) fn list(&self) -> [String; 3] {
+        ["used", "sizes", "bytes"].map(|name| self.index(name))
+    }
+}
+
+/// The field of a record.
+pub(super) fn field(kind: RecordKind, key: u128) -> String {
+    format!("{}:{key:032x}", kind.layout().code)
+}
+
+/// The largest number that scripts can count with.
+const LARGEST: u64 = (1 << 53) - 1;
+
+/// A number, or the largest that scripts can count with.
+pub(super) fn capped(number: u64) -> u64 {
+    number.min(LARGEST)
+}
+
+/// The id of a scope, which orders those that were used at the same time; any client can read it as a number.
+pub(super) fn id(scope: &Scope) -> u64 {
+    xxh3_64(format!("{}\n{}", scope.tenant, scope.session).as_bytes()) >> 1
+}
+
+/// The name of a scope in lists: the server orders equals by it.
+pub(super) fn member(scope: &Scope) -> String {
+    format!("{:016x}:{}:{}", id(scope), scope.tenant, scope.session)
+}
+
+/// The scope of such a name.
+pub(super) fn scope_of(member: &str) -> Option<Scope> {
+    let (_, scope) = member.split_once(':')?;
+    let (tenant, session) = scope.split_once(':')?;
+    Some(Scope { tenant: tenant.into(), session: session.into() })
+}

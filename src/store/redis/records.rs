@@ -1,0 +1,199 @@
+//! Records of a session: written in one script, read from a place in its log on.
+//!
+//! A value is stored as it is. What the script has to know of a turn is read here and goes beside it.
+
+use bytes::Bytes;
+use redis::Value;
+use serde::Deserialize;
+
+use super::keys::{SessionKeys, capped, member};
+use super::{Access, RedisStore, age, scripts};
+use crate::dialect::Usage;
+use crate::store::precondition::{Precondition, WriteToken};
+use crate::store::{LogPlace, Record, RecordKind, Scope, SessionGain, StoreError, WriteOutcome};
+
+/// Most records of a series that are kept.
+const SERIES: &str = "8";
+/// How long a series lives that nobody adds to, ms: models change within that time.
+const SERIES_LIFE: &str = "7776000000";
+/// The size of a record beside its value, bytes, roughly.
+const ROW: usize = 200;
+
+/// What the script has to know of a turn.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct TurnSums {
+    outcome: Option<String>,
+    usage: Option<Usage>,
+}
+
+fn push(arguments: &mut Vec<Vec<u8>>, argument: impl ToString) {
+    arguments.push(argument.to_string().into_bytes());
+}
+
+/// A record as the script takes it.
+fn push_record(arguments: &mut Vec<Vec<u8>>, record: &Record) {
+    push(arguments, record.kind.layout().code);
+    push(arguments, format_args!("{:032x}", record.key));
+    push(arguments, capped(record.at));
+    arguments.push(record.value.to_vec());
+    let turn: TurnSums = match record.kind {
+        RecordKind::Turn => serde_json::from_slice(&record.value).unwrap_or_default(),
+        _ => TurnSums::default(),
+    };
+    let mut sums = [0u64; 3];
+    for (_, usage) in turn.usage.iter().flat_map(Usage::billed) {
+        for (sum, part) in sums.iter_mut().zip([usage.input, usage.output, usage.cache_read]) {
+            *sum = sum.saturating_add(part.unwrap_or(0));
+        }
+    }
+    // A word of its own in the log.
+    let outcome = turn.outcome.filter(|outcome| !outcome.contains(char::is_whitespace));
+    push(arguments, outcome.as_deref().unwrap_or("-"));
+    for sum in sums {
+        push(arguments, capped(sum));
+    }
+}
+
+impl RedisStore {
+    pub(super) async fn put_records(
+        &self,
+        scope: &Scope,
+        records: &[Record],
+        only_if: &Precondition,
+    ) -> Result<Vec<WriteOutcome>, StoreError> {
+        if records.is_empty() {
+            return Ok(Vec::new());
+        }
+        let is_learned = records.iter().any(|record| record.kind == RecordKind::Learned);
+        let mut arguments = Vec::with_capacity(3 + 8 * records.len());
+        arguments.push(only_if.since.map(age).unwrap_or_default());
+        push(
+            &mut arguments,
+            match (is_learned, scope.is_series()) {
+                (false, _) => self.life.as_millis().to_string(),
+                (true, true) => SERIES_LIFE.to_owned(),
+                (true, false) => String::new(),
+            },
+        );
+        push(&mut arguments, if scope.is_series() { SERIES } else { "" });
+        for record in records {
+            push_record(&mut arguments, record);
+        }
+        if !only_if.token.as_ref().is_none_or(WriteToken::begin) {
+            return Err(StoreError::Cancelled);
+        }
+        let keys = self.keys.session(scope).all();
+        let writing = self.script(Access::Write, &scripts::PUT, &keys, &arguments);
+        let put: Vec<Value> = match is_learned {
+            true => writing.await?,
+            // In the same round trip. If the session was deleted, readers find none behind them.
+            false => tokio::try_join!(writing, self.list_session(scope, records))?.0,
+        };
+        let mut outcomes = put.into_iter();
+        if !matches!(outcomes.next(), Some(Value::BulkString(status)) if status == b"ok") {
+            return Err(StoreError::Deleted);
+        }
+        let mut drafted = self.drafted();
+        for record in records.iter().filter(|record| record.kind == RecordKind::Turn) {
+            drafted.remove(&record.key);
+        }
+        Ok(outcomes.map(outcome).collect())
+    }
+
+    /// Puts a session on the list, and its fingerprints beside it.
+    async fn list_session(&self, scope: &Scope, records: &[Record]) -> Result<(), StoreError> {
+        let life = self.life.as_millis().to_string();
+        let last = records.iter().map(|record| record.at).max().unwrap_or_default();
+        let bytes: usize = records.iter().map(|record| record.value.len() + ROW).sum();
+        let [used, sizes, total] = self.keys.list();
+        let mut listing = scripts::INDEX.prepare_invoke();
+        listing.key(&[used, sizes, total, self.keys.name(&scope.session)]);
+        listing.arg(member(scope)).arg(capped(last)).arg(bytes);
+        listing.arg(scope.tenant.as_str()).arg(&life);
+        let mut signs = redis::pipe();
+        for sign in records.iter().filter(|record| record.kind == RecordKind::Fingerprint) {
+            let key = self.keys.fingerprint(&scope.tenant, sign.key);
+            signs.cmd("SET").arg(key).arg(scope.session.as_str()).arg("PX").arg(&life).ignore();
+        }
+        self.run(Access::Write, async |connection| {
+            let mut other = connection.clone();
+            let mut connection = connection;
+            let listed = async { listing.invoke_async::<()>(&mut connection).await };
+            let signed = async {
+                if signs.is_empty() { Ok(()) } else { signs.exec_async(&mut other).await }
+            };
+            tokio::try_join!(listed, signed).map(drop)
+        })
+        .await
+    }
+
+    /// The newest records of a session, and all its decisions.
+    pub(super) async fn newest(
+        &self,
+        scope: &Scope,
+        newest: usize,
+    ) -> Result<Vec<Record>, StoreError> {
+        let gain = self.read(scope, None, LogPlace::default()).await?;
+        Ok(only_newest(gain.records, newest))
+    }
+
+    /// What a session gained since a place in its log, oldest first.
+    pub(super) async fn read(
+        &self,
+        scope: &Scope,
+        known_since: Option<std::time::Instant>,
+        place: LogPlace,
+    ) -> Result<SessionGain, StoreError> {
+        let SessionKeys { facts, log, meta, gone, .. } = self.keys.session(scope);
+        let mut arguments = vec![known_since.map(age).unwrap_or_default()];
+        push(&mut arguments, place.born);
+        push(&mut arguments, place.length);
+        let keys = [facts, log, meta, gone];
+        let reply: Vec<Value> =
+            self.script(Access::Read, &scripts::SCAN, &keys, &arguments).await?;
+        let mut reply = reply.into_iter();
+        let mut number = || redis::from_redis_value::<u64>(reply.next().unwrap_or(Value::Nil));
+        let (is_deleted, born, length) = match (number(), number(), number()) {
+            (Ok(is_deleted), Ok(born), Ok(length)) => (is_deleted == 1, born, length),
+            _ => return Err(StoreError::Failed("Redis answered something else".to_owned())),
+        };
+        let mut records = Vec::new();
+        while let (Some(Value::BulkString(entry)), Some(Value::BulkString(value))) =
+            (reply.next(), reply.next())
+        {
+            records.extend(record(&entry, value.into()));
+        }
+        // A later version of the same turn comes later.
+        records.sort_by_key(|record: &Record| record.at);
+        Ok(SessionGain { is_deleted, place: LogPlace { born, length }, records })
+    }
+}
+
+fn outcome(put: Value) -> WriteOutcome {
+    match put {
+        Value::BulkString(value) => WriteOutcome::Existed(value.into()),
+        _ => WriteOutcome::Written,
+    }
+}
+
+/// A record by its entry in the log; `None` if a newer version wrote it.
+fn record(entry: &[u8], value: Bytes) -> Option<Record> {
+    let mut words = std::str::from_utf8(entry).ok()?.split(' ');
+    let (code, key) = words.next()?.split_once(':')?;
+    let at = words.next()?.parse().ok()?;
+    let kind = RecordKind::coded(code.parse().ok()?)?;
+    Some(Record { kind, key: u128::from_str_radix(key, 16).ok()?, value, at })
+}
+
+/// The newest records, and all decisions.
+fn only_newest(mut records: Vec<Record>, newest: usize) -> Vec<Record> {
+    let others = records.iter().filter(|record| !record.kind.is_decision()).count();
+    let mut surplus = others.saturating_sub(newest);
+    records.retain(|record| {
+        let is_old = !record.kind.is_decision() && surplus > 0;
+        surplus -= usize::from(is_old);
+        !is_old
+    });
+    records
+}

@@ -1,0 +1,15 @@
+//! Several processes on one Redis or Valkey: real servers, which `scripts/tools` fetches and each test starts for itself.
+//!
+//! Only `scripts/test fleet` runs it.
+
+#![allow(missing_docs, unreachable_pub, clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod chaos;
+mod conforms;
+mod fleet;
+mod program;
+mod replicas;
+mod server;
