@@ -33,12 +33,12 @@ local function entry_of(field)
     end
 end
 
--- Whether a turn without its whole reply is there, and this one has more of it.
+-- Whether a turn without its whole reply or its usage is there, and this one has more of it.
 local function is_completed_by(first, outcome)
-    if first == nil or first == '-' or outcome == 'interrupted' then
+    if first == nil or first == '-' or first == 'complete' or outcome == 'interrupted' then
         return false
     end
-    return first == 'interrupted' or (outcome == 'complete' and first ~= 'complete')
+    return first == 'interrupted' or outcome == 'complete' or (outcome == 'uncounted' and first ~= 'uncounted')
 end
 
 local function count_turn(words, sign)

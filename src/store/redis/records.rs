@@ -47,9 +47,15 @@ fn push_record(arguments: &mut Vec<Vec<u8>>, record: &Record) {
             *sum = sum.saturating_add(part.unwrap_or(0));
         }
     }
-    // A word of its own in the log.
-    let outcome = turn.outcome.filter(|outcome| !outcome.contains(char::is_whitespace));
-    push(arguments, outcome.as_deref().unwrap_or("-"));
+    let is_counted = turn.usage.is_some_and(|usage| usage.input.is_some());
+    let outcome = match turn.outcome.as_deref() {
+        // Its usage may come later, and then takes its place.
+        Some("complete") if !is_counted => "uncounted",
+        // A word of its own in the log.
+        Some(outcome) if !outcome.contains(char::is_whitespace) => outcome,
+        _ => "-",
+    };
+    push(arguments, outcome);
     for sum in sums {
         push(arguments, capped(sum));
     }
