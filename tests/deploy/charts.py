@@ -179,7 +179,7 @@ def network_policy_of_fleet_names_both_directions():
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     by_port = {rule["ports"][0]["port"]: rule["from"] for rule in policy["ingress"]}
     assert by_port.keys() == {9797, "clients"} and all(by_port.values()), "a rule without peers lets everybody in"
-    assert [rule["ports"][0]["port"] for rule in policy["egress"]] == [53, 443], policy["egress"]
+    assert [rule["ports"][0]["port"] for rule in policy["egress"]] == [53, 443, 6379], policy["egress"]
 
 
 def manifests_are_rendered_from_the_chart():

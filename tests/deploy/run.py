@@ -2,6 +2,7 @@
 image, and the dashboard. A real Prometheus scrapes Plimsoll's demo, and every query of the dashboard must return data.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -330,13 +331,14 @@ def variables_of(workload):
 def check_configuration(settings, config=""):
     env = {"PATH": os.environ["PATH"], "HOME": "/nonexistent"} | settings
     # The volumes do not exist here: a temporary folder replaces them.
-    with tempfile.TemporaryDirectory(prefix="plimsoll-deploy-") as name:
+    server = shared_server() if "PLIMSOLL_STORE_URL" in settings else contextlib.nullcontext()
+    with tempfile.TemporaryDirectory(prefix="plimsoll-deploy-") as name, server as url:
         folder = pathlib.Path(name)
         for file in re.findall(r"/secrets/[\w./-]+", " ".join([*settings.values(), config])):
             secret = folder / file.lstrip("/")
             secret.parent.mkdir(parents=True, exist_ok=True)
             secret.touch(0o600)
-            secret.write_text(f"a secret of this test, {secret.name}")
+            secret.write_text(url if secret.name == "url" else f"a secret of this test, {secret.name}")
             if secret.suffix in (".crt", ".key"):
                 certify(secret.parent)
         env = {key: value.replace("/secrets/", f"{folder}/secrets/") for key, value in env.items()}
@@ -347,6 +349,26 @@ def check_configuration(settings, config=""):
     verdict = json.loads(done.stdout)
     assert verdict["ok"] and not verdict["warnings"], verdict
     return verdict
+
+
+@contextlib.contextmanager
+def shared_server():
+    """The address of a real server, as the secret of a fleet names it."""
+    folder = ROOT / ".tools/fleet/valkey"
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="plimsoll-deploy-") as data:
+        arguments = ["--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", data]
+        server = subprocess.Popen([folder / "valkey-server", *arguments], env={"LD_LIBRARY_PATH": str(folder)}, stdout=subprocess.DEVNULL)
+        try:
+            ends = time.monotonic() + TIMEOUT_S
+            while time.monotonic() < ends:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+                    break
+                time.sleep(0.05)
+            yield f"redis://127.0.0.1:{port}"
+        finally:
+            server.terminate()
+            server.wait()
 
 
 def certify(folder):
