@@ -22,7 +22,7 @@ pub struct TlsTerminator {
 struct LoadedCertificate {
     acceptor: TlsAcceptor,
     /// The state of the files at the last attempt to load them, whether it succeeded or not.
-    seen: FileStamps,
+    stamps: FileStamps,
 }
 
 /// Enough of the files' metadata to notice a replacement.
@@ -34,21 +34,26 @@ impl TlsTerminator {
     /// # Errors
     /// If a file cannot be read, or key and certificate do not match.
     pub(crate) fn new(files: &Tls) -> Result<Self, String> {
-        let seen = look(files);
+        let stamps = look(files);
         let acceptor = read(files)?;
-        Ok(Self { files: files.clone(), current: Mutex::new(LoadedCertificate { acceptor, seen }) })
+        Ok(Self {
+            files: files.clone(),
+            current: Mutex::new(LoadedCertificate { acceptor, stamps }),
+        })
     }
 
     /// The acceptor for the next handshake.
     pub(crate) fn acceptor(&self) -> TlsAcceptor {
-        let seen = look(&self.files);
+        let stamps = look(&self.files);
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
-        if current.seen != seen {
-            current.seen = seen;
+        if current.stamps != stamps {
+            current.stamps = stamps;
             let judged = permissions::recheck(&self.files);
             match judged.and_then(|warning| Ok((read(&self.files)?, warning))) {
                 Ok((acceptor, warning)) => {
-                    warning.iter().for_each(|warning| tracing::warn!("{warning}"));
+                    if let Some(warning) = warning {
+                        tracing::warn!("{warning}");
+                    }
                     tracing::info!("the listener's certificate was reloaded");
                     current.acceptor = acceptor;
                 }

@@ -598,7 +598,8 @@ fn every_requirement_of_reference_documents_has_row_and_test() {
     let mut number = 0;
     for row in rows.filter(|row| row[0].trim().parse::<usize>().is_ok()) {
         number += 1;
-        assert_eq!((row[0].trim(), row.len()), (&*number.to_string(), 3), "{row:?}");
+        assert_eq!(row[0].trim(), &*number.to_string(), "{row:?}");
+        assert_eq!(row.len(), 3, "{row:?}");
         assert!(in_backticks(&row[2]).next().is_some(), "row {number} names no test: {row:?}");
     }
     assert_eq!(number, 200);

@@ -497,7 +497,8 @@ mod tests {
             [121, 161].map(|line| json!({"command": format!("sed -n '{line},+40p'")}));
         kept.add_call("bash", &cut.to_string(), "call");
         kept.add_tool_result("a line", 6);
-        assert_eq!((kept.tool_results, kept.all_results), (4, 4));
+        assert_eq!(kept.tool_results, 4);
+        assert_eq!(kept.all_results, 4);
         assert!(reply(&kept, &mut memory).call.is_some());
         kept.add_call("bash", &next.to_string(), "call");
         kept.add_tool_result("a line", 6);

@@ -163,7 +163,8 @@ async fn post(
 #[tokio::test]
 async fn each_demo_model_for_failures_causes_its_failure() {
     let (status, headers, _) = post("/v1/messages", "demo-rate-limit", false).await;
-    assert_eq!((status, headers["retry-after"].as_bytes()), (429, &b"1"[..]));
+    assert_eq!(status, 429);
+    assert_eq!(headers["retry-after"].as_bytes(), &b"1"[..]);
     assert_eq!(post("/v1/messages", "demo-overloaded", false).await.0, 529);
     assert_eq!(post("/v1/responses", "demo-overloaded", false).await.0, 503);
     let (status, _, body) = post("/v1/messages", "demo-overflow", true).await;
@@ -173,7 +174,8 @@ async fn each_demo_model_for_failures_causes_its_failure() {
     assert!(status == 502);
     assert!(body.unwrap().starts_with("<html>"));
     let (status, _, body) = post("/v1/messages", "demo-empty", true).await;
-    assert_eq!((status, body.unwrap().as_str()), (200, ""));
+    assert_eq!(status, 200);
+    assert_eq!(body.unwrap().as_str(), "");
 }
 
 #[tokio::test]
@@ -197,7 +199,8 @@ async fn strict_provider_refuses_changes_to_scripted_thinking() {
         "messages": [{"role": "user", "content": USER_TEXT}],
     });
     let (status, reply) = send(&body).await;
-    assert_eq!((status, &reply["content"][0]["type"]), (200, &json!("thinking")), "{reply}");
+    assert_eq!(status, 200, "{reply}");
+    assert_eq!(reply["content"][0]["type"], json!("thinking"), "{reply}");
     let messages = body["messages"].as_array_mut().unwrap();
     messages.push(json!({"role": "assistant", "content": reply["content"]}));
     messages.push(json!({"role": "user", "content": "Go on."}));

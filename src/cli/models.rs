@@ -123,21 +123,21 @@ fn differences(catalogue: &Catalogue, table: &ModelTable) -> String {
         }
         compared += 1;
         let other = &table.models[name];
-        let here = model.price.as_ref();
-        let there = other.price.as_ref();
-        for (what, here, there) in [
+        let ours = model.price.as_ref();
+        let theirs = other.price.as_ref();
+        for (what, ours, theirs) in [
             ("window", Some(model.window as f64), other.window.map(|window| window as f64)),
-            ("input", here.map(|at| at.input), there.map(|at| at.input)),
-            ("output", here.map(|at| at.output), there.map(|at| at.output)),
-            ("cache read", here.map(|at| at.cache_read), there.map(|at| at.cache_read)),
+            ("input", ours.map(|at| at.input), theirs.map(|at| at.input)),
+            ("output", ours.map(|at| at.output), theirs.map(|at| at.output)),
+            ("cache read", ours.map(|at| at.cache_read), theirs.map(|at| at.cache_read)),
         ] {
-            if let (Some(here), Some(there)) = (here, there)
-                && (here - there).abs() > 0.005 * there.abs()
+            if let (Some(ours), Some(theirs)) = (ours, theirs)
+                && (ours - theirs).abs() > 0.005 * theirs.abs()
             {
-                rows.push([name.into(), what.into(), here.to_string(), there.to_string()]);
+                rows.push([name.into(), what.into(), ours.to_string(), theirs.to_string()]);
             }
         }
     }
-    let found = rows.len() - 1;
-    format!("{}{compared} names are in both; {found} differences.\n", columns(&rows))
+    let differences = rows.len() - 1;
+    format!("{}{compared} names are in both; {differences} differences.\n", columns(&rows))
 }

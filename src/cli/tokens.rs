@@ -151,7 +151,8 @@ mod tests {
         assert_eq!(read_or_create(&path).unwrap(), token, "the second start has the same");
         assert_ne!(read_or_create(&data.join(READER_FILE)).unwrap(), token);
         let mode = |path: &Path| std::fs::metadata(path).unwrap().mode() & 0o777;
-        assert_eq!((mode(&data), mode(&path)), (0o700, 0o600));
+        assert_eq!(mode(&data), 0o700);
+        assert_eq!(mode(&path), 0o600);
         assert_eq!(std::fs::read_dir(&data).unwrap().count(), 2, "nothing else is left there");
     }
 
@@ -166,7 +167,8 @@ mod tests {
         assert_eq!(read_or_create(&path).unwrap(), second);
         std::fs::write(&path, "short").unwrap();
         let third = read_or_create(&path).unwrap();
-        assert_eq!((third.0.len(), read_or_create(&path).unwrap()), (CHARACTERS, third));
+        assert_eq!(third.0.len(), CHARACTERS);
+        assert_eq!(read_or_create(&path).unwrap(), third);
         std::fs::remove_file(&path).unwrap();
         let own = folder.path().join("of mine");
         std::fs::write(&own, "x".repeat(CHARACTERS)).unwrap();

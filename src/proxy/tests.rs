@@ -28,7 +28,8 @@ async fn exchange_ids_are_unique() {
     let (one, two) = (proxy.next_id(), proxy.next_id());
     assert_ne!(one, two);
     let (one, two) = (one.as_str(), two.as_str());
-    assert_eq!((one.len(), &one[..16]), (24, &two[..16]));
+    assert_eq!(one.len(), 24);
+    assert_eq!(one[..16], two[..16]);
 }
 
 #[tokio::test]
@@ -58,6 +59,7 @@ fn hex_matches_format_macros() {
         let (mut eight, mut sixteen) = (String::new(), String::new());
         push_hex(&mut eight, number, 8);
         push_hex(&mut sixteen, number, 16);
-        assert_eq!((eight, sixteen), (format!("{number:08x}"), format!("{number:016x}")));
+        assert_eq!(eight, format!("{number:08x}"));
+        assert_eq!(sixteen, format!("{number:016x}"));
     }
 }

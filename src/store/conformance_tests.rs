@@ -461,7 +461,9 @@ async fn a_whole_reply_takes_the_place_of_a_part_of_it(store: &impl Store) {
         assert_eq!(put == [WriteOutcome::Written], is_written, "{usage}");
     }
     let line = store.scopes(ScopePage::first(9)).await.unwrap().remove(0);
-    assert_eq!((line.turns, line.records, line.input), (2, 2, 137));
+    assert_eq!(line.turns, 2);
+    assert_eq!(line.records, 2);
+    assert_eq!(line.input, 137);
 }
 
 async fn drafts_go_with_their_scope(store: &impl Store) {

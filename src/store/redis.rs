@@ -263,11 +263,13 @@ impl Store for RedisStore {
         Box::pin(async move {
             let fresh = blake3::Hash::from_bytes(random()?).to_hex();
             let key = self.keys.index("tenant-key");
-            let mut asked = redis::pipe();
-            asked.cmd("SET").arg(&key).arg(fresh.as_str()).arg("NX").ignore();
-            asked.cmd("GET").arg(&key);
+            let mut pipeline = redis::pipe();
+            pipeline.cmd("SET").arg(&key).arg(fresh.as_str()).arg("NX").ignore();
+            pipeline.cmd("GET").arg(&key);
             let (key,): (String,) = self
-                .run(Access::Other, async |mut connection| asked.query_async(&mut connection).await)
+                .run(Access::Other, async |mut connection| {
+                    pipeline.query_async(&mut connection).await
+                })
                 .await?;
             let key = blake3::Hash::from_hex(&key)
                 .map_err(|_| StoreError::Failed("the tenant key in Redis is none".to_owned()))?;

@@ -145,9 +145,9 @@ impl Metrics {
             .begin_at_zero(RefusalCause::iter().map(|cause| RefusedLabels { upstream, cause }));
         self.rewriting.set_aside.begin_at_zero([UpstreamLabels { upstream }].into_iter());
         for engine in SummaryAuthor::iter() {
-            let all = SummaryOutcome::iter();
-            let all = all.map(|outcome| SummaryLabels { upstream, engine, outcome });
-            self.compacting.written.begin_at_zero(all);
+            let labels =
+                SummaryOutcome::iter().map(|outcome| SummaryLabels { upstream, engine, outcome });
+            self.compacting.written.begin_at_zero(labels);
         }
     }
 
@@ -244,11 +244,15 @@ impl Metrics {
         if models.contains(model) {
             return model;
         }
-        let plain = |byte: u8| byte.is_ascii_graphic() && byte != b'"' && byte != b'\\';
-        if models.len() >= MODELS || model.len() > LONGEST || !model.bytes().all(plain) {
+        if models.len() >= MODELS || model.len() > LONGEST || !model.bytes().all(is_label_byte) {
             return "other";
         }
         models.insert(model.into());
         model
     }
+}
+
+/// Whether a label can hold the byte without an escape.
+fn is_label_byte(byte: u8) -> bool {
+    byte.is_ascii_graphic() && byte != b'"' && byte != b'\\'
 }

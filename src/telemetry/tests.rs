@@ -231,7 +231,8 @@ fn classic_estimate_is_logged_and_measured_beside_estimate() {
     assert!(line.contains(both), "{line}");
     let line: serde_json::Value =
         serde_json::from_str(&logged(LogFormat::Json, exchange.clone())).unwrap();
-    assert_eq!((&line["error"], &line["classic_error"]), (&310.into(), &5_179.into()));
+    assert_eq!(line["error"], 310);
+    assert_eq!(line["classic_error"], 5_179);
     assert_eq!(line["classic"]["rules"], "micro-compact");
 
     let telemetry = Telemetry::silent().unwrap();
@@ -245,8 +246,10 @@ fn classic_estimate_is_logged_and_measured_beside_estimate() {
         value(&rendered, &format!("plimsoll_{name}_error_ratio_bucket{{{by},le=\"{le}\"}}"))
     };
     let classic = format!("{by},rules=\"micro-compact\"");
-    assert_eq!((under("estimate", by, "0.005"), under("estimate", by, "0.01")), (0.0, 1.0));
-    assert_eq!((under("classic", &classic, "0.05"), under("classic", &classic, "0.1")), (0.0, 1.0));
+    assert_eq!(under("estimate", by, "0.005"), 0.0);
+    assert_eq!(under("estimate", by, "0.01"), 1.0);
+    assert_eq!(under("classic", &classic, "0.05"), 0.0);
+    assert_eq!(under("classic", &classic, "0.1"), 1.0);
 }
 
 /// Where an agent's rules decide, each metric has the error of its own count.
@@ -275,19 +278,23 @@ fn plimsolls_own_error_is_measured_where_agents_rules_decide() {
         value(&page, &format!("plimsoll_{name}_error_ratio_bucket{{{by},le=\"{le}\"}}"))
     };
     let classic = format!("{by},rules=\"dexto\"");
-    assert_eq!((under("estimate", by, "0.005"), under("estimate", by, "0.01")), (0.0, 1.0));
-    assert_eq!((under("classic", &classic, "0.05"), under("classic", &classic, "0.1")), (0.0, 1.0));
+    assert_eq!(under("estimate", by, "0.005"), 0.0);
+    assert_eq!(under("estimate", by, "0.01"), 1.0);
+    assert_eq!(under("classic", &classic, "0.05"), 0.0);
+    assert_eq!(under("classic", &classic, "0.1"), 1.0);
     // Exact and within the band: of one estimate, 310 too high with a band of 200.
     let by = "family=\"claude\",method=\"anchored\"";
     let of = |name: &str| value(&page, &format!("plimsoll_{name}{{{by}}}"));
-    assert_eq!((of("estimates_exact_total"), of("estimates_within_band_total")), (0.0, 0.0));
+    assert_eq!(of("estimates_exact_total"), 0.0);
+    assert_eq!(of("estimates_within_band_total"), 0.0);
     // The error of a model has a sign.
     let total = |name: &str| {
         let begins = format!("plimsoll_estimate_{name}_tokens_total{{");
         let line = page.lines().find(|line| line.starts_with(&begins)).unwrap();
         line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
     };
-    assert_eq!((total("missed"), total("over")), (310.0, 310.0));
+    assert_eq!(total("missed"), 310.0);
+    assert_eq!(total("over"), 310.0);
 }
 
 /// The same error is a larger share of the new part alone. A very small new part is not measured in percent.
@@ -303,7 +310,9 @@ fn error_of_new_part_is_measured_if_part_is_large_enough() {
         let by = format!("family=\"claude\",method=\"anchored\",le=\"{le}\"");
         value(&page, &format!("plimsoll_estimate_new_error_ratio_bucket{{{by}}}"))
     };
-    assert_eq!((under("0.25"), under("0.5"), under("+Inf")), (0.0, 1.0, 1.0));
+    assert_eq!(under("0.25"), 0.0);
+    assert_eq!(under("0.5"), 1.0);
+    assert_eq!(under("+Inf"), 1.0);
 }
 
 #[test]
@@ -323,7 +332,8 @@ fn exchange_is_logged_as_json_line() {
     assert_eq!(line["usage"]["input"], 51_790);
     assert_eq!(line["estimate"]["tokens"], 52_100);
     assert_eq!(line["estimate"]["method"], "anchored");
-    assert_eq!((&line["actual"], &line["error"]), (&51_790.into(), &310.into()));
+    assert_eq!(line["actual"], 51_790);
+    assert_eq!(line["error"], 310);
     assert_eq!(line["outcome"], "complete");
 }
 
@@ -360,12 +370,15 @@ fn each_metric_counts_exchange_once() {
     assert_eq!(counted(&format!("plimsoll_requests_total{{{refused}}}")), 1.0);
     let of = r#"model="claude-sonnet-4-5",upstream="anthropic""#;
     let tokens = |kind: &str| counted(&format!("plimsoll_tokens_total{{kind=\"{kind}\",{of}}}"));
-    assert_eq!((tokens("input"), tokens("output")), (103_580.0, 4_000.0));
-    assert_eq!((tokens("cache_read"), tokens("reasoning")), (100_000.0, 0.0));
+    assert_eq!(tokens("input"), 103_580.0);
+    assert_eq!(tokens("output"), 4_000.0);
+    assert_eq!(tokens("cache_read"), 100_000.0);
+    assert_eq!(tokens("reasoning"), 0.0);
     assert_eq!(counted(&format!("plimsoll_cache_hits_total{{{of}}}")), 2.0);
     assert_eq!(counted(&format!("plimsoll_context_fill_ratio_bucket{{{of},le=\"0.3\"}}")), 2.0);
     let model = |what: &str| counted(&format!("plimsoll_estimate_{what}_tokens_total{{{of}}}"));
-    assert_eq!((model("missed"), model("compared")), (310.0, 103_580.0));
+    assert_eq!(model("missed"), 310.0);
+    assert_eq!(model("compared"), 103_580.0);
     let by = r#"family="claude",method="anchored""#;
     assert_eq!(counted(&format!("plimsoll_estimates_comparable_total{{{by}}}")), 2.0);
     assert_eq!(counted(&format!("plimsoll_estimates_exact_total{{{by}}}")), 1.0);
@@ -476,7 +489,9 @@ fn models_past_limit_are_other() {
             &format!("plimsoll_cache_hits_total{{model=\"{model}\",upstream=\"anthropic\"}}"),
         )
     };
-    assert_eq!((hits("model-0"), hits("model-49"), hits("other")), (2.0, 1.0, 8.0));
+    assert_eq!(hits("model-0"), 2.0);
+    assert_eq!(hits("model-49"), 1.0);
+    assert_eq!(hits("other"), 8.0);
     assert!(!page.contains("model-50"));
 }
 

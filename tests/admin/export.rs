@@ -57,7 +57,8 @@ async fn export_contains_sizes_and_usage_but_no_names() {
     assert!(!text.contains("secret-name"), "{text}");
     assert!(!text.contains(&tenant(1)), "{text}");
     assert_eq!(lines[0]["session"], lines[1]["session"]);
-    assert_eq!((&lines[0]["i"], &lines[1]["i"]), (&json!(0), &json!(1)));
+    assert_eq!(lines[0]["i"], json!(0));
+    assert_eq!(lines[1]["i"], json!(1));
     assert_eq!(lines[1]["usage"]["input_total"], 51_790);
     assert_eq!(lines[1]["estimate"]["tokens"], 52_100);
     assert_eq!(lines[1]["flags"], json!([]));
@@ -82,7 +83,8 @@ async fn replay_says_how_wrong_exported_estimates_were() {
     // A call with another parent is marked as a fork, and is not compared.
     place.keep(&tenant(1), "s", call("d", Some("a"), 4_000, 14, 30)).await;
     let lines = exported(&place, "s").await;
-    assert_eq!((&lines[2]["flags"], &lines[3]["flags"]), (&json!(["no_usage"]), &json!(["fork"])));
+    assert_eq!(lines[2]["flags"], json!(["no_usage"]));
+    assert_eq!(lines[3]["flags"], json!(["fork"]));
     let lines: Vec<TranscriptLine> =
         lines.into_iter().map(|line| serde_json::from_value(line).unwrap()).collect();
     let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &[]);

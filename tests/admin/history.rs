@@ -67,7 +67,8 @@ async fn history_counts_ends_and_errors() {
     let place = filled().await;
     let page = place.json("/api/v1/history?range=1h").await;
     let total = &page["total"];
-    assert_eq!((&total["failed"], &total["sessions"]), (&1.into(), &3.into()));
+    assert_eq!(total["failed"], 1);
+    assert_eq!(total["sessions"], 3);
     let estimates = &total["estimates"];
     assert_eq!(estimates["exact"], 1);
     let error = 310.0 / 51_790.0;
@@ -80,10 +81,8 @@ async fn history_counts_ends_and_errors() {
         .sum();
     assert_eq!(Some(errors), estimates["compared"].as_u64());
     let only = place.json("/api/v1/history?range=1h&model=gpt-5.1").await;
-    assert_eq!(
-        (&only["total"]["calls"], &only["models"][0]["model"]),
-        (&1.into(), &"gpt-5.1".into())
-    );
+    assert_eq!(only["total"]["calls"], 1);
+    assert_eq!(only["models"][0]["model"], "gpt-5.1");
     let nobody = place.json(&format!("/api/v1/history?tenant={}", tenant(9))).await;
     assert_eq!(nobody["total"]["calls"], 0);
     assert_eq!(place.get("/api/v1/history?range=1s").await.status(), 400);
@@ -126,17 +125,18 @@ async fn turns_have_context_cost_and_changes() {
     let turns = page["turns"].as_array().unwrap();
     assert_eq!(turns.len(), 3);
     let turn = &turns[1];
-    assert_eq!((&turn["request"], &turn["dollars"]), (&"second".into(), &0.5.into()));
-    assert_eq!(
-        (&turn["new"]["cut"], &turn["sent"], &turn["removed"]),
-        (&2.into(), &true.into(), &900.into())
-    );
+    assert_eq!(turn["request"], "second");
+    assert_eq!(turn["dollars"], 0.5);
+    assert_eq!(turn["new"]["cut"], 2);
+    assert_eq!(turn["sent"], true);
+    assert_eq!(turn["removed"], 900);
     let context = &turn["context"];
     let parts =
         ["system", "tools", "messages", "reasoning"].map(|name| context[name].as_u64().unwrap());
     assert_eq!(parts.iter().sum::<u64>(), context["total"].as_u64().unwrap());
     let shown = place.json(&format!("/api/v1/sessions/{}.s/threads/main/context", tenant(1))).await;
-    assert_eq!((&context["total"], &context["window"]), (&shown["total"], &shown["window"]));
+    assert_eq!(context["total"], shown["total"]);
+    assert_eq!(context["window"], shown["window"]);
     assert!((turn["estimate"]["error_ratio"].as_f64().unwrap() - 310.0 / 51_790.0).abs() < 1e-12);
     let later = place.json(&format!("{path}?since=3000")).await;
     assert_eq!(later["turns"].as_array().unwrap().len(), 1, "the others had ended before");

@@ -28,7 +28,8 @@ async fn probes_answer() {
     let place = Place::new().await;
     assert_eq!(place.get("/healthz").await.text(), "alive\n");
     let ready = place.get("/readyz").await;
-    assert_eq!((ready.status(), ready.text()), (200, "ready\n"));
+    assert_eq!(ready.status(), 200);
+    assert_eq!(ready.text(), "ready\n");
 }
 
 /// A session is listed with its names, model, window and threads if that is requested; one of an earlier version has none.
@@ -49,12 +50,17 @@ async fn sessions_list_their_names() {
     let listed = place.json("/api/v1/sessions?details=true").await;
     let line = &listed["sessions"][0];
     assert_eq!(line["agent"], json!({"name": "Claude Code", "version": "2.1.332"}));
-    assert_eq!((&line["project"], &line["title"]), (&json!("#3f2a91c0"), &json!("<b>Tides")));
-    assert_eq!((&line["found_by"], &line["main_thread"]), (&json!("prefix"), &json!("main")));
-    assert_eq!((&line["threads"], line["window"].is_u64()), (&json!(1), true));
-    assert_eq!((line["model"].is_string(), line["error"].is_i64()), (true, true));
+    assert_eq!(line["project"], json!("#3f2a91c0"));
+    assert_eq!(line["title"], json!("<b>Tides"));
+    assert_eq!(line["found_by"], json!("prefix"));
+    assert_eq!(line["main_thread"], json!("main"));
+    assert_eq!(line["threads"], json!(1));
+    assert!(line["window"].is_u64());
+    assert!(line["model"].is_string());
+    assert!(line["error"].is_i64());
     let old = &listed["sessions"][1];
-    assert_eq!((old.get("agent"), &old["threads"]), (None, &json!(1)));
+    assert_eq!(old.get("agent"), None);
+    assert_eq!(old["threads"], json!(1));
     let plain = place.json("/api/v1/sessions").await;
     assert_eq!(plain["sessions"][0].get("agent"), None, "its turns are not read");
     let id = line["id"].as_str().unwrap();
@@ -99,10 +105,8 @@ async fn draining_server_is_not_ready() {
 #[tokio::test]
 async fn about_route_names_addresses_mode_and_upstreams() {
     let about = Place::new().await.json("/api/v1/about").await;
-    assert_eq!(
-        (&about["clients"], &about["mode"]),
-        (&json!("http://127.0.0.1:2"), &json!("observe"))
-    );
+    assert_eq!(about["clients"], json!("http://127.0.0.1:2"));
+    assert_eq!(about["mode"], json!("observe"));
     assert_eq!(about["upstreams"][0]["base_url"], "http://127.0.0.1:1/base");
 }
 
@@ -150,7 +154,8 @@ async fn session_shows_threads_and_totals() {
     assert_eq!(session["totals"]["input"], 3 * 51_790);
     let threads = session["threads"].as_array().unwrap();
     assert_eq!(threads.len(), 2);
-    assert_eq!((&threads[0]["id"], &threads[0]["turns"]), (&json!("main"), &json!(2)));
+    assert_eq!(threads[0]["id"], json!("main"));
+    assert_eq!(threads[0]["turns"], json!(2));
     assert_eq!(threads[0]["measured"]["estimated"], 52_100);
     assert_eq!(threads[0]["measured"]["error"], 310);
     assert_eq!(threads[1]["id"], "title");
@@ -163,8 +168,10 @@ async fn context_is_text_and_json() {
     place.turn(&tenant(1), "s", "main", 1_000).await;
     let path = format!("/api/v1/sessions/{}.s/threads/main/context", tenant(1));
     let view = place.json(&path).await;
-    assert_eq!((&view["total"], &view["window"]), (&json!(53_790), &json!(200_000)));
-    assert_eq!((&view["basis"]["input"], &view["free"]), (&json!(51_790), &json!(130_210)));
+    assert_eq!(view["total"], json!(53_790));
+    assert_eq!(view["window"], json!(200_000));
+    assert_eq!(view["basis"]["input"], json!(51_790));
+    assert_eq!(view["free"], json!(130_210));
     let text = place.get(&format!("{path}?format=text")).await;
     assert_eq!(text.header("content-type"), Some("text/plain; charset=utf-8"));
     let expected = "Context Usage: 53,790 / 200,000 tokens (27%)\n━━━";
@@ -227,7 +234,8 @@ async fn id_of_two_tenants_is_ambiguous() {
     for tenant in [tenant(1), tenant(2)] {
         assert!(answer.text().contains(&format!("{tenant}.same")), "{}", answer.text());
         let session = place.json(&format!("/api/v1/sessions/{tenant}.same")).await;
-        assert_eq!((&session["tenant"], &session["turns"]), (&json!(tenant), &json!(1)));
+        assert_eq!(session["tenant"], json!(tenant));
+        assert_eq!(session["turns"], json!(1));
     }
 }
 
@@ -263,7 +271,8 @@ async fn only_that_session_is_deleted() {
     let path = format!("/api/v1/sessions/{}.gone", tenant(1));
     assert_eq!(place.get(&path).await.status(), 200, "it is in memory too");
     let answer = place.ask("DELETE", &path, &[]).await;
-    assert_eq!((answer.status(), place::json(&answer)["records"].as_u64()), (200, Some(1)));
+    assert_eq!(answer.status(), 200);
+    assert_eq!(place::json(&answer)["records"].as_u64(), Some(1));
     assert_eq!(place.get(&path).await.status(), 404);
     assert_eq!(place.ask("DELETE", &path, &[]).await.status(), 404);
     let left = place.json("/api/v1/sessions").await;
@@ -276,8 +285,10 @@ async fn exchange_can_be_looked_up() {
     let place = Place::new().await;
     place.telemetry.report(place::exchange("abc"));
     let found = place.json("/api/v1/requests/abc").await;
-    assert_eq!((&found["id"], &found["usage"]["input"]), (&json!("abc"), &json!(51_790)));
-    assert_eq!((&found["actual"], &found["error"]), (&json!(51_790), &json!(310)));
+    assert_eq!(found["id"], json!("abc"));
+    assert_eq!(found["usage"]["input"], json!(51_790));
+    assert_eq!(found["actual"], json!(51_790));
+    assert_eq!(found["error"], json!(310));
     let answer = place.get("/api/v1/requests/other").await;
     assert_eq!(answer.status(), 404);
     assert!(answer.text().contains(&RECENT.to_string()), "{}", answer.text());

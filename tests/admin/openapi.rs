@@ -93,8 +93,10 @@ async fn exchange_is_found_as_long_as_its_turn_is_kept() {
     let place = Place::new().await;
     place.turn(&tenant(1), "s", "main", 1_000).await;
     let found = place.json("/api/v1/requests/s-main-1000").await;
-    assert_eq!((&found["id"], &found["session"]), (&"s-main-1000".into(), &"s".into()));
-    assert_eq!((&found["thread"], &found["at"]), (&"main".into(), &1_000.into()));
+    assert_eq!(found["id"], "s-main-1000");
+    assert_eq!(found["session"], "s");
+    assert_eq!(found["thread"], "main");
+    assert_eq!(found["at"], 1_000);
     let explained = place.json("/api/v1/requests/s-main-1000/explain").await;
     assert_eq!(found["model"], explained["model"]);
     assert_eq!(place.get("/api/v1/requests/never").await.status(), 404);

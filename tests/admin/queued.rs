@@ -36,7 +36,8 @@ async fn messages_wait_in_order() {
     live.until(": listening").await;
     let first = read(&place.post(&path, &text("Mind the tide.")).await);
     let second = read(&place.post(&path, &text("And \"the\" wind.\nBoth.")).await);
-    assert_eq!((&first["position"], &second["position"]), (&json!(1), &json!(2)));
+    assert_eq!(first["position"], json!(1));
+    assert_eq!(second["position"], json!(2));
     let queue = waiting(&place, &path).await;
     assert_eq!(queue, [(1, "Mind the tide.".into()), (2, "And \"the\" wind.\nBoth.".into())]);
     let answer = place.get(&format!("{path}?format=text")).await;
@@ -153,5 +154,6 @@ async fn message_that_cannot_be_queued_is_refused_with_reason() {
         assert_eq!(place.post(&path, &text(&format!("Message {number}."))).await.status(), 200);
     }
     let full = place.post(&path, &text("One more.")).await;
-    assert_eq!((full.status(), &read(&full)["error"]["code"]), (409, &json!("queue_full")));
+    assert_eq!(full.status(), 409);
+    assert_eq!(read(&full)["error"]["code"], json!("queue_full"));
 }

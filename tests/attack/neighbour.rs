@@ -194,7 +194,8 @@ async fn foreign_base_url_is_refused() {
         }
     });
     let ran = with(running(data.path(), &[], "echo ran"), &[]).await;
-    assert_eq!((ran.code, ran.out.as_str()), (1, ""), "{}", ran.err);
+    assert_eq!(ran.code, 1, "{}", ran.err);
+    assert_eq!(ran.out.as_str(), "", "{}", ran.err);
     assert!(
         ran.err.contains("http://203.0.113.9:80, which is not this machine's loopback"),
         "{}",
@@ -228,7 +229,8 @@ async fn another_users_server_is_not_used() {
     // Nor by its data folder, which belongs to another user.
     let ran =
         with(running(Path::new(theirs), &["--listen", FREE, "--admin", FREE], script), &[]).await;
-    assert_eq!((ran.code, ran.out.as_str()), (1, ""), "the command does not begin: {}", ran.err);
+    assert_eq!(ran.code, 1, "the command does not begin: {}", ran.err);
+    assert_eq!(ran.out.as_str(), "", "the command does not begin: {}", ran.err);
     assert!(ran.err.contains("belongs to user id 65534"), "{}", ran.err);
     assert!(ran.err.contains("another Plimsoll process uses"), "{}", ran.err);
     let looked = run(&["sessions", "--data", theirs]).await;
@@ -527,7 +529,8 @@ async fn second_server_over_same_folder_leaves_socket_alone() {
     let mut first = Serving::start(&provider.base(), &[]).await;
     let data = first.data.path().to_str().unwrap().to_owned();
     let second = run(&["serve", "--listen", FREE, "--admin", FREE, "--data", &data]).await;
-    assert_eq!((second.code, second.out.as_str()), (1, ""), "{}", second.err);
+    assert_eq!(second.code, 1, "{}", second.err);
+    assert_eq!(second.out.as_str(), "", "{}", second.err);
     assert!(second.err.contains("another Plimsoll process uses"), "{}", second.err);
     assert_eq!(first.look(&["sessions"]).await.code, 0, "the first one's is still there");
     // What a dead process left is replaced.

@@ -327,7 +327,8 @@ async fn window_dictated_by_clients_text_is_not_learned() {
             shared.send(key, path, &honest(path).to_string(), "").await;
             shared.server.next_exchange().await;
             let refused = shared.send(key, path, &body.to_string(), "").await;
-            assert_eq!((refused.status(), refused.text()), (400, &*refusal.to_string()));
+            assert_eq!(refused.status(), 400);
+            assert_eq!(refused.text(), &*refusal.to_string());
             shared.server.next_exchange().await;
         }
         assert_eq!(shared.lessons().await, 0, "{refusal}");
@@ -339,11 +340,8 @@ async fn window_dictated_by_clients_text_is_not_learned() {
             for key in ["victim", "liar"] {
                 shared.send(key, path, &theirs, "").await;
                 let exchange = shared.server.next_exchange().await;
-                assert_eq!(
-                    (exchange.window, &exchange.done.overflow),
-                    (window, &None),
-                    "{key}: {refusal}"
-                );
+                assert_eq!(exchange.window, window, "{key}: {refusal}");
+                assert_eq!(exchange.done.overflow, None, "{key}: {refusal}");
             }
             let seen: Vec<String> = provider.seen().into_iter().map(|(_, body)| body).collect();
             assert_eq!(seen, [theirs.clone(), theirs.clone()], "{refusal}");
@@ -772,16 +770,14 @@ async fn operator_manages_lessons() {
     let serving = Serving::start(&provider.base, &[]).await;
     let large = anthropic(long()).to_string();
     let none = serving.look(&["lessons"]).await;
-    assert_eq!((none.code, none.out.trim()), (0, "There are no lessons."));
+    assert_eq!(none.code, 0);
+    assert_eq!(none.out.trim(), "There are no lessons.");
     send(serving.clients, "a", "/v1/messages", &large, "").await;
     let listed = serving.look(&["lessons", "--json"]).await;
     let listed: Value = serde_json::from_str(&listed.out).unwrap();
     let lesson = &listed["lessons"][0];
-    assert_eq!(
-        (&lesson["window"], &lesson["reach"]),
-        (&json!(9000), &json!("tenants")),
-        "{listed}"
-    );
+    assert_eq!(lesson["window"], json!(9000), "{listed}");
+    assert_eq!(lesson["reach"], json!("tenants"), "{listed}");
     assert!(!listed.to_string().contains("tide"), "no word of a request");
     let id = lesson["id"].as_str().unwrap();
     let table = serving.look(&["lessons"]).await.out;

@@ -117,13 +117,19 @@ impl Bench {
         let turns = self.turns().await;
         let [turn] = turns.as_slice() else { panic!("{turns:?}") };
         let usage = &turn.usage;
-        assert_eq!((usage.input, usage.output, usage.reasoning), (Some(420), Some(60), Some(30)));
-        assert_eq!((turn.outcome, turn.stop), (Outcome::Complete, Some(StopReason::End)));
+        assert_eq!(usage.input, Some(420));
+        assert_eq!(usage.output, Some(60));
+        assert_eq!(usage.reasoning, Some(30));
+        assert_eq!(turn.outcome, Outcome::Complete);
+        assert_eq!(turn.stop, Some(StopReason::End));
         // Interactions are metered only: no parts of them are kept.
         assert_eq!(turn.reply.len(), usize::from(turn.dialect != Dialect::Gemini));
         let lines = Ledgers::new(self.store.clone()).sessions(ScopePage::first(10)).await.unwrap();
-        assert_eq!((lines[0].turns, lines[0].input, lines[0].output), (1, 420, 60));
-        assert_eq!((self.tokens("input"), self.tokens("output")), (420, 60));
+        assert_eq!(lines[0].turns, 1);
+        assert_eq!(lines[0].input, 420);
+        assert_eq!(lines[0].output, 60);
+        assert_eq!(self.tokens("input"), 420);
+        assert_eq!(self.tokens("output"), 60);
         turn.clone()
     }
 
@@ -164,7 +170,8 @@ async fn reply_is_completed_after_restart() {
     bench.exchange("key-one", POST, Some(REQUEST), QUEUED).await;
     bench.server.next_exchange().await;
     let turns = bench.turns().await;
-    assert_eq!((turns[0].outcome, turns[0].stop), (Outcome::Interrupted, None), "not known yet");
+    assert_eq!(turns[0].outcome, Outcome::Interrupted, "not known yet");
+    assert_eq!(turns[0].stop, None, "not known yet");
     bench.restart().await;
     bench.poll(&[COMPLETED]).await;
     bench.is_booked_once(1).await;
@@ -236,7 +243,8 @@ async fn uncounted_reply_completes() {
     bench.exchange("key-one", POST, Some(REQUEST), QUEUED).await;
     bench.poll(&[&uncounted(COMPLETED)]).await;
     let turns = bench.turns().await;
-    assert_eq!((turns[0].outcome, turns[0].usage.input), (Outcome::Complete, None));
+    assert_eq!(turns[0].outcome, Outcome::Complete);
+    assert_eq!(turns[0].usage.input, None);
 }
 
 /// The same reply without its usage.
@@ -289,7 +297,8 @@ async fn stored_reply_completes_turn_of_its_broken_stream() {
     bench.exchange("key-one", "/v1/responses/resp_bg/cancel", Some(""), &cancelled).await;
     bench.poll(&[&cancelled]).await;
     let turns = bench.turns().await;
-    assert_eq!((turns[0].usage.input, turns[0].stop), (Some(420), Some(StopReason::Other)));
+    assert_eq!(turns[0].usage.input, Some(420));
+    assert_eq!(turns[0].stop, Some(StopReason::Other));
     bench.server.next_exchange().await;
 }
 
@@ -303,10 +312,8 @@ async fn failed_reply_ends_its_turn() {
     bench.poll(&[&failed, &failed]).await;
     let turns = bench.turns().await;
     assert_eq!(turns.len(), 1);
-    assert_eq!(
-        (turns[0].outcome, turns[0].stop),
-        (Outcome::UpstreamFailed, Some(StopReason::Failed))
-    );
+    assert_eq!(turns[0].outcome, Outcome::UpstreamFailed);
+    assert_eq!(turns[0].stop, Some(StopReason::Failed));
     for kind in [None, Some(()), None] {
         let exchange = bench.server.next_exchange().await;
         assert_eq!(exchange.error_kind.is_some(), kind.is_some(), "it is told once");
@@ -371,7 +378,9 @@ async fn other_credential_completes_nothing() {
     bench.exchange("key-two", POLL, None, COMPLETED).await;
     bench.server.next_exchange().await;
     let polled = bench.server.next_exchange().await;
-    assert_eq!((polled.usage.input, &polled.model, &polled.thread), (None, &None, &None));
+    assert_eq!(polled.usage.input, None);
+    assert_eq!(polled.model, None);
+    assert_eq!(polled.thread, None);
     assert_eq!(bench.turns().await[0].usage.input, None);
     assert_eq!(bench.tokens("input"), 0);
     // Nor does the id at another upstream, or an id that nobody knows.

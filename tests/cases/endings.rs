@@ -62,10 +62,12 @@ async fn done_without_reason_is_broken() {
     let [request, unfinished, empty_reasons] = NO_FINISH_REASON;
     let (got, exchange) = play(request, unfinished, 1000).await;
     assert_eq!(got, unfinished, "the bytes and their end are the provider's");
-    assert_eq!((exchange.outcome, exchange.stop), (Outcome::UpstreamFailed, None));
+    assert_eq!(exchange.outcome, Outcome::UpstreamFailed);
+    assert_eq!(exchange.stop, None);
     let (got, exchange) = play(request, empty_reasons, 1000).await;
     assert_eq!(got, empty_reasons);
-    assert_eq!((exchange.outcome, exchange.stop), (Outcome::Complete, Some(StopReason::End)));
+    assert_eq!(exchange.outcome, Outcome::Complete);
+    assert_eq!(exchange.stop, Some(StopReason::End));
 }
 
 #[tokio::test]
@@ -156,7 +158,8 @@ async fn usage_is_read_after_client_left() {
     call.end().await;
     let exchange = server.next_exchange().await;
     assert_eq!(booked(&exchange), (Some(420), Some(9)));
-    assert_eq!((exchange.outcome, exchange.stop), (Outcome::Complete, Some(StopReason::End)));
+    assert_eq!(exchange.outcome, Outcome::Complete);
+    assert_eq!(exchange.stop, Some(StopReason::End));
 
     let answer =
         r#"{"role":"assistant","content":"Hello there."},{"role":"user","content":"Thanks."}"#;

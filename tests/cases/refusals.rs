@@ -129,7 +129,8 @@ async fn foreign_overflows_are_mended() {
         ("vertex.json", 400, VERTEX, gemini(), gemini_reply()),
     ] {
         let mended = mended(target, &request, status, &text(name), &reply).await;
-        assert_eq!((mended.status, mended.sent.len()), (200, 2), "{name}");
+        assert_eq!(mended.status, 200, "{name}");
+        assert_eq!(mended.sent.len(), 2, "{name}");
         let (first, again) = (mended.sent[0].to_string(), mended.sent[1].to_string());
         assert!(again.len() < first.len() * 9 / 10, "{name}: history gives way");
     }
@@ -141,7 +142,8 @@ async fn too_large_output_gives_way() {
     for member in ["max_tokens", "max_completion_tokens"] {
         let request = chat("glm-5.3", json!({member: 59_290}));
         let mended = mended(CHAT, &request, 400, &text("sglang-output.json"), &chat_reply()).await;
-        assert_eq!((mended.status, mended.sent.len()), (200, 2), "{member}");
+        assert_eq!(mended.status, 200, "{member}");
+        assert_eq!(mended.sent.len(), 2, "{member}");
         assert_eq!(mended.sent[0]["messages"], mended.sent[1]["messages"], "history stays");
         let output = mended.sent[1][member].as_u64().unwrap();
         assert!((4_096..55_500).contains(&output), "{output}");
@@ -156,7 +158,8 @@ async fn limit_of_rate_is_passed_on() {
     for status in [400, 413, 429] {
         let request = chat("openai/gpt-4.1", json!({"max_tokens": 64_000}));
         let passed = mended(CHAT, &request, status, &limited.to_string(), &chat_reply()).await;
-        assert_eq!((passed.status, passed.sent.len()), (status, 1));
+        assert_eq!(passed.status, status);
+        assert_eq!(passed.sent.len(), 1);
     }
 }
 
@@ -170,7 +173,8 @@ async fn output_gives_way_without_numbers() {
     ] {
         let request = chat("gpt-4o", json!({"max_completion_tokens": 100_000}));
         let mended = mended(CHAT, &request, 400, &text.to_string(), &chat_reply()).await;
-        assert_eq!((mended.status, mended.sent.len()), (200, 2), "{text}");
+        assert_eq!(mended.status, 200, "{text}");
+        assert_eq!(mended.sent.len(), 2, "{text}");
         assert_eq!(mended.sent[0]["messages"], mended.sent[1]["messages"], "history stays");
         let output = mended.sent[1]["max_completion_tokens"].as_u64().unwrap();
         assert!((4_096..90_000).contains(&output), "{output}");
@@ -179,7 +183,8 @@ async fn output_gives_way_without_numbers() {
     request["generationConfig"] = json!({"maxOutputTokens": 1_020_000});
     let text = json!({"error": {"code": 400, "message": "context_length_exceeded", "status": "INVALID_ARGUMENT"}});
     let mended = mended(VERTEX, &request, 400, &text.to_string(), &gemini_reply()).await;
-    assert_eq!((mended.status, mended.sent.len()), (200, 2));
+    assert_eq!(mended.status, 200);
+    assert_eq!(mended.sent.len(), 2);
     assert_eq!(mended.sent[0]["contents"], mended.sent[1]["contents"], "history stays");
     let output = mended.sent[1]["generationConfig"]["maxOutputTokens"].as_u64().unwrap();
     assert!(output < 1_010_000, "{output}");
@@ -198,13 +203,15 @@ async fn pairs_heal_in_other_words() {
         request["messages"].as_array_mut().unwrap().push(lost);
         let text = json!({"error": {"message": text, "type": "bad_request_error"}}).to_string();
         let mended = mended(CHAT, &request, 400, &text, &chat_reply()).await;
-        assert_eq!((mended.status, mended.sent.len()), (200, 2), "{text}");
+        assert_eq!(mended.status, 200, "{text}");
+        assert_eq!(mended.sent.len(), 2, "{text}");
         assert!(!mended.sent[1].to_string().contains("call_lost"));
     }
     let request = chat("MiniMax-M2", json!({"service_tier": "flex", "store": false}));
     let text = json!({"detail": [{"loc": ["body", "service_tier"], "msg": "Extra inputs are not permitted"}]});
     let mended = mended(CHAT, &request, 422, &text.to_string(), &chat_reply()).await;
-    assert_eq!((mended.status, mended.sent.len()), (200, 2));
+    assert_eq!(mended.status, 200);
+    assert_eq!(mended.sent.len(), 2);
     let again = mended.sent[1].as_object().unwrap();
     assert!(!again.contains_key("service_tier"));
     assert!(again.contains_key("store"));

@@ -315,7 +315,8 @@ async fn call_with_two_ids_is_found_by_each() {
     for id in ["call_B2", "call_A1"] {
         let mut stage = Stage::open(None).await;
         let first = stage.exchange(RESPONSES, &json("final-object/request-1.json"), &reply).await;
-        assert_eq!((first.exchange.stop, &*first.received), (Some(StopReason::ToolUse), &*reply));
+        assert_eq!(first.exchange.stop, Some(StopReason::ToolUse));
+        assert_eq!(&*first.received, &*reply);
         let next = text("final-object/request-2-other-id.json").replace("call_B2", id);
         let next: Value = serde_json::from_str(&next).unwrap();
         let second = stage.exchange(RESPONSES, &next, RESPONDED).await;
@@ -346,7 +347,8 @@ async fn stub_in_final_object_replaces_nothing_that_was_streamed() {
     for reply in [reply.clone(), call, longer, with_output(|output| *output = json!([]))] {
         let mut stage = Stage::open(None).await;
         let first = stage.exchange(RESPONSES, &json("final-object/request-1.json"), &reply).await;
-        assert_eq!((first.exchange.stop, &*first.received), (Some(StopReason::ToolUse), &*reply));
+        assert_eq!(first.exchange.stop, Some(StopReason::ToolUse));
+        assert_eq!(&*first.received, &*reply);
         let second =
             stage.exchange(RESPONSES, &json("final-object/request-2-stub.json"), RESPONDED).await;
         second.assert_continues(&first);

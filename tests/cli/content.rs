@@ -137,7 +137,8 @@ async fn texts_are_exported_and_replayed() {
     talk(&mut serving, &provider, "sk-one").await;
     let sizes = lines(&serving.look(&["export", "the-session"]).await.out);
     let export = serving.look(&["export", "the-session", "--content"]).await;
-    assert_eq!((export.code, export.err.as_str()), (0, ""));
+    assert_eq!(export.code, 0);
+    assert_eq!(export.err.as_str(), "");
     let export = lines(&export.out);
     assert_eq!(export.len(), 4);
 
@@ -147,8 +148,10 @@ async fn texts_are_exported_and_replayed() {
     assert_eq!(texts(&export[0]["reply"]), [look]);
     assert_eq!(texts(&export[1]["new_parts"]), [look, RESULT]);
     let parts = &export[1]["new_parts"];
-    assert_eq!((&parts[0]["kind"], &parts[0]["reply"]), (&json!("tool_use"), &json!(true)));
-    assert_eq!((&parts[1]["kind"], &parts[1]["role"]), (&json!("tool_result"), &json!("user")));
+    assert_eq!(parts[0]["kind"], json!("tool_use"));
+    assert_eq!(parts[0]["reply"], json!(true));
+    assert_eq!(parts[1]["kind"], json!("tool_result"));
+    assert_eq!(parts[1]["role"], json!("user"));
     assert_eq!(texts(&export[2]["new_parts"]), [REPLY, "And how high is it?"]);
     // The call that went back has all that it sent, in a thread of its own.
     assert_ne!(export[3]["session"], export[2]["session"]);
@@ -171,7 +174,8 @@ async fn texts_are_exported_and_replayed() {
     let remeasured = pairs(&remeasured);
     assert_eq!(remeasured.len(), judged.len());
     for ([call, tokens, .., new, actual], before) in remeasured.into_iter().zip(judged) {
-        assert_eq!((call, actual), (before[0], before[5]));
+        assert_eq!(call, before[0]);
+        assert_eq!(actual, before[5]);
         assert!(tokens.abs_diff(before[1]) <= 1, "{tokens} {new}");
         assert!(new.abs_diff(before[4]) <= 1, "{tokens} {new}");
     }
@@ -204,7 +208,8 @@ async fn changed_history_is_exported_whole_and_held_one_with_reply() {
     let (held, whole) = (&export[1], &export[2]);
     let added = [REPLY, "And how high is it, would you say?", "In feet."];
     assert_eq!(texts(&held["new_parts"]), added);
-    assert_eq!((&held["new_parts"][0]["reply"], &held["flags"]), (&json!(true), &json!([])));
+    assert_eq!(held["new_parts"][0]["reply"], json!(true));
+    assert_eq!(held["flags"], json!([]));
     let all = [
         SYSTEM,
         "Where does the other lighthouse stand?",

@@ -203,7 +203,8 @@ async fn check_finds_broken_store() {
     assert!(done.err.contains("a newer Plimsoll wrote it"), "{}", done.err);
     let done = run(&["check", "--json", "--data", folder.path().to_str().unwrap()]).await;
     let report: Value = serde_json::from_str(&done.out).unwrap();
-    assert_eq!((done.code, &report["ok"]), (1, &Value::Bool(false)));
+    assert_eq!(done.code, 1);
+    assert_eq!(report["ok"], Value::Bool(false));
     assert!(report["store"]["trouble"].as_str().unwrap().contains("layout 99"), "{report}");
 
     std::fs::remove_file(&file).unwrap();

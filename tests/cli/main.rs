@@ -39,7 +39,8 @@ async fn usage_faults_exit_with_2() {
 #[tokio::test]
 async fn check_says_what_would_be_served() {
     let done = run(&["check", "--upstream", "local=http://127.0.0.1:1", "--mode", "observe"]).await;
-    assert_eq!((done.code, done.err.as_str()), (0, ""));
+    assert_eq!(done.code, 0);
+    assert_eq!(done.err.as_str(), "");
     for line in [
         "clients:   http://127.0.0.1:8787",
         "mode:      observe",
@@ -78,17 +79,20 @@ async fn check_prints_all_faults_at_once() {
     std::fs::write(&file, "lisen = \"127.0.0.1:1\"\n[limits]\nbody_bytes = 0\n").unwrap();
     let file = file.to_str().unwrap();
     let done = run(&["check", "--config", file]).await;
-    assert_eq!((done.code, done.out.as_str()), (1, ""));
+    assert_eq!(done.code, 1);
+    assert_eq!(done.out.as_str(), "");
     assert!(
         done.err.contains("plimsoll.toml:1: lisen: unknown key; the nearest known key is listen")
     );
     assert!(done.err.contains("plimsoll.toml:3: limits.body_bytes: 0 allows nothing"));
     let done = run(&["check", "--config", file, "--json"]).await;
     let faults: serde_json::Value = serde_json::from_str(&done.out).unwrap();
-    assert_eq!((done.code, faults["faults"].as_array().unwrap().len()), (1, 2));
+    assert_eq!(done.code, 1);
+    assert_eq!(faults["faults"].as_array().unwrap().len(), 2);
     // `serve` refuses the same file, and binds no port.
     let done = run(&["serve", "--config", file]).await;
-    assert_eq!((done.code, done.out.as_str()), (1, ""));
+    assert_eq!(done.code, 1);
+    assert_eq!(done.out.as_str(), "");
     assert!(done.err.contains("2 errors in the configuration"), "{}", done.err);
 }
 
@@ -99,7 +103,8 @@ async fn port_in_use_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let data = folder.path().to_str().unwrap();
     let done = run(&["serve", "--listen", &used, "--admin", "127.0.0.1:0", "--data", data]).await;
-    assert_eq!((done.code, done.out.as_str()), (1, ""));
+    assert_eq!(done.code, 1);
+    assert_eq!(done.out.as_str(), "");
     let expected = format!(
         "plimsoll: {used} is in use by another process. Stop it, or choose another port with --listen"
     );
@@ -152,7 +157,8 @@ async fn unwritable_folder_is_reported() {
     let free = "127.0.0.1:0";
     let serve = ["serve", "--config", config, "--listen", free, "--admin", free, "--data", data];
     let done = run(&serve).await;
-    assert_eq!((done.code, done.out.as_str()), (1, ""));
+    assert_eq!(done.code, 1);
+    assert_eq!(done.out.as_str(), "");
     assert!(done.err.contains(data), "{}", done.err);
     assert!(done.err.len() < 600, "{}", done.err);
 }
@@ -176,7 +182,9 @@ async fn healthcheck_asks_the_running_server() {
     let provider = Provider::start().await;
     let serving = Serving::start(&provider.base(), &[]).await;
     let done = serving.look(&["healthcheck"]).await;
-    assert_eq!((done.code, done.out.as_str(), done.err.as_str()), (0, "ready\n", ""));
+    assert_eq!(done.code, 0);
+    assert_eq!(done.out.as_str(), "ready\n");
+    assert_eq!(done.err.as_str(), "");
 }
 
 #[tokio::test]
@@ -282,7 +290,8 @@ async fn plimsoll_run_sets_base_urls_and_returns_exit_code() {
     let mut lines = program::lines(child.stdout.take().unwrap());
     let mut line = async || within("a line", lines.next_line()).await.unwrap().unwrap();
     let (root, versioned, gemini) = (line().await, line().await, line().await);
-    assert_eq!((versioned, &gemini), (format!("{root}/v1"), &root));
+    assert_eq!(versioned, format!("{root}/v1"));
+    assert_eq!(gemini, root);
     // The client's request goes through the proxy that was started for it.
     let address = root.strip_prefix("http://").unwrap().parse().unwrap();
     let request = anthropic();

@@ -12,7 +12,8 @@ const TABLE: &str = r#"{
 #[tokio::test]
 async fn models_facts_are_shown() {
     let done = run(&["models", "claude-opus-5-5", "my-model"]).await;
-    assert_eq!((done.code, done.err.as_str()), (0, ""));
+    assert_eq!(done.code, 0);
+    assert_eq!(done.err.as_str(), "");
     assert!(done.out.contains("window:     1,000,000 tokens of input\n"), "{}", done.out);
     assert!(done.out.contains("$4 input, $20 output, $0.2 cache read"), "{}", done.out);
     assert!(done.out.contains("128,000 tokens of input (a guess"), "{}", done.out);
@@ -30,7 +31,8 @@ async fn table_brings_models_that_are_not_built_in() {
     std::fs::write(&file, "catalogue = \"models.json\"\n").unwrap();
     let config = file.to_str().unwrap();
     let done = run(&["models", "gpt-9", "--config", config]).await;
-    assert_eq!((done.code, done.err.as_str()), (0, ""));
+    assert_eq!(done.code, 0);
+    assert_eq!(done.err.as_str(), "");
     assert!(done.out.contains("window:     500,000 tokens of input\n"), "{}", done.out);
     assert!(done.out.contains("$3 input, $9 output"), "{}", done.out);
     std::fs::write(&table, "{\"a\"").unwrap();
@@ -45,7 +47,8 @@ async fn table_of_others_is_compared() {
     let table = folder.path().join("models.json");
     std::fs::write(&table, TABLE).unwrap();
     let done = run(&["models", "--compare", table.to_str().unwrap()]).await;
-    assert_eq!((done.code, done.err.as_str()), (0, ""));
+    assert_eq!(done.code, 0);
+    assert_eq!(done.err.as_str(), "");
     let lines: Vec<Vec<&str>> =
         done.out.lines().map(|line| line.split_whitespace().collect()).collect();
     assert!(lines.contains(&vec!["claude-opus-5", "window", "1000000", "200000"]), "{}", done.out);

@@ -30,7 +30,8 @@ async fn replaying_policy_without_recorded_text_is_error_with_reason() {
     std::fs::write(&policy, "[prune]\ngate = [\"always\"]\n").unwrap();
     let (export, policy) = (export.to_str().unwrap(), policy.to_str().unwrap());
     let done = run(&["replay", "--policy", policy, export]).await;
-    assert_eq!((done.code, done.out.as_str()), (1, ""), "{}", done.err);
+    assert_eq!(done.code, 1, "{}", done.err);
+    assert_eq!(done.out.as_str(), "", "{}", done.err);
     assert!(done.err.contains("these recordings have no content"), "{}", done.err);
     assert!(done.err.contains("--content"), "{}", done.err);
     // Its estimates can still be compared.
@@ -58,11 +59,13 @@ async fn replaying_folder_without_recordings_is_error() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("notes.txt"), "no").unwrap();
     let done = run(&["replay", folder.path().to_str().unwrap()]).await;
-    assert_eq!((done.code, done.out.as_str()), (1, ""));
+    assert_eq!(done.code, 1);
+    assert_eq!(done.out.as_str(), "");
     assert!(done.err.contains("contains no recorded session"), "{}", done.err);
     std::fs::write(folder.path().join("empty.jsonl"), "\n").unwrap();
     let done = run(&["replay", folder.path().to_str().unwrap()]).await;
-    assert_eq!((done.code, done.out.as_str()), (1, ""));
+    assert_eq!(done.code, 1);
+    assert_eq!(done.out.as_str(), "");
     assert!(done.err.contains("no recorded call"), "{}", done.err);
 }
 
@@ -80,7 +83,8 @@ async fn compressed_recording_is_read() {
     assert_eq!(expected.code, 0, "{}", expected.err);
     for path in [packed.as_path(), &within] {
         let done = run(&["replay", path.to_str().unwrap()]).await;
-        assert_eq!((done.code, &done.out), (0, &expected.out), "{}", done.err);
+        assert_eq!(done.code, 0, "{}", done.err);
+        assert_eq!(done.out, expected.out, "{}", done.err);
     }
     std::fs::write(&packed, "no frame").unwrap();
     let done = run(&["replay", packed.to_str().unwrap()]).await;
@@ -115,7 +119,8 @@ async fn token_costs_given_to_replay_replace_fitted_ones() {
     for unfit in [costs_of("o200k", 2), json!([1]), json!("no")] {
         std::fs::write(at("costs.json"), unfit.to_string()).unwrap();
         let done = run(&["replay", "--costs", &at("costs.json"), &at("session.jsonl")]).await;
-        assert_eq!((done.code, done.out.as_str()), (1, ""));
+        assert_eq!(done.code, 1);
+        assert_eq!(done.out.as_str(), "");
         assert!(done.err.contains("costs.json has no costs"), "{}", done.err);
     }
 }

@@ -120,7 +120,8 @@ async fn sessions_and_contexts_are_shown() {
     }
     let view = serving.look(&["context", "--json"]).await;
     let view: Value = serde_json::from_str(&view.out).unwrap();
-    assert_eq!((&view["total"], &view["basis"]["output"]), (&16.into(), &5.into()));
+    assert_eq!(view["total"], 16);
+    assert_eq!(view["basis"]["output"], 5);
     let log = serving.log();
     let id = log.split(" id=").nth(1).unwrap().split(' ').next().unwrap();
     for arguments in [&["explain"][..], &["explain", id]] {
@@ -130,14 +131,16 @@ async fn sessions_and_contexts_are_shown() {
     }
     let explained = serving.look(&["explain", id, "--json"]).await;
     let explained: Value = serde_json::from_str(&explained.out).unwrap();
-    assert_eq!((&explained["request"], &explained["made"]["cut"]), (&id.into(), &0.into()));
+    assert_eq!(explained["request"], id);
+    assert_eq!(explained["made"]["cut"], 0);
     for arguments in [&["savings"][..], &["savings", "the-session"]] {
         let savings = serving.look(arguments).await;
         assert!(savings.out.starts_with("Savings of 1 session\n"), "{}", savings.out);
     }
     for arguments in [&["export"][..], &["export", "the-session"]] {
         let line: Value = serde_json::from_str(&serving.look(arguments).await.out).unwrap();
-        assert_eq!((&line["source"], &line["usage"]["output"]), (&"plimsoll".into(), &5.into()));
+        assert_eq!(line["source"], "plimsoll");
+        assert_eq!(line["usage"]["output"], 5);
     }
     let none = serving.look(&["context", "another"]).await;
     assert!(none.code == 1, "{}", none.err);
@@ -233,7 +236,8 @@ async fn dry_run_shows_what_compacting_would_do_or_why_it_cannot() {
         dollars("saved_per_call_cold"),
         dollars("cost_of_writing"),
     );
-    assert_eq!((dry_run.code, &*dry_run.out), (0, &*expected), "{}", dry_run.err);
+    assert_eq!(dry_run.code, 0, "{}", dry_run.err);
+    assert_eq!(&*dry_run.out, &*expected, "{}", dry_run.err);
     assert!(it["tokens_before"].as_u64() > it["tokens_after"].as_u64(), "{it}");
 
     for (arguments, why) in [
@@ -273,7 +277,8 @@ async fn every_line_of_json_log_is_json() {
     let log = serving.log();
     let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let exchange = lines.iter().find(|line| line["message"] == "exchange").unwrap();
-    assert_eq!((&exchange["usage"]["input"], &exchange["actual"]), (&10.into(), &10.into()));
+    assert_eq!(exchange["usage"]["input"], 10);
+    assert_eq!(exchange["actual"], 10);
     assert!(exchange["error_ratio"].is_number());
     assert!(exchange["estimate"]["method"] == "estimated");
     assert!(lines.iter().all(|line| line["timestamp"].is_string() && line["level"].is_string()));
@@ -300,7 +305,8 @@ async fn exchange_is_logged_at_any_level() {
     serving.wait_for_log("\"message\":\"exchange\"").await;
     let log = serving.log();
     let line: Value = serde_json::from_str(log.lines().last().unwrap()).unwrap();
-    assert_eq!((&line["message"], &line["level"]), (&"exchange".into(), &"INFO".into()));
+    assert_eq!(line["message"], "exchange");
+    assert_eq!(line["level"], "INFO");
     assert!(line["error"].is_number(), "{line}");
 }
 
@@ -312,10 +318,8 @@ async fn silent_upstream_is_reported() {
     let script = wire::anthropic();
     let mut client = serving.post(script.path, script.request, &[]).await;
     let answer = client.response().await;
-    assert_eq!(
-        (answer.status(), answer.header("x-plimsoll-error")),
-        (502, Some("upstream_failed"))
-    );
+    assert_eq!(answer.status(), 502);
+    assert_eq!(answer.header("x-plimsoll-error"), Some("upstream_failed"));
     serving.wait_for_log(" 502 upstream_failed ").await;
 }
 

@@ -56,7 +56,8 @@ async fn dry_run_says_what_compaction_would_save_and_does_nothing() {
     assert_eq!(number("messages"), play.history.len() as u64 - 1);
     assert!((1..number("messages")).contains(&number("messages_cut")), "{looked}");
     assert!(number("tokens_after") < number("tokens_before"), "{looked}");
-    assert_eq!((&looked["engine"], &looked["upstream"]), (&"summary".into(), &"up".into()));
+    assert_eq!(looked["engine"], "summary");
+    assert_eq!(looked["upstream"], "up");
     let dollars = |name: &str| looked[name].as_f64().unwrap();
     let saved = (number("tokens_before") - number("tokens_after")) as f64;
     assert!((dollars("saved_per_call_cold") - saved * 3.0 / 1e6).abs() < 1e-9, "{looked}");
@@ -67,7 +68,8 @@ async fn dry_run_says_what_compaction_would_save_and_does_nothing() {
 
     // Only the client has a credential: its next request starts the compaction.
     let (status, requested) = compact(admin, "s", "").await;
-    assert_eq!((status, &requested["begins"]), (200, &"next_request".into()));
+    assert_eq!(status, 200);
+    assert_eq!(requested["begins"], "next_request");
     assert!(play.take_summary_bodies().is_empty());
     play.turn(6).await;
     drop(play.next_summary_request().await);
@@ -108,23 +110,24 @@ async fn summariser_with_credential_of_its_own_is_asked_at_once() {
     }
     let admin = admin(&play).await;
     let (status, requested) = compact(admin, "s", "?focus=the%20second").await;
-    assert_eq!((status, &requested["begins"]), (200, &"now".into()), "{requested}");
+    assert_eq!(status, 200, "{requested}");
+    assert_eq!(requested["begins"], "now", "{requested}");
     let question = play.next_summary_request().await;
     let head = &question.message.head;
     assert!(head.contains("x-api-key: own\r\n"), "{head}");
     assert!(!head.contains("x-api-key: k"), "{head}");
     assert!(question.message.text().contains("Look above all at this: the second"));
     let (status, twice) = compact(admin, "s", "").await;
-    assert_eq!((status, &twice["error"]["code"]), (409, &"under_way".into()), "{twice}");
+    assert_eq!(status, 409, "{twice}");
+    assert_eq!(twice["error"]["code"], "under_way", "{twice}");
     send_summary(question, SUMMARY).await;
     play.wait_until_written(1).await;
     let scene = play.turn(5).await;
     assert!(scene.bytes.contains(SUMMARY), "the next request uses it");
     let step = &scene.exchange.done.steps[0];
-    assert_eq!(
-        (step.change, step.decision, step.why),
-        (Change::Compacted, Decision::New, DecisionReason::Requested)
-    );
+    assert_eq!(step.change, Change::Compacted);
+    assert_eq!(step.decision, Decision::New);
+    assert_eq!(step.why, DecisionReason::Requested);
 }
 
 #[tokio::test]
@@ -134,12 +137,15 @@ async fn compaction_that_cannot_be_done_is_refused_with_reason() {
     let admin = admin(&play).await;
     for query in ["", "?dry_run=true"] {
         let (status, answer) = compact(admin, "nobody", query).await;
-        assert_eq!((status, &answer["error"]["code"]), (404, &"not_found".into()), "{answer}");
+        assert_eq!(status, 404, "{answer}");
+        assert_eq!(answer["error"]["code"], "not_found", "{answer}");
         let (status, answer) = compact(admin, "s", query).await;
-        assert_eq!((status, &answer["error"]["code"]), (409, &"nothing_to_cut".into()), "{answer}");
+        assert_eq!(status, 409, "{answer}");
+        assert_eq!(answer["error"]["code"], "nothing_to_cut", "{answer}");
     }
     let (status, answer) = compact(admin, "s", "?dry_run=perhaps").await;
-    assert_eq!((status, &answer["error"]["code"]), (400, &"bad_query".into()));
+    assert_eq!(status, 400);
+    assert_eq!(answer["error"]["code"], "bad_query");
     let (status, _) = compact(admin, "s", &format!("?focus={}", "x".repeat(1 << 20))).await;
     assert!((400..500).contains(&status), "{status}");
     // The conversation continues, and no compaction is pending.
@@ -151,7 +157,8 @@ async fn compaction_that_cannot_be_done_is_refused_with_reason() {
     play.restart().await;
     let admin = self::admin(&play).await;
     let (status, answer) = compact(admin, "s", "?dry_run=true").await;
-    assert_eq!((status, &answer["error"]["code"]), (409, &"not_at_hand".into()), "{answer}");
+    assert_eq!(status, 409, "{answer}");
+    assert_eq!(answer["error"]["code"], "not_at_hand", "{answer}");
     play.turn(5).await;
     assert_eq!(compact(admin, "s", "?dry_run=true").await.0, 200);
 }

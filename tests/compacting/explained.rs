@@ -41,7 +41,8 @@ async fn waiting_summary_is_shown_and_used_one_with_its_cost() {
     play.wait_until_written(1).await;
     let waits = looking.json(CONTEXT).await;
     let ready = &waits["compactions"]["ready"];
-    assert_eq!((&waits["compactions"]["used"], &ready["why"]), (&json!([]), &json!("threshold")));
+    assert_eq!(waits["compactions"]["used"], json!([]));
+    assert_eq!(ready["why"], json!("threshold"));
     let text = looking.get(&format!("{CONTEXT}?format=text")).await;
     assert!(text.text().contains("\nA summary is ready, to be used past the threshold:\n  "));
 
@@ -52,10 +53,8 @@ async fn waiting_summary_is_shown_and_used_one_with_its_cost() {
         }
     };
     let compactions = &looking.json(CONTEXT).await["compactions"];
-    assert_eq!(
-        (compactions["used"].as_array().unwrap().len(), &compactions["ready"]),
-        (1, &Value::Null)
-    );
+    assert_eq!(compactions["used"].as_array().unwrap().len(), 1);
+    assert_eq!(compactions["ready"], Value::Null);
     let used = &compactions["used"][0];
     let step = &first.exchange.done.steps[0];
     let expected = json!({
@@ -78,13 +77,13 @@ async fn waiting_summary_is_shown_and_used_one_with_its_cost() {
     let explained = looking.json(&explain(&last)).await;
     assert_eq!(context["compactions"], explained["compactions"]);
     let used = context["compactions"]["used"].as_array().unwrap();
-    assert_eq!((used.len(), &used[0]["request"]), (2, &json!(first.exchange.id)));
+    assert_eq!(used.len(), 2);
+    assert_eq!(used[0]["request"], json!(first.exchange.id));
     assert!(used[1]["tokens_before"].as_u64() > used[1]["tokens_after"].as_u64());
     let replayed = &explained["steps"][0];
-    assert_eq!(
-        (&replayed["change"], &replayed["decision"], &replayed["decided_by"]),
-        (&json!("compacted"), &json!("replayed"), &used[1]["request"])
-    );
+    assert_eq!(replayed["change"], json!("compacted"));
+    assert_eq!(replayed["decision"], json!("replayed"));
+    assert_eq!(replayed["decided_by"], used[1]["request"]);
     assert_eq!(explained["unlisted"], 0);
     for path in [CONTEXT.to_owned(), explain(&last)] {
         let text = looking.get(&format!("{path}?format=text")).await.text().to_owned();
@@ -112,8 +111,10 @@ async fn cost_of_summaries_is_subtracted_from_savings() {
     let total = &all["total"];
     let summaries = &total["summaries"];
     let count = |name: &str| summaries[name].as_u64().unwrap();
-    assert_eq!((count("written"), count("priced")), (2, 2), "{all}");
-    assert_eq!((count("input"), count("output")), (2 * 900, 2 * 20), "{all}");
+    assert_eq!(count("written"), 2, "{all}");
+    assert_eq!(count("priced"), 2, "{all}");
+    assert_eq!(count("input"), 2 * 900, "{all}");
+    assert_eq!(count("output"), 2 * 20, "{all}");
     assert!(count("tokens_compacted") > last.exchange.done.tokens_compacted, "on each turn: {all}");
     // At the catalogue's prices of 3 and 15 dollars a million. This provider caches nothing, so what the summaries
     // replaced would have cost 3 dollars a million.

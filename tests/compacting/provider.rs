@@ -30,7 +30,8 @@ async fn compaction_block_is_requested_and_sent_back_first_unchanged() {
     assert!(messages.len() < sent.len());
     assert_eq!(messages[..], sent[..messages.len()]);
     assert_eq!(request["compaction"], json!({"type": "summarize"}), "its own instructions");
-    assert_eq!((&request["system"], &request["stream"]), (&scene.sent["system"], &Value::Null));
+    assert_eq!(request["system"], scene.sent["system"]);
+    assert_eq!(request["stream"], Value::Null);
     let cut = messages.len();
     send_compaction_block(question).await;
     play.wait_for_count("engine=\"provider\",outcome=\"written\"", 1).await;
@@ -47,10 +48,9 @@ async fn compaction_block_is_requested_and_sent_back_first_unchanged() {
     let (sent, history) = (scene.sent["messages"].as_array().unwrap(), &play.history);
     assert_eq!(sent[1..], history[cut..history.len() - 1], "what stays is what the client sent");
     let step = &scene.exchange.done.steps[0];
-    assert_eq!(
-        (step.change, step.decision, step.why),
-        (Change::Compacted, Decision::New, DecisionReason::Threshold)
-    );
+    assert_eq!(step.change, Change::Compacted);
+    assert_eq!(step.decision, Decision::New);
+    assert_eq!(step.why, DecisionReason::Threshold);
     // It is repeated, also across a restart. Its cost is counted separately.
     play.restart().await;
     let later = play.turn(90).await;
@@ -83,7 +83,8 @@ async fn tokens_of_provider_summary_are_counted_separately() {
     let input = scenes.iter().map(|scene| scene.bytes.len() as u64 / 4).sum();
     assert_eq!(of_traffic, [input, 20 * turns, 0]);
     let totals = play.totals(&scenes[0]).await;
-    assert_eq!((totals.input, totals.output), (input, 20 * turns));
+    assert_eq!(totals.input, input);
+    assert_eq!(totals.output, 20 * turns);
     assert_eq!(sum("plimsoll_requests_total{"), turns);
     play.server.expect_no_exchange();
 }

@@ -64,7 +64,8 @@ async fn compaction_is_sent_as_live_event() {
         }
     };
     let event = live.try_recv().unwrap();
-    assert_eq!((event.event, event.strategy), ("compacted", Some(SummaryAuthor::Summary)));
+    assert_eq!(event.event, "compacted");
+    assert_eq!(event.strategy, Some(SummaryAuthor::Summary));
     assert_eq!(event.exchange, scene.exchange.id);
     let after = scene.exchange.estimate.as_ref().unwrap().tokens;
     // The number before is the one that reached the threshold.
@@ -90,11 +91,8 @@ async fn agents_rules_count_what_was_sent_after_compaction() {
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", scene.bytes.as_bytes());
         let counted = estimate.rules.whole(&read, scene.bytes.as_bytes(), |_| SentContent::Whole);
         let measured = scene.exchange.estimate.as_ref().unwrap();
-        assert_eq!(
-            (measured.tokens, measured.method),
-            (counted, EstimateMethod::Estimated),
-            "{preset:?}"
-        );
+        assert_eq!(measured.tokens, counted, "{preset:?}");
+        assert_eq!(measured.method, EstimateMethod::Estimated, "{preset:?}");
     }
 }
 
@@ -345,7 +343,8 @@ async fn leaving_keeps_the_summary() {
     play.add_user_message(70, 3000);
     drop(play.send_request().await);
     let left = play.server.next_exchange().await;
-    assert_eq!((left.outcome, left.status), (Outcome::ClientLeft, None));
+    assert_eq!(left.outcome, Outcome::ClientLeft);
+    assert_eq!(left.status, None);
     send_summary(question, SUMMARY).await;
     play.wait_until_written(1).await;
     let client = play.send_request().await;

@@ -194,10 +194,8 @@ fn path_starts_at_folder_of_file() {
     std::fs::write(at("plimsoll.toml"), "data = \"d\"\nadmin_token = \"file:key\"\n").unwrap();
     let sources = ConfigSources { file: Some(at("plimsoll.toml")), ..ConfigSources::default() };
     let config = config::load(&sources).unwrap().config;
-    assert_eq!(
-        (config.admin_token.unwrap().0.as_str(), config.data),
-        ("sk-beside-the-file", at("d"))
-    );
+    assert_eq!(config.admin_token.unwrap().0.as_str(), "sk-beside-the-file");
+    assert_eq!(config.data, at("d"));
     // A relative path on the command line is relative to the working directory.
     let flags = vec![ConfigFlag { name: "--data".into(), key: "data".into(), value: "d".into() }];
     let typed = config::load(&ConfigSources { flags, ..ConfigSources::default() }).unwrap().config;

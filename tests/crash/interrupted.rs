@@ -152,7 +152,8 @@ async fn is_shown(server: &Serving, data: &Path) {
     let exported = run(&["export", "11111111-2222-3333-4444-000000000004", "--data", data]).await;
     assert!(exported.out.contains(r#""interrupted""#), "{}", exported.out);
     let saved = run(&["savings", "--data", data]).await;
-    assert_eq!((saved.code, saved.err.as_str()), (0, ""));
+    assert_eq!(saved.code, 0);
+    assert_eq!(saved.err.as_str(), "");
 }
 
 fn no_word_is_in(data: &Path) {

@@ -18,7 +18,8 @@ async fn response_with_content_length_and_chunks_is_read_as_chunked() {
     let mut call = provider.call().await;
     call.send(both).await;
     let answer = client.response().await;
-    assert_eq!((answer.status(), answer.text()), (200, "hello world"));
+    assert_eq!(answer.status(), 200);
+    assert_eq!(answer.text(), "hello world");
     assert_eq!(answer.header("content-length"), None);
     assert_eq!(answer.header("x-a"), Some("b"));
 
@@ -110,7 +111,8 @@ async fn many_headers_pass_both_ways() {
     assert_eq!(call.message.header(&last), Some(value.as_str()));
     call.send(format!("HTTP/1.1 200 OK\r\n{lines}content-length: 2\r\n\r\n{{}}")).await;
     let answer = client.response().await;
-    assert_eq!((answer.status(), answer.lines().len()), (200, MANY + 1));
+    assert_eq!(answer.status(), 200);
+    assert_eq!(answer.lines().len(), MANY + 1);
     assert_eq!(answer.header(&last), Some(value.as_str()));
 }
 
@@ -122,19 +124,15 @@ async fn too_many_headers_are_refused() {
     let mut client = Wire::connect(server.address).await;
     client.send(format!("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n{lines}\r\n")).await;
     let answer = client.response().await;
-    assert_eq!(
-        (answer.status(), answer.header("x-plimsoll-error")),
-        (431, Some("headers_too_large"))
-    );
+    assert_eq!(answer.status(), 431);
+    assert_eq!(answer.header("x-plimsoll-error"), Some("headers_too_large"));
     let mut client = Wire::connect(server.address).await;
     client.send("GET /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let mut call = provider.call().await;
     call.send(format!("HTTP/1.1 200 OK\r\n{lines}content-length: 2\r\n\r\n{{}}")).await;
     let answer = client.response().await;
-    assert_eq!(
-        (answer.status(), answer.header("x-plimsoll-error")),
-        (502, Some("upstream_failed"))
-    );
+    assert_eq!(answer.status(), 502);
+    assert_eq!(answer.header("x-plimsoll-error"), Some("upstream_failed"));
 }
 
 /// Errors before there is a request carry our header, too, and are counted.

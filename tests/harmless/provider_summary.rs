@@ -19,11 +19,9 @@ async fn reasoning_after_provider_summary_stays_valid() {
             report.summaries_requested, report.provider_summaries,
             "the model itself was not asked"
         );
-        assert_eq!(
-            (report.binding_refusals, report.dropped, report.absent),
-            (0, 0, 0),
-            "{report:?}"
-        );
+        assert_eq!(report.binding_refusals, 0, "{report:?}");
+        assert_eq!(report.dropped, 0, "{report:?}");
+        assert_eq!(report.absent, 0, "{report:?}");
         assert!(report.largest <= WINDOW, "{report:?}");
     }
 }

@@ -69,7 +69,8 @@ async fn session(
         let exchange = stage.server.next_exchange().await;
         let log = stage.provider.take_log();
         let context = format!("{model}, binding {binding}, {kept_reasoning:?}, turn {turn}");
-        assert_eq!((status, log.len()), (200, 1), "{context}: {text}");
+        assert_eq!(status, 200, "{context}: {text}");
+        assert_eq!(log.len(), 1, "{context}: {text}");
         let forwarded = String::from_utf8_lossy(&log[0].request.bytes).into_owned();
         assert_eq!(
             forwarded.matches("Mind tide").count(),

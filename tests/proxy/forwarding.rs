@@ -163,14 +163,16 @@ async fn empty_answers_keep_headers() {
     let mut call = call.wire.request().await;
     call.send("HTTP/1.1 204 No Content\r\nx-a: b\r\n\r\n").await;
     let response = client.message(false).await;
-    assert_eq!((response.status(), response.lines()), (204, vec!["x-a: b"]));
+    assert_eq!(response.status(), 204);
+    assert_eq!(response.lines(), vec!["x-a: b"]);
 
     client.send("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: 0\r\n\r\n").await;
     let mut call = call.wire.request().await;
     assert_eq!(call.message.header("content-length"), Some("0"));
     call.send("HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await;
     let response = client.response().await;
-    assert_eq!((response.status(), response.header("content-length")), (200, Some("0")));
+    assert_eq!(response.status(), 200);
+    assert_eq!(response.header("content-length"), Some("0"));
 }
 
 #[tokio::test]

@@ -66,7 +66,8 @@ async fn bytes_pass_both_ways() {
     assert_eq!(client.rest().await.unwrap(), b"");
     let exchange = server.next_exchange().await;
     let bytes = (exchange.request_bytes, exchange.response_bytes);
-    assert_eq!((exchange.outcome, bytes), (Outcome::Complete, (300_000, 500_022)));
+    assert_eq!(exchange.outcome, Outcome::Complete);
+    assert_eq!(bytes, (300_000, 500_022));
 
     // The other way round: the upstream ends its side first.
     let (mut server, mut client, mut call) = tunnel(NEVER, NEVER).await;
@@ -77,7 +78,8 @@ async fn bytes_pass_both_ways() {
     drop(client);
     assert_eq!(call.wire.rest().await.unwrap(), b"");
     let exchange = server.next_exchange().await;
-    assert_eq!((exchange.outcome, exchange.request_bytes), (Outcome::Complete, 24));
+    assert_eq!(exchange.outcome, Outcome::Complete);
+    assert_eq!(exchange.request_bytes, 24);
 }
 
 #[tokio::test]
@@ -89,7 +91,8 @@ async fn upgrade_refused_by_upstream_gets_upstreams_response() {
     let mut call = provider.call().await;
     call.answer("404 Not Found", "{\"error\":1}").await;
     let response = client.response().await;
-    assert_eq!((response.status(), response.text()), (404, "{\"error\":1}"));
+    assert_eq!(response.status(), 404);
+    assert_eq!(response.text(), "{\"error\":1}");
 }
 
 /// Codex falls back to HTTP at once on 426.
@@ -203,7 +206,8 @@ async fn responses_on_websocket_are_recorded_as_exchanges() {
         if event == COMPLETED {
             let exchange = server.next_exchange().await;
             assert_eq!(exchange.outcome, Outcome::Complete);
-            assert_eq!((exchange.usage.input, exchange.usage.output), (Some(31), Some(2)));
+            assert_eq!(exchange.usage.input, Some(31));
+            assert_eq!(exchange.usage.output, Some(2));
             assert_eq!(exchange.session, Some("codex-session".into()));
             assert_eq!(exchange.dialect, Some(Dialect::OpenaiResponses));
             assert_eq!(exchange.model.as_deref(), Some("gpt-5"));
@@ -215,7 +219,8 @@ async fn responses_on_websocket_are_recorded_as_exchanges() {
     client.gone().await;
     let mut exchange = [server.next_exchange().await, server.next_exchange().await];
     exchange.sort_by_key(|event| event.model.is_some());
-    assert_eq!((exchange[0].status, exchange[0].model.as_deref()), (Some(101), None), "the tunnel");
+    assert_eq!(exchange[0].status, Some(101), "the tunnel");
+    assert_eq!(exchange[0].model.as_deref(), None, "the tunnel");
     assert_eq!(exchange[0].provider_request_id.as_deref(), Some("req_ws"));
     assert_eq!(exchange[1].outcome, Outcome::UpstreamFailed);
     assert_eq!(exchange[1].usage.input, None);
@@ -246,11 +251,8 @@ async fn websocket_reply_that_reports_its_failure_counts_as_failed() {
         call.send(&failed).await;
         assert_eq!(client.exactly(failed.len()).await, failed);
         let exchange = server.next_exchange().await;
-        assert_eq!(
-            (exchange.outcome, exchange.error_kind),
-            (Outcome::UpstreamFailed, Some(kind)),
-            "{error}"
-        );
+        assert_eq!(exchange.outcome, Outcome::UpstreamFailed, "{error}");
+        assert_eq!(exchange.error_kind, Some(kind), "{error}");
         assert_eq!(exchange.stop, Some(StopReason::Failed), "{error}");
     }
 }
@@ -318,10 +320,8 @@ async fn large_websocket_request_is_metered() {
     call.send(&answered).await;
     client.exactly(answered.len()).await;
     let exchange = server.next_exchange().await;
-    assert_eq!(
-        (exchange.fail_open.as_slice(), exchange.usage.input),
-        ([].as_slice(), Some(200_000))
-    );
+    assert_eq!(exchange.fail_open.as_slice(), [].as_slice());
+    assert_eq!(exchange.usage.input, Some(200_000));
 }
 
 /// A turn on a connection: the request, and its terminal event.
@@ -523,7 +523,8 @@ async fn tunnel_in_which_nothing_passes_ends_on_both_sides() {
     assert_eq!(call.wire.rest().await.unwrap(), b"");
     assert!(began.elapsed() > SOON / 2, "it was closed too early");
     let exchange = server.next_exchange().await;
-    assert_eq!((exchange.outcome, exchange.request_bytes), (Outcome::EndedByProxy, 1));
+    assert_eq!(exchange.outcome, Outcome::EndedByProxy);
+    assert_eq!(exchange.request_bytes, 1);
 }
 
 #[tokio::test]

@@ -57,12 +57,15 @@ async fn conversation_is_one_thread() {
     // The client has seen the end: the turn is already in the store.
     let turns = kept(&server, store.clone()).await;
     let [first] = turns.as_slice() else { panic!("{turns:?}") };
-    assert_eq!((first.usage.input, first.usage.output), (Some(11), Some(9)));
+    assert_eq!(first.usage.input, Some(11));
+    assert_eq!(first.usage.output, Some(9));
     assert_eq!(first.response.as_deref(), Some("msg_1"));
     assert_eq!(first.outcome, Outcome::Complete);
-    assert_eq!((&*first.upstream, &*first.model), ("up", "claude-sonnet-4-5"));
+    assert_eq!(&*first.upstream, "up");
+    assert_eq!(&*first.model, "claude-sonnet-4-5");
     assert_eq!(first.purpose, Purpose::Turn);
-    assert_eq!((first.window, first.reserve), (200_000, 16_000));
+    assert_eq!(first.window, 200_000);
+    assert_eq!(first.reserve, 16_000);
     let exchange = server.next_exchange().await;
     assert_eq!(exchange.id, first.exchange);
     assert_eq!(exchange.window, Some(200_000));
@@ -237,10 +240,12 @@ async fn failing_store_never_changes_reply() {
         let mut server = TestServer::over(store.clone(), config(&provider.base()), matcher).await;
         let (mut client, _call) = answered(&provider, &server).await;
         let response = client.response().await;
-        assert_eq!((response.status(), response.text()), (200, REPLY));
+        assert_eq!(response.status(), 200);
+        assert_eq!(response.text(), REPLY);
         let exchange = server.next_exchange().await;
         assert!(exchange.fail_open.contains(&aside), "{:?} for {aside:?}", exchange.fail_open);
-        assert_eq!((exchange.outcome, exchange.usage.input), (Outcome::Complete, Some(11)));
+        assert_eq!(exchange.outcome, Outcome::Complete);
+        assert_eq!(exchange.usage.input, Some(11));
         store.release.notify_one();
     }
 }

@@ -95,7 +95,8 @@ async fn cut_made_in_fork_is_not_applied_before_bound_reasoning() {
             )
             .await;
         assert_eq!(next.status, 200, "{}", next.answer);
-        assert_eq!((next.log.len(), cleared(next.sent())), (1, before), "{:?}", next.exchange.done);
+        assert_eq!(next.log.len(), 1, "{:?}", next.exchange.done);
+        assert_eq!(cleared(next.sent()), before, "{:?}", next.exchange.done);
         assert!(next.log[0].verdict.losses().is_empty(), "{:?}", next.log[0].verdict);
         bound.extend([assistant("It is deep."), message("user", json!("How deep?"))]);
         stage.restart().await;
@@ -129,10 +130,12 @@ async fn cut_made_before_another_models_reasoning_stays() {
     let next = stage
         .exchange("/v1/messages", &anthropic_request(FREE, &history), ScriptedReply::text("Deep."))
         .await;
-    assert_eq!((next.status, next.log.len()), (200, 3), "{:?} {}", next.exchange.done, next.answer);
+    assert_eq!(next.status, 200, "{:?} {}", next.exchange.done, next.answer);
+    assert_eq!(next.log.len(), 3, "{:?} {}", next.exchange.done, next.answer);
     let cleared_in = |attempt: usize| cleared(&next.log[attempt].request.body);
     assert!(cleared_in(0) > cleared(cut.sent()), "a new cut is refused");
-    assert_eq!((cleared_in(1), cleared_in(2)), (0, cleared(cut.sent())));
+    assert_eq!(cleared_in(1), 0);
+    assert_eq!(cleared_in(2), cleared(cut.sent()));
 }
 
 /// After a rewind, the newest results are whole if this branch sent them whole or has not sent them yet, even if
@@ -192,13 +195,15 @@ async fn decision_adopted_from_another_branch_is_new_only_once() {
     let new = one.exchange.done.new.cut;
     assert!(new > 0, "{:?}", one.steps());
     let two = play.exchange(&on("Two."), &reply).await;
-    assert_eq!((cleared(&two.sent), two.exchange.done.new.cut), (cleared(&one.sent), new));
+    assert_eq!(cleared(&two.sent), cleared(&one.sent));
+    assert_eq!(two.exchange.done.new.cut, new);
     let mut longer = on("Two.");
     let messages = longer["messages"].as_array_mut().unwrap();
     messages.extend([assistant("Go on."), message("user", json!("Three."))]);
     play.restart().await;
     let three = play.exchange(&longer, &reply).await;
-    assert_eq!((cleared(&three.sent), three.exchange.done.new.cut), (cleared(&one.sent), 0));
+    assert_eq!(cleared(&three.sent), cleared(&one.sent));
+    assert_eq!(three.exchange.done.new.cut, 0);
 }
 
 /// With Responses, the same cut would lose reasoning without an error.
@@ -250,7 +255,8 @@ async fn cut_made_in_fork_loses_no_encrypted_reasoning() {
     let next = stage
         .exchange(TARGET, &request_for("gpt-5.6-sol", &history), ScriptedReply::text("So."))
         .await;
-    assert_eq!((next.status, cleared(next.sent())), (200, before), "{}", next.answer);
+    assert_eq!(next.status, 200, "{}", next.answer);
+    assert_eq!(cleared(next.sent()), before, "{}", next.answer);
     let is_lost =
         |loss: &Loss| matches!(loss, Loss::ReasoningDropped { .. } | Loss::ReasoningAbsent { .. });
     let losses = next.log[0].verdict.losses();

@@ -39,7 +39,8 @@ async fn trimmed_result_is_cleared_later_like_any_other() {
     assert!(cleared.exchange.done.tokens_removed > 5_000, "{:?}", cleared.exchange.done);
     for _ in 0..2 {
         let later = play.exchange(&anthropic_request(MODEL, &long), &reply()).await;
-        assert_eq!((later.bytes, later.exchange.done.new.cut), (cleared.bytes.clone(), 0));
+        assert_eq!(later.bytes, cleared.bytes.clone());
+        assert_eq!(later.exchange.done.new.cut, 0);
         play.restart().await;
     }
     // A rewind to the point at which it was only trimmed.
@@ -175,7 +176,8 @@ async fn overflow_that_contradicts_estimate_cuts_nothing() {
         let mut call = play.provider.call().await;
         call.answer("400 Bad Request", refusal).await;
         let answer = client.response().await;
-        assert_eq!((answer.status(), answer.text()), (400, refusal));
+        assert_eq!(answer.status(), 400);
+        assert_eq!(answer.text(), refusal);
         let exchange = play.server.next_exchange().await;
         assert!(exchange.done.made.is_nothing(), "{:?}", exchange.done);
         assert!(exchange.done.overflow.is_none(), "{:?}", exchange.done);

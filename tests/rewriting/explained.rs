@@ -27,13 +27,13 @@ async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
     let looking = Looking::at(&play.server, &play.config).await;
     let explain = |id: &ExchangeId| format!("/api/v1/requests/{id}/explain");
     let explained = looking.json(&explain(&first.exchange.id)).await;
-    assert_eq!((&explained["mode"], &explained["sent_changed"]), (&json!("active"), &json!(true)));
-    assert_eq!((&explained["new"]["cut"], &explained["unlisted"]), (&json!(cut), &json!(0)));
+    assert_eq!(explained["mode"], json!("active"));
+    assert_eq!(explained["sent_changed"], json!(true));
+    assert_eq!(explained["new"]["cut"], json!(cut));
+    assert_eq!(explained["unlisted"], json!(0));
     let step = &explained["steps"][0];
-    assert_eq!(
-        (&step["why"], &step["section"]),
-        (&json!("always"), &json!("docs/rewriting.md \"Old tool results\""))
-    );
+    assert_eq!(step["why"], json!("always"));
+    assert_eq!(step["section"], json!("docs/rewriting.md \"Old tool results\""));
     let at = (step["message"].as_u64().unwrap(), step["part"].as_u64().unwrap());
     let content = &request["messages"][at.0 as usize]["content"][at.1 as usize]["content"];
     let byte = step["byte"].as_u64().unwrap() as usize;
@@ -50,16 +50,19 @@ async fn cuts_are_explained_when_they_are_new_and_when_they_are_repeated() {
     let looking = Looking::at(&play.server, &play.config).await;
     assert!(play.server.telemetry.recent(&second.exchange.id).is_none());
     let explained = looking.json(&explain(&second.exchange.id)).await;
-    assert_eq!((&explained["made"]["cut"], &explained["new"]["cut"]), (&json!(cut), &json!(0)));
+    assert_eq!(explained["made"]["cut"], json!(cut));
+    assert_eq!(explained["new"]["cut"], json!(0));
     assert_eq!(counts(&explained["steps"], "replayed"), cut as usize);
     assert_eq!(explained["unlisted"], 0);
     let step = &explained["steps"][0];
     assert_eq!(step["decided_by"], first.exchange.id.as_str());
     // Nothing before this turn changed, so the cache is not expected to break.
     let cache = &explained["cache"];
-    assert_eq!((&cache["kept"], &cache["breaks_in"]), (&cache["kept_of"], &Value::Null));
+    assert_eq!(cache["kept"], cache["kept_of"]);
+    assert_eq!(cache["breaks_in"], Value::Null);
     assert_eq!(cache["before"]["request"], first.exchange.id.as_str());
-    assert_eq!((&cache["now"]["read"], &cache["now"]["written"]), (&json!(300), &json!(500)));
+    assert_eq!(cache["now"]["read"], json!(300));
+    assert_eq!(cache["now"]["written"], json!(500));
 
     let answer = looking.get(&format!("{}?format=text", explain(&second.exchange.id))).await;
     let text = answer.text();
@@ -191,15 +194,20 @@ async fn savings_have_their_denominators_and_shadow_saves_nothing() {
     let savings = looking.json("/api/v1/savings").await;
     let total = &savings["total"];
     let sent = 2 * 1800;
-    assert_eq!((&total["turns"], &total["pruned_turns"]), (&json!(2), &json!(1)));
-    assert_eq!((&total["removed"], &total["in_shadow"]), (&json!(removed), &json!(removed)));
-    assert_eq!((&total["sent"], &total["priced_turns"]), (&json!(sent), &json!(2)));
+    assert_eq!(total["turns"], json!(2));
+    assert_eq!(total["pruned_turns"], json!(1));
+    assert_eq!(total["removed"], json!(removed));
+    assert_eq!(total["in_shadow"], json!(removed));
+    assert_eq!(total["sent"], json!(sent));
+    assert_eq!(total["priced_turns"], json!(2));
     let share = removed as f64 / (removed + sent) as f64;
     assert!((total["removed_share"].as_f64().unwrap() - share).abs() < 1e-9);
     assert!(total["net"].as_f64().unwrap() > 0.0);
-    assert_eq!((&savings["counted"], &savings["comparison"]), (&json!(2), &Value::Null));
+    assert_eq!(savings["counted"], json!(2));
+    assert_eq!(savings["comparison"], Value::Null);
     let one = looking.json("/api/v1/sessions/the-shadow/savings").await;
-    assert_eq!((&one["total"]["removed"], &one["counted"]), (&json!(0), &json!(1)));
+    assert_eq!(one["total"]["removed"], json!(0));
+    assert_eq!(one["counted"], json!(1));
     let text = looking.get("/api/v1/savings?format=text").await;
     assert!(text.text().starts_with("Savings of 2 sessions\n"), "{}", text.text());
     assert!(text.text().contains("% of "), "{}", text.text());
@@ -226,7 +234,8 @@ async fn savings_compare_held_out_sessions_with_others() {
     let comparison = looking.json("/api/v1/savings").await["comparison"].clone();
     assert_eq!(comparison["held_out"]["sessions"], 1);
     assert_eq!(comparison["held_out"]["median_input"], 1800);
-    assert_eq!((&comparison["mixed"], &comparison["others"]["sessions"]), (&json!(2), &json!(0)));
+    assert_eq!(comparison["mixed"], json!(2));
+    assert_eq!(comparison["others"]["sessions"], json!(0));
     assert_eq!(comparison["enough"], false);
     let text = looking.get("/api/v1/savings?format=text").await;
     assert!(text.text().contains("too few for a conclusion"), "{}", text.text());
@@ -242,7 +251,8 @@ async fn request_on_its_way_is_shown() {
     let path = format!("/api/v1/sessions/{}/threads/latest/context", play.session);
     let view = looking.json(&path).await;
     let estimate = view["total"].as_u64().unwrap();
-    assert_eq!((&view["in_flight"], &view["method"]), (&json!(true), &json!("estimated")));
+    assert_eq!(view["in_flight"], json!(true));
+    assert_eq!(view["method"], json!("estimated"));
     assert!(view["rewriting"]["made"]["cut"].as_u64().unwrap() > 0);
     let text = looking.get(&format!("{path}?format=text")).await.text().to_owned();
     assert!(text.contains("(estimated, in flight)\n"), "{text}");
@@ -257,6 +267,7 @@ async fn request_on_its_way_is_shown() {
     let exchange = play.server.next_exchange().await;
     assert_eq!(exchange.estimate.as_ref().unwrap().tokens, estimate);
     let view = looking.json(&path).await;
-    assert_eq!((&view["in_flight"], &view["total"]), (&json!(false), &json!(1850)));
+    assert_eq!(view["in_flight"], json!(false));
+    assert_eq!(view["total"], json!(1850));
     assert_eq!(view["rewriting"]["made"]["cut"], exchange.done.made.cut);
 }

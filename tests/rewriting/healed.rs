@@ -89,7 +89,8 @@ pub(crate) async fn heals(name: &str, rules: Rules, target: &str, body: Value, c
     let mut stage = Stage::open(rules, Policy::default()).await;
     let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
     assert_eq!(trip.status, 200, "{name}: {} {:?}", trip.answer, trip.exchange.refusal);
-    assert_eq!((trip.log.len(), refusals(&trip)), (2, 1), "{name}");
+    assert_eq!(trip.log.len(), 2, "{name}");
+    assert_eq!(refusals(&trip), 1, "{name}");
     assert_eq!(trip.exchange.refusal, healed(cause), "{name}");
     let (sent, list) = (trip.sent().clone(), history(&body));
     let mut next = goes_on(&body, &trip.answer);
@@ -98,7 +99,8 @@ pub(crate) async fn heals(name: &str, rules: Rules, target: &str, body: Value, c
             stage.restart().await;
         }
         let later = stage.exchange(target, &next, ScriptedReply::text("Better.")).await;
-        assert_eq!((later.status, later.log.len()), (200, 1), "{name}: {}", later.answer);
+        assert_eq!(later.status, 200, "{name}: {}", later.answer);
+        assert_eq!(later.log.len(), 1, "{name}: {}", later.answer);
         assert_eq!(later.exchange.refusal, None, "{name}");
         let (before, now) =
             (sent[list].as_array().unwrap(), later.sent()[list].as_array().unwrap());
@@ -202,13 +204,15 @@ async fn lone_surrogate_is_replaced() {
         let mut stage = Stage::open(Rules::default(), Policy::default()).await;
         let text = body.to_string().replace("HALF", "\\ud83d");
         let trip = stage.exchange_text(target, &text, ScriptedReply::text("Good.")).await;
-        assert_eq!((trip.status, trip.log.len()), (200, 2), "{target}: {}", trip.answer);
+        assert_eq!(trip.status, 200, "{target}: {}", trip.answer);
+        assert_eq!(trip.log.len(), 2, "{target}: {}", trip.answer);
         assert_eq!(trip.exchange.refusal, healed(RepairCause::Unicode));
         let sent = String::from_utf8(trip.log[1].request.bytes.to_vec()).unwrap();
         let sent = sent.replace("\"include\":[\"reasoning.encrypted_content\"],", "");
         assert_eq!(sent, text.replace("\\ud83d", "\\ufffd"));
         let later = stage.exchange_text(target, &text, ScriptedReply::text("Good.")).await;
-        assert_eq!((later.status, later.log.len()), (200, 1));
+        assert_eq!(later.status, 200);
+        assert_eq!(later.log.len(), 1);
     }
 }
 
@@ -275,10 +279,8 @@ async fn refused_ids_cache_markers_and_members_are_repaired() {
     let mut stage = Stage::open(Rules::default(), Policy::default()).await;
     let body = claude(json!([{"role": "user", "content": marks}]));
     let trip = stage.exchange(CLAUDE, &body, ScriptedReply::text("Good.")).await;
-    assert_eq!(
-        (trip.status, trip.exchange.refusal.clone()),
-        (200, healed(RepairCause::CacheMarks))
-    );
+    assert_eq!(trip.status, 200);
+    assert_eq!(trip.exchange.refusal.clone(), healed(RepairCause::CacheMarks));
     let body = claude(json!([{"role": "user", "content": [
         {"type": "text", "text": "a", "source_note": "mine"}]}]));
     heals("a member", Rules::default(), CLAUDE, body, RepairCause::Field).await;
@@ -308,11 +310,8 @@ async fn output_limit_above_models_maximum_is_lowered() {
         let rules = Rules { max_output_tokens: Some(8_192), ..Rules::default() };
         let mut stage = Stage::open(rules.clone(), Policy::default()).await;
         let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
-        assert_eq!(
-            (trip.status, trip.exchange.refusal.clone()),
-            (200, healed(RepairCause::MaxTokens)),
-            "{target}"
-        );
+        assert_eq!(trip.status, 200, "{target}");
+        assert_eq!(trip.exchange.refusal.clone(), healed(RepairCause::MaxTokens), "{target}");
         assert_eq!(trip.sent().pointer(path), Some(&json!(8_192)));
         heals(target, rules, target, body, RepairCause::MaxTokens).await;
     }
@@ -327,14 +326,16 @@ async fn output_limit_is_lowered_before_history_is_cut() {
     body["model"] = json!("claude-sonnet-4");
     body["max_tokens"] = json!(11_000);
     let trip = stage.exchange(CLAUDE, &body, ScriptedReply::text("Good.")).await;
-    assert_eq!((trip.status, trip.log.len()), (200, 2), "{}", trip.answer);
+    assert_eq!(trip.status, 200, "{}", trip.answer);
+    assert_eq!(trip.log.len(), 2, "{}", trip.answer);
     assert_eq!(trip.exchange.refusal, healed(RepairCause::MaxTokens));
     let (before, after) = (&body["messages"], &trip.sent()["messages"]);
     assert_eq!(before, after, "history was cut");
     assert!(trip.sent()["max_tokens"].as_u64().unwrap() >= 4096);
     let next = goes_on(&body, &trip.answer);
     let later = stage.exchange(CLAUDE, &next, ScriptedReply::text("Good.")).await;
-    assert_eq!((later.status, later.log.len()), (200, 1), "{}", later.answer);
+    assert_eq!(later.status, 200, "{}", later.answer);
+    assert_eq!(later.log.len(), 1, "{}", later.answer);
 }
 
 /// If even the lowest output does not fit, the history is cut by what is too much, and not more.
@@ -377,11 +378,13 @@ async fn several_things_at_once_are_healed() {
     );
     let mut stage = Stage::open(rules(), Policy::default()).await;
     let trip = stage.exchange(CLAUDE, &body, ScriptedReply::text("Good.")).await;
-    assert_eq!((trip.status, trip.log.len()), (400, 3), "{}", trip.answer);
+    assert_eq!(trip.status, 400, "{}", trip.answer);
+    assert_eq!(trip.log.len(), 3, "{}", trip.answer);
     let causes = [RepairCause::Media, RepairCause::Empty];
     assert_eq!(trip.exchange.refusal.as_ref().unwrap().causes, causes);
     let trip = stage.exchange(CLAUDE, &body, ScriptedReply::text("Good.")).await;
-    assert_eq!((trip.status, trip.log.len()), (200, 2), "{}", trip.answer);
+    assert_eq!(trip.status, 200, "{}", trip.answer);
+    assert_eq!(trip.log.len(), 2, "{}", trip.answer);
     assert_eq!(trip.exchange.refusal.as_ref().unwrap().causes, [RepairCause::ToolPairs]);
     let next = goes_on(&body, &trip.answer);
     assert_eq!(stage.exchange(CLAUDE, &next, ScriptedReply::text("Good.")).await.log.len(), 1);
@@ -395,7 +398,8 @@ async fn only_active_mode_heals() {
         stage.config.mode = mode;
         stage.restart().await;
         let trip = stage.exchange(CLAUDE, &body, ScriptedReply::text("Good.")).await;
-        assert_eq!((trip.status, trip.log.len()), (400, 1));
+        assert_eq!(trip.status, 400);
+        assert_eq!(trip.log.len(), 1);
         let (causes, outcome) = (vec![RepairCause::Empty], RefusalOutcome::Possible);
         assert_eq!(trip.exchange.refusal, Some(RefusalReport { causes, outcome }), "{mode:?}");
     }
@@ -403,7 +407,8 @@ async fn only_active_mode_heals() {
     let heal = RepairPolicy { causes: vec![RepairCause::Media], ..RepairPolicy::default() };
     let mut stage = Stage::open(Rules::default(), Policy { heal, ..Policy::default() }).await;
     let trip = stage.exchange(CLAUDE, &body, ScriptedReply::text("Good.")).await;
-    assert_eq!((trip.status, trip.log.len()), (400, 1));
+    assert_eq!(trip.status, 400);
+    assert_eq!(trip.log.len(), 1);
 }
 
 const EMPTY: &str = r#"{"type":"error","error":{"type":"invalid_request_error","message":"messages: text content blocks must be non-empty"}}"#;
@@ -422,7 +427,8 @@ async fn repair_that_does_not_help_is_not_tried_again() {
     assert_ne!(call.message.text(), request.to_string());
     call.answer("400 Bad Request", &EMPTY.replace("messages", "all messages")).await;
     let response = client.response().await;
-    assert_eq!((response.status(), response.text()), (400, EMPTY));
+    assert_eq!(response.status(), 400);
+    assert_eq!(response.text(), EMPTY);
     drop(call);
     let exchange = play.server.next_exchange().await;
     assert_eq!(exchange.refusal.as_ref().unwrap().outcome, RefusalOutcome::RefusedAgain);
@@ -457,7 +463,8 @@ async fn refusal_that_is_not_understood_is_forwarded_and_counted() {
         let mut call = play.provider.call().await;
         call.answer("400 Bad Request", refusal).await;
         let response = client.response().await;
-        assert_eq!((response.status(), response.text()), (400, refusal));
+        assert_eq!(response.status(), 400);
+        assert_eq!(response.text(), refusal);
         assert_eq!(
             play.server.next_exchange().await.refusal.as_ref().unwrap().outcome,
             outcome,

@@ -60,10 +60,8 @@ async fn queued_messages_are_sent_at_end_and_stay_there() {
     assert_eq!(scene.steps(), [(Change::Injected, Decision::New, DecisionReason::Queued); 2]);
     assert_eq!(waiting(&play, &scope).await, 0);
     let dequeued = messages.recv().await.unwrap();
-    assert_eq!(
-        (dequeued.step, &dequeued.exchange),
-        (MessageStep::Dequeued, &Some(scene.exchange.id.clone()))
-    );
+    assert_eq!(dequeued.step, MessageStep::Dequeued);
+    assert_eq!(dequeued.exchange, Some(scene.exchange.id.clone()));
 
     // Later requests, after a restart too, begin with the same bytes.
     let mut longer = history(2);
@@ -76,7 +74,8 @@ async fn queued_messages_are_sent_at_end_and_stay_there() {
         }
         let later = play.exchange(&anthropic_request(MODEL, &longer), &reply("On we go.")).await;
         assert_eq!(&later.bytes[..prefix.len()], prefix);
-        assert_eq!((later.exchange.done.made.injected, later.exchange.done.new.injected), (2, 0));
+        assert_eq!(later.exchange.done.made.injected, 2);
+        assert_eq!(later.exchange.done.new.injected, 0);
         let (estimate, parts) =
             (later.exchange.estimate.as_ref().unwrap(), later.bytes.len() as u64);
         assert!(estimate.tokens > 0, "{estimate:?}");
@@ -403,9 +402,11 @@ async fn leaving_requeues_messages() {
         crate::support::within("the words wait again", requeued).await;
         drop(call);
         let taken = messages.try_recv().unwrap();
-        assert_eq!((taken.step, taken.position), (MessageStep::Dequeued, None));
+        assert_eq!(taken.step, MessageStep::Dequeued);
+        assert_eq!(taken.position, None);
         let again = messages.try_recv().unwrap();
-        assert_eq!((again.step, again.position), (MessageStep::Queued, Some(1)), "{is_begun}");
+        assert_eq!(again.step, MessageStep::Queued, "{is_begun}");
+        assert_eq!(again.position, Some(1), "{is_begun}");
         let mut next = history(2);
         next.pop();
         next.push(message("user", json!("Never mind that. What now?")));

@@ -118,7 +118,8 @@ async fn reasoning_of_partial_reply_stays_valid_when_sent_back() {
                     ScriptedReply::text("On."),
                 )
                 .await;
-            assert_eq!((trip.status, trip.log.len()), (200, 1), "{breaks}: {}", trip.answer);
+            assert_eq!(trip.status, 200, "{breaks}: {}", trip.answer);
+            assert_eq!(trip.log.len(), 1, "{breaks}: {}", trip.answer);
             let there = trip.sent()["messages"].to_string().matches("\"thinking\":").count();
             assert_eq!(there, 3, "{:?}", trip.exchange.done.steps);
             stage.restart().await;
@@ -159,8 +160,15 @@ async fn reply_that_broke_off_in_its_second_reasoning_is_recognised() {
                 let trip =
                     stage.exchange("/v1/messages", &anthropic_request(model, &sent), on).await;
                 assert_eq!(
-                    (trip.status, trip.log.len()),
-                    (200, 1),
+                    trip.status,
+                    200,
+                    "{model} {event} {keeps}: {:?} {:#}",
+                    trip.log[0].verdict,
+                    trip.sent()
+                );
+                assert_eq!(
+                    trip.log.len(),
+                    1,
                     "{model} {event} {keeps}: {:?} {:#}",
                     trip.log[0].verdict,
                     trip.sent()
@@ -221,8 +229,15 @@ async fn reasoning_of_partial_reply_is_put_back_whole_or_not_at_all() {
                 let trip =
                     stage.exchange("/v1/messages", &anthropic_request(model, &sent), on).await;
                 assert_eq!(
-                    (trip.status, trip.log.len()),
-                    (200, 1),
+                    trip.status,
+                    200,
+                    "{model} {after} {keeps}: {:?} {:#}",
+                    trip.log[0].verdict,
+                    trip.sent()
+                );
+                assert_eq!(
+                    trip.log.len(),
+                    1,
                     "{model} {after} {keeps}: {:?} {:#}",
                     trip.log[0].verdict,
                     trip.sent()

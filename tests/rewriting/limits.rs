@@ -31,7 +31,8 @@ fn tokens(view: &ContextView) -> Value {
 async fn context_view_has_all_thresholds_of_micro_compact() {
     let mut play = play(Preset::MicroCompact, &[]).await;
     let view = view(&mut play).await;
-    assert_eq!((view.total, view.window), (1_850, 200_000));
+    assert_eq!(view.total, 1_850);
+    assert_eq!(view.window, 200_000);
     assert_eq!(tokens(&view), json!([180_000, 0, 150_300, 167_000, 200_000]));
     let json = serde_json::to_value(&view).unwrap();
     assert_eq!(json["thresholds"]["compacting"]["percent"], json!(83.5));
@@ -64,7 +65,8 @@ async fn claude_code_shows_its_buffer_and_what_is_free_before_it() {
 async fn claude_codes_buffer_is_small_where_nothing_is_compacted() {
     let mut play = play(Preset::ClaudeCode, &[("PLIMSOLL_COMPACT_ENGINE", "off")]).await;
     let view = view(&mut play).await;
-    assert_eq!((view.autocompact_buffer, view.free), (Some(500), 200_000 - view.total - 500));
+    assert_eq!(view.autocompact_buffer, Some(500));
+    assert_eq!(view.free, 200_000 - view.total - 500);
     assert_eq!(view.thresholds.unwrap().compacting, None);
 }
 

@@ -45,14 +45,16 @@ async fn overflow_is_resent_once_with_room_and_teaches_window() {
     assert!(sent.contains("Line 7 of the log."), "{sent}");
     call.answer("200 OK", &reply().to_string()).await;
     let answer = client.response().await;
-    assert_eq!((answer.status(), answer.text()), (200, &*reply().to_string()));
+    assert_eq!(answer.status(), 200);
+    assert_eq!(answer.text(), &*reply().to_string());
     drop(call);
     let exchange = play.server.next_exchange().await;
     play.server.expect_no_exchange();
     let overflow = exchange.done.overflow.unwrap();
     assert!(overflow.saved);
     assert!(overflow.sign == OverflowSign::Refused);
-    assert_eq!((overflow.reported.window, overflow.reported.input), (Some(2000), Some(2600)));
+    assert_eq!(overflow.reported.window, Some(2000));
+    assert_eq!(overflow.reported.input, Some(2600));
     assert_eq!(exchange.done.new.cut as usize, cleared(&sent));
     assert!(exchange.done.steps.iter().all(|step| step.why == DecisionReason::Overflow));
     assert_eq!(exchange.window, Some(2000));
@@ -92,7 +94,8 @@ async fn request_refused_with_room_too_gets_first_refusal() {
     assert!(cleared(call.message.text()) > 0);
     call.answer("400 Bad Request", &TOO_LONG.replace("2600", "2100")).await;
     let answer = client.response().await;
-    assert_eq!((answer.status(), answer.text()), (400, TOO_LONG));
+    assert_eq!(answer.status(), 400);
+    assert_eq!(answer.text(), TOO_LONG);
     drop(call);
     let exchange = play.server.next_exchange().await;
     play.server.expect_no_exchange();
@@ -120,7 +123,8 @@ async fn overflow_is_forwarded_if_no_cut_is_possible_or_allowed() {
         let mut call = play.provider.call().await;
         call.answer("400 Bad Request", body).await;
         let answer = client.response().await;
-        assert_eq!((answer.status(), answer.text()), (400, body));
+        assert_eq!(answer.status(), 400);
+        assert_eq!(answer.text(), body);
         let exchange = play.server.next_exchange().await;
         assert_eq!(
             exchange.done.overflow.map(|overflow| overflow.saved),
@@ -162,7 +166,8 @@ async fn room_stays_if_provider_fails() {
         r#"{"type":"error","error":{"type":"api_error","message":"Internal server error"}}"#;
     call.answer("500 Internal Server Error", failed).await;
     let answer = client.response().await;
-    assert_eq!((answer.status(), answer.text()), (500, failed));
+    assert_eq!(answer.status(), 500);
+    assert_eq!(answer.text(), failed);
     drop(call);
     play.server.next_exchange().await;
     assert_eq!(play.exchange(&request, &reply()).await.bytes, sent);
@@ -324,10 +329,9 @@ async fn new_result_is_trimmed_if_cutting_old_ones_is_not_enough() {
     assert_eq!(client.response().await.status(), 200);
     let exchange = play.server.next_exchange().await;
     let step = &exchange.done.steps[0];
-    assert_eq!(
-        (step.change, step.decision, step.why),
-        (Change::Cut, Decision::New, DecisionReason::TooLarge)
-    );
+    assert_eq!(step.change, Change::Cut);
+    assert_eq!(step.decision, Decision::New);
+    assert_eq!(step.why, DecisionReason::TooLarge);
 }
 
 /// What shows in a reply can only be told; what it says of the window is learned all the same.
@@ -360,7 +364,8 @@ async fn overflow_seen_in_reply_is_recorded_and_learned_from() {
     let scene = play.exchange(&request, &body(read)).await;
     assert_eq!(scene.exchange.window, Some(9000), "the window was learned");
     let overflow = scene.exchange.done.overflow.unwrap();
-    assert_eq!((overflow.sign, overflow.saved), (OverflowSign::Truncated, false));
+    assert_eq!(overflow.sign, OverflowSign::Truncated);
+    assert!(!overflow.saved);
     // It is kept with the turn, for whoever looks at its context.
     let scope = plimsoll::store::Scope {
         tenant: scene.exchange.tenant.clone().unwrap(),
@@ -401,7 +406,8 @@ async fn observe_and_shadow_cut_nothing_to_fit_reasoning_put_back_before() {
         assert_eq!(call.message.text(), request.to_string());
         call.answer("400 Bad Request", BOUND).await;
         let answer = client.response().await;
-        assert_eq!((answer.status(), answer.text()), (400, TOO_LONG));
+        assert_eq!(answer.status(), 400);
+        assert_eq!(answer.text(), TOO_LONG);
         drop(call);
         let exchange = play.server.next_exchange().await;
         play.server.expect_no_exchange();
@@ -432,6 +438,7 @@ async fn overflow_error_is_preferred_to_one_of_missing_reasoning() {
     assert_eq!(call.message.text(), request.to_string());
     call.answer("400 Bad Request", LACKS).await;
     let answer = client.response().await;
-    assert_eq!((answer.status(), answer.text()), (400, TOO_LONG));
+    assert_eq!(answer.status(), 400);
+    assert_eq!(answer.text(), TOO_LONG);
     assert!(!play.server.next_exchange().await.suspends_branch());
 }

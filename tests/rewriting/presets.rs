@@ -74,7 +74,8 @@ async fn micro_compact_clears_11_of_15_results_with_original_counts() {
     assert_eq!(counted(&rules, &scene.bytes), 3_446);
     // The logged count is that of what was sent.
     let classic = scene.exchange.classic.clone().unwrap();
-    assert_eq!((&*classic.rules, classic.tokens), ("micro-compact", 3_446));
+    assert_eq!(&*classic.rules, "micro-compact");
+    assert_eq!(classic.tokens, 3_446);
     assert_eq!(classic.method, EstimateMethod::Estimated);
     // What it saved is told in the same counting: half of it.
     let saved = RemovedTokens { cut: 3_461, pruned: 3_461, compacted: 0 };
@@ -88,7 +89,8 @@ async fn micro_compact_clears_11_of_15_results_with_original_counts() {
         let parts = read.parts().filter(|part| part.kind == kind);
         parts.filter_map(|part| part.id.as_deref()).collect()
     };
-    assert_eq!((ids(PartKind::ToolCall).len(), ids(PartKind::ToolResult).len()), (15, 15));
+    assert_eq!(ids(PartKind::ToolCall).len(), 15);
+    assert_eq!(ids(PartKind::ToolResult).len(), 15);
     assert_eq!(ids(PartKind::ToolCall), ids(PartKind::ToolResult));
     let is_cleared =
         |n: &usize| scene.sent["messages"][2 * n + 1]["content"][0]["content"] == CLEARED;
@@ -107,9 +109,11 @@ async fn pruning_is_announced_live() {
         )
         .await;
     let event = live.try_recv().unwrap();
-    assert_eq!((event.event, event.results), ("pruned", Some(11)));
+    assert_eq!(event.event, "pruned");
+    assert_eq!(event.results, Some(11));
     assert_eq!(event.exchange, scene.exchange.id);
-    assert_eq!((event.before, event.after), (6_907, 3_446));
+    assert_eq!(event.before, 6_907);
+    assert_eq!(event.after, 3_446);
     play.exchange(
         &anthropic_request(MODEL, &fifteen_reads()),
         &anthropic_reply("m2", MODEL, json!([])),
@@ -191,11 +195,13 @@ async fn micro_compact_counts_new_messages_on_top_of_reported_usage() {
         .await;
     let classic = scene.exchange.classic.clone().unwrap();
     // 12 + 24 + 4, times four thirds.
-    assert_eq!((classic.method, classic.new), (EstimateMethod::Anchored, 54));
+    assert_eq!(classic.method, EstimateMethod::Anchored);
+    assert_eq!(classic.new, 54);
     // One more result is cleared, which the last call still had: 314 of 3,500 tokens, where 1,850 were reported.
     let share = 314 * 1_850 / 3_500;
     let pruned = scene.exchange.done.removed().pruned;
-    assert_eq!((classic.tokens, pruned), (1_800 + 50 + 54 - share, share));
+    assert_eq!(classic.tokens, 1_800 + 50 + 54 - share);
+    assert_eq!(pruned, share);
     assert_eq!(scene.exchange.classic_error(), Some(1_739 - 1_800));
 }
 
@@ -372,7 +378,8 @@ async fn dexto_keeps_40000_tokens_of_results_and_clears_over_20000() {
 #[test]
 fn dexto_compacts_past_the_window() {
     let due = |tokens| due(Preset::Dexto, 200_000, tokens, json!({}));
-    assert_eq!((due(100_000), due(168_000)), (CompactionNeed::No, CompactionNeed::No));
+    assert_eq!(due(100_000), CompactionNeed::No);
+    assert_eq!(due(168_000), CompactionNeed::No);
     assert_eq!(due(168_001), CompactionNeed::Must);
 }
 
@@ -391,15 +398,14 @@ async fn dexto_shows_last_usage_plus_new_messages_by_length() {
         .exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m2", MODEL, json!([])))
         .await;
     let estimate = scene.exchange.estimate.clone().unwrap();
-    assert_eq!((estimate.tokens, estimate.new), (1_800 + 50 + 100, 100));
+    assert_eq!(estimate.tokens, 1_800 + 50 + 100);
+    assert_eq!(estimate.new, 100);
     assert_eq!(
         Some(estimate.tokens),
         scene.exchange.classic.as_ref().map(|classic| classic.tokens)
     );
-    assert_eq!(
-        (estimate.method, estimate.counting),
-        (EstimateMethod::Anchored, CountingMethod::Length)
-    );
+    assert_eq!(estimate.method, EstimateMethod::Anchored);
+    assert_eq!(estimate.counting, CountingMethod::Length);
     // The messages are the total less system prompt and tools, and the error is recorded.
     let parts = estimate.breakdown;
     assert_eq!(parts.system + parts.tools + parts.messages, estimate.tokens);
@@ -442,7 +448,9 @@ async fn gemini_cli_counts_by_characters_and_cuts_nothing() {
         rules.messages(body.as_bytes(), &read.messages, |_| SentContent::Whole)
     };
     // 0.25 and 1.3 tokens a character, rounded down together; in a long text, 0.25 for each.
-    assert_eq!((count("Hello world"), count("你好世界"), count("Hello 世界")), (2, 5, 4));
+    assert_eq!(count("Hello world"), 2);
+    assert_eq!(count("你好世界"), 5);
+    assert_eq!(count("Hello 世界"), 4);
     assert_eq!(count(&"世".repeat(100_000)), 130_000);
     assert_eq!(count(&"世".repeat(100_001)), 25_000);
     let body = json!({"contents": [
@@ -469,8 +477,10 @@ fn claude_code_reserves_20000_for_output_and_13000_as_buffer() {
     assert!((config.policy.prune.threshold(180_000) - 167_000.0).abs() < 1e-9);
     for preset in [Preset::ClaudeCode, Preset::MicroCompact] {
         let due = |tokens| due(preset, 200_000, tokens, json!({}));
-        assert_eq!((due(166_999), due(167_000)), (CompactionNeed::Prepare, CompactionNeed::Swap));
-        assert_eq!((due(180_000), due(180_001)), (CompactionNeed::Swap, CompactionNeed::Must));
+        assert_eq!(due(166_999), CompactionNeed::Prepare);
+        assert_eq!(due(167_000), CompactionNeed::Swap);
+        assert_eq!(due(180_000), CompactionNeed::Swap);
+        assert_eq!(due(180_001), CompactionNeed::Must);
     }
     assert_eq!(config.policy.estimate.decides, ClassicRole::Nothing);
 }
@@ -478,10 +488,8 @@ fn claude_code_reserves_20000_for_output_and_13000_as_buffer() {
 #[test]
 fn llxprt_strips_reasoning_by_two_configuration_keys() {
     let config = resolved(Preset::Llxprt, &[]);
-    assert_eq!(
-        (config.output_reserve, config.policy.reasoning.strip()),
-        (65_536, StripPolicy::None)
-    );
+    assert_eq!(config.output_reserve, 65_536);
+    assert_eq!(config.policy.reasoning.strip(), StripPolicy::None);
     let strip = |name, value| resolved(Preset::Llxprt, &[(name, value)]).policy.reasoning.strip();
     assert_eq!(strip("PLIMSOLL_REASONING_INCLUDE_IN_CONTEXT", "false"), StripPolicy::All);
     let but_last = ("PLIMSOLL_REASONING_STRIP_FROM_CONTEXT", "all_but_last");
@@ -535,8 +543,10 @@ fn opencode_compacts_by_last_call() {
         let last = json!({"input": input, "cache_read": input / 2, "cache_write": written});
         due(Preset::Opencode, 200_000, 100_000, last)
     };
-    assert_eq!((due(168_000, 0), due(168_001, 0)), (CompactionNeed::Prepare, CompactionNeed::Swap));
-    assert_eq!((due(168_001, 1), due(10_000, 0)), (CompactionNeed::Prepare, CompactionNeed::No));
+    assert_eq!(due(168_000, 0), CompactionNeed::Prepare);
+    assert_eq!(due(168_001, 0), CompactionNeed::Swap);
+    assert_eq!(due(168_001, 1), CompactionNeed::Prepare);
+    assert_eq!(due(10_000, 0), CompactionNeed::No);
     let last_call = json!({"input": 167_900, "cache_read": 0});
     assert_eq!(
         super::presets::due(Preset::Opencode, 200_000, 168_001, last_call),
@@ -548,8 +558,10 @@ fn opencode_compacts_by_last_call() {
 #[test]
 fn gemini_cli_compacts_at_half_and_keeps_last_part() {
     let due = |tokens| due(Preset::GeminiCli, 1_000_000, tokens, json!({}));
-    assert_eq!((due(499_999), due(500_000)), (CompactionNeed::Prepare, CompactionNeed::Swap));
-    assert_eq!((due(1_000_000), due(1_000_001)), (CompactionNeed::Swap, CompactionNeed::Must));
+    assert_eq!(due(499_999), CompactionNeed::Prepare);
+    assert_eq!(due(500_000), CompactionNeed::Swap);
+    assert_eq!(due(1_000_000), CompactionNeed::Swap);
+    assert_eq!(due(1_000_001), CompactionNeed::Must);
     let compact = resolved(Preset::GeminiCli, &[]).policy.compact.clone();
     assert_eq!(compact.keep_history, Some(0.3));
     // A summary must be smaller than what it replaces.
@@ -563,7 +575,8 @@ fn llxprt_has_two_thresholds() {
     let due = |tokens| due(Preset::Llxprt, 200_000, tokens, json!({}));
     // 85 % of 134,464.
     assert!(due(114_293) < CompactionNeed::Swap);
-    assert_eq!((due(114_294), due(100_000 + 34_464)), (CompactionNeed::Swap, CompactionNeed::Swap));
+    assert_eq!(due(114_294), CompactionNeed::Swap);
+    assert_eq!(due(100_000 + 34_464), CompactionNeed::Swap);
     assert_eq!(due(100_000 + 34_465), CompactionNeed::Must);
 }
 

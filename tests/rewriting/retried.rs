@@ -75,7 +75,8 @@ async fn repaired_request_that_does_not_fit_is_resent_with_room() {
         if status.starts_with("500") {
             // A server error after a repair is not about the request: it is forwarded.
             let answer = client.response().await;
-            assert_eq!((answer.status(), answer.text()), (500, TOO_LONG));
+            assert_eq!(answer.status(), 500);
+            assert_eq!(answer.text(), TOO_LONG);
             continue;
         }
         let call = next(call, "200 OK", &reply()).await;
@@ -94,7 +95,8 @@ async fn rate_limit_after_repair_is_forwarded() {
     let slow = r#"{"type":"error","error":{"type":"rate_limit_error","message":"slow down"}}"#;
     next(call, "429 Too Many Requests", slow).await;
     let answer = client.response().await;
-    assert_eq!((answer.status(), answer.text()), (429, slow));
+    assert_eq!(answer.status(), 429);
+    assert_eq!(answer.text(), slow);
 }
 
 #[tokio::test]
@@ -158,7 +160,8 @@ async fn server_error_after_rewrite_is_forwarded_at_once() {
     let (mut client, call) = refused(&play, &request, "500 Internal Server Error", broken).await;
     assert!(call.message.text().contains(CLEARED), "{}", call.message.text());
     let answer = client.response().await;
-    assert_eq!((answer.status(), answer.text()), (500, broken));
+    assert_eq!(answer.status(), 500);
+    assert_eq!(answer.text(), broken);
     assert_eq!(play.server.next_exchange().await.done.resent, None);
 }
 
@@ -175,9 +178,11 @@ async fn wild_overflow_blames_no_rewrite() {
     let rewritten = call.message.text().to_owned();
     assert!(rewritten.contains(CLEARED), "{rewritten}");
     let answer = client.response().await;
-    assert_eq!((answer.status(), answer.text()), (400, &*wild));
+    assert_eq!(answer.status(), 400);
+    assert_eq!(answer.text(), &*wild);
     let exchange = play.server.next_exchange().await;
-    assert_eq!((exchange.done.resent, exchange.done.overflow), (None, None));
+    assert_eq!(exchange.done.resent, None);
+    assert_eq!(exchange.done.overflow, None);
     drop(call);
     let answer = anthropic_reply("m1", MODEL, json!([{"type": "text", "text": "Go on."}]));
     let later = play.exchange(&request, &answer).await;
@@ -202,10 +207,8 @@ async fn refusal_in_pieces_is_read_whole() {
     next(call, "200 OK", &reply()).await;
     assert_eq!(client.response().await.status(), 200);
     let refusal = play.server.next_exchange().await.refusal.clone().unwrap();
-    assert_eq!(
-        (refusal.causes, refusal.outcome),
-        (vec![RepairCause::Empty], RefusalOutcome::Healed)
-    );
+    assert_eq!(refusal.causes, vec![RepairCause::Empty]);
+    assert_eq!(refusal.outcome, RefusalOutcome::Healed);
 }
 
 /// The output limit in the first refusal is learned, although something else is refused after it.

@@ -192,12 +192,14 @@ async fn dexto_does_not_count_hidden_reasoning_of_last_output() {
     let first =
         play.exchange(&request_for(&history), &chat("Three metres.", (5_000, 3_050, 3_000))).await;
     let view = shown(&play, &first.exchange).await;
-    assert_eq!((view.total, view.basis.unwrap().gone), (5_050, 3_000));
+    assert_eq!(view.total, 5_050);
+    assert_eq!(view.basis.unwrap().gone, 3_000);
     history.push(json!({"role": "assistant", "content": "Three metres."}));
     history.push(json!({"role": "user", "content": "12345678901234567890"}));
     let next = play.exchange(&request_for(&history), &chat("Four.", (5_064, 9, 0))).await;
     assert_eq!(decided(&next.exchange), (5_055, 5));
-    assert_eq!((next.exchange.error(), next.exchange.done.overflow), (Some(-9), None));
+    assert_eq!(next.exchange.error(), Some(-9));
+    assert_eq!(next.exchange.done.overflow, None);
 }
 
 /// The document's example: 5,000 and 100 were reported, 80 characters are new, and 5,115 come back: +5, which is +0.1 %.
@@ -215,7 +217,9 @@ async fn dexto_example_has_its_numbers() {
     let view = shown(&play, &next.exchange).await;
     assert!(view.to_string().contains("\nLast estimate accuracy: +0.1% error\n"), "{view}");
     let basis = view.basis.unwrap();
-    assert_eq!((basis.input, basis.output, view.total), (5_115, 50, 5_165));
+    assert_eq!(basis.input, 5_115);
+    assert_eq!(basis.output, 50);
+    assert_eq!(view.total, 5_165);
 }
 
 /// A system message in the middle of the history is new like any other: length divided by four.
@@ -256,10 +260,12 @@ async fn cancelled_stream_counts_by_rules() {
         client.reset();
         let exchange = play.server.next_exchange().await;
         drop(call);
-        assert_eq!((exchange.outcome, exchange.actual()), (Outcome::ClientLeft, None));
+        assert_eq!(exchange.outcome, Outcome::ClientLeft);
+        assert_eq!(exchange.actual(), None);
         let view = shown(&play, &exchange).await;
         let basis = view.basis.unwrap();
-        assert_eq!((basis.input, basis.output), (5_000, 100), "{preset:?}");
+        assert_eq!(basis.input, 5_000, "{preset:?}");
+        assert_eq!(basis.output, 100, "{preset:?}");
         history.push(json!({"role": "assistant", "content": text}));
         history.push(json!({"role": "user", "content": "12345678"}));
         let next = play.exchange(&request_for(&history), &chat("Four.", (5_160, 50, 0))).await;
@@ -297,21 +303,22 @@ async fn dexto_breakdown_counts_system_and_tools_by_length() {
     let tools = (tool.to_string().len() as f64 / 4.0).round() as u64;
     let at_first = first.exchange.estimate.as_ref().unwrap();
     assert_eq!(at_first.method, EstimateMethod::Estimated);
-    assert_eq!(
-        (at_first.breakdown.system, at_first.breakdown.tools),
-        (101, tools),
-        "402 / 4, halves up"
-    );
+    assert_eq!(at_first.breakdown.system, 101, "402 / 4, halves up");
+    assert_eq!(at_first.breakdown.tools, tools, "402 / 4, halves up");
     assert_eq!(at_first.tokens, 101 + tools + 4);
     let view = shown(&play, &first.exchange).await;
     let parts = view.breakdown;
-    assert_eq!((view.total, parts.system, parts.tools), (1_850, 101, tools));
+    assert_eq!(view.total, 1_850);
+    assert_eq!(parts.system, 101);
+    assert_eq!(parts.tools, tools);
     assert_eq!(parts.messages, 1_850 - 101 - tools);
     history.push(message("assistant", content));
     history.push(message("user", json!("12345678")));
     let next = play.exchange(&ask(&history), &anthropic_reply("m2", MODEL, json!([]))).await;
     let parts = next.exchange.estimate.as_ref().unwrap().breakdown;
-    assert_eq!((parts.system, parts.tools, parts.messages), (101, tools, 1_852 - 101 - tools));
+    assert_eq!(parts.system, 101);
+    assert_eq!(parts.tools, tools);
+    assert_eq!(parts.messages, 1_852 - 101 - tools);
 }
 
 /// A client leaves in the middle: the input that the stream reported at its start is the anchor, the received part of
@@ -338,12 +345,15 @@ async fn cancelled_stream_that_reported_its_input_is_anchor() {
     client.until("a half deep").await;
     client.reset();
     let exchange = play.server.next_exchange().await;
-    assert_eq!((exchange.outcome, exchange.actual()), (Outcome::ClientLeft, Some(5_000)));
+    assert_eq!(exchange.outcome, Outcome::ClientLeft);
+    assert_eq!(exchange.actual(), Some(5_000));
     assert!(exchange.error().is_some());
     assert!(exchange.usage.lower_bound);
     let view = shown(&play, &exchange).await;
     let basis = view.basis.unwrap();
-    assert_eq!((basis.input, basis.cut, basis.gone), (5_000, true, 0));
+    assert_eq!(basis.input, 5_000);
+    assert!(basis.cut);
+    assert_eq!(basis.gone, 0);
     assert!((8..16).contains(&basis.output), "{view}");
     assert!(view.to_string().contains("(estimated, the reply was cut)"), "{view}");
     drop(call);

@@ -74,7 +74,8 @@ async fn picture_that_is_too_large_is_made_smaller_and_stays_so() {
         let mut stage = Stage::open(rules.clone(), shrinks()).await;
         let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
         assert_eq!(trip.status, 200, "{target}: {} {:?}", trip.answer, trip.exchange.refusal);
-        assert_eq!((trip.log.len(), refusals(&trip)), (2, 1), "{target}");
+        assert_eq!(trip.log.len(), 2, "{target}");
+        assert_eq!(refusals(&trip), 1, "{target}");
         assert_eq!(trip.exchange.refusal, healed(RepairCause::Media), "{target}");
         let (data, small) = sent_picture(&trip, at);
         assert!(data.len() <= 20_000, "{target}: {}", data.len());
@@ -91,7 +92,8 @@ async fn picture_that_is_too_large_is_made_smaller_and_stays_so() {
                 stage.restart().await;
             }
             let later = stage.exchange(target, &next, ScriptedReply::text("Better.")).await;
-            assert_eq!((later.status, later.log.len()), (200, 1), "{target}: {}", later.answer);
+            assert_eq!(later.status, 200, "{target}: {}", later.answer);
+            assert_eq!(later.log.len(), 1, "{target}: {}", later.answer);
             assert_eq!(sent_picture(&later, at).0, data, "{target}: restarts {restarts}");
             next = goes_on(&next, &later.answer);
         }
@@ -105,9 +107,11 @@ async fn too_many_pixels_are_scaled_to_what_refusal_names() {
     let mut stage = Stage::open(rules, shrinks()).await;
     let (target, at, body) = bodies(&large)[0].clone();
     let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
-    assert_eq!((trip.status, trip.log.len()), (200, 2), "{}", trip.answer);
+    assert_eq!(trip.status, 200, "{}", trip.answer);
+    assert_eq!(trip.log.len(), 2, "{}", trip.answer);
     let (_, small) = sent_picture(&trip, at);
-    assert_eq!((small.width(), small.height()), (120, 8));
+    assert_eq!(small.width(), 120);
+    assert_eq!(small.height(), 8);
 }
 
 /// The smaller picture may exceed another limit. The provider then names it by its place in what was sent.
@@ -123,11 +127,13 @@ async fn smaller_picture_that_is_refused_again_is_made_smaller_still() {
     stage.provider.set_rules(rules);
     let next = goes_on(&body, &trip.answer);
     let trip = stage.exchange(target, &next, ScriptedReply::text("Good.")).await;
-    assert_eq!((trip.status, trip.log.len()), (200, 2), "{}", trip.answer);
+    assert_eq!(trip.status, 200, "{}", trip.answer);
+    assert_eq!(trip.log.len(), 2, "{}", trip.answer);
     assert_eq!(sent_picture(&trip, at).1.width(), 60);
     let next = goes_on(&next, &trip.answer);
     let trip = stage.exchange(target, &next, ScriptedReply::text("Good.")).await;
-    assert_eq!((trip.log.len(), sent_picture(&trip, at).1.width()), (1, 60));
+    assert_eq!(trip.log.len(), 1);
+    assert_eq!(sent_picture(&trip, at).1.width(), 60);
 }
 
 /// A picture that cannot be read, or that has too many pixels to decode, is replaced by text, as without the option.
@@ -142,7 +148,8 @@ async fn picture_that_cannot_be_made_smaller_becomes_text() {
         let mut stage = Stage::open(rules.clone(), shrinks()).await;
         let (target, _, body) = bodies(&data)[0].clone();
         let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
-        assert_eq!((trip.status, trip.log.len()), (200, 2), "{}", trip.answer);
+        assert_eq!(trip.status, 200, "{}", trip.answer);
+        assert_eq!(trip.log.len(), 2, "{}", trip.answer);
         assert_eq!(trip.sent()["messages"][0]["content"][0]["type"], "text");
     }
 }
@@ -166,7 +173,8 @@ async fn past_limit_of_stored_pictures_session_gets_text() {
         kinds.push(newest.to_owned());
         messages.push(json!({"role": "assistant", "content": trip.answer["content"]}));
     }
-    assert_eq!((kinds[0].as_str(), kinds[15].as_str()), ("image", "text"), "{kinds:?}");
+    assert_eq!(kinds[0].as_str(), "image", "{kinds:?}");
+    assert_eq!(kinds[15].as_str(), "text", "{kinds:?}");
 }
 
 /// The smaller picture meets the limit, but is refused for it again: it is replaced by text for good.

@@ -42,7 +42,8 @@ async fn output_limit_refused_once_is_lowered_for_other_sessions() {
     for (target, at, body) in bodies() {
         let mut stage = Stage::open(rules(), Policy::default()).await;
         let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
-        assert_eq!((trip.status, trip.log.len()), (200, 2), "{target}: {}", trip.answer);
+        assert_eq!(trip.status, 200, "{target}: {}", trip.answer);
+        assert_eq!(trip.log.len(), 2, "{target}: {}", trip.answer);
         assert_eq!(trip.exchange.refusal, healed(RepairCause::MaxTokens), "{target}");
         for restarts in [false, true] {
             if restarts {
@@ -50,7 +51,8 @@ async fn output_limit_refused_once_is_lowered_for_other_sessions() {
             }
             stage.session = if restarts { "third" } else { "second" };
             let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
-            assert_eq!((trip.status, trip.log.len()), (200, 1), "{target} {restarts}");
+            assert_eq!(trip.status, 200, "{target} {restarts}");
+            assert_eq!(trip.log.len(), 1, "{target} {restarts}");
             assert_eq!(trip.sent().pointer(at), Some(&json!(8_192)), "{target} {restarts}");
             assert_eq!(trip.exchange.refusal, spared(), "{target} {restarts}");
             assert!(trip.head.contains("x-plimsoll-healed: max_tokens"), "{}", trip.head);
@@ -71,7 +73,8 @@ async fn learned_output_limit_changes_no_request_it_does_not_concern() {
     let mut less = body.clone();
     *less.pointer_mut(at).unwrap() = json!(8_000);
     let trip = stage.exchange(target, &less, ScriptedReply::text("Good.")).await;
-    assert_eq!((trip.sent(), trip.exchange.refusal.clone()), (&less, None));
+    assert_eq!(trip.sent(), &less);
+    assert_eq!(trip.exchange.refusal.clone(), None);
     stage.session = "third";
     let mut other = body.clone();
     other["model"] = json!("claude-sonnet-4-5");
@@ -82,7 +85,8 @@ async fn learned_output_limit_changes_no_request_it_does_not_concern() {
     stage.restart().await;
     stage.session = "fourth";
     let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
-    assert_eq!((trip.status, trip.log.len()), (400, 1));
+    assert_eq!(trip.status, 400);
+    assert_eq!(trip.log.len(), 1);
     assert_eq!(trip.sent().pointer(at), Some(&json!(64_000)));
 }
 
@@ -99,5 +103,6 @@ async fn dictated_limit_is_not_learned() {
     stage.session = "second";
     let (_, _, body) = bodies()[0].clone();
     let trip = stage.exchange(target, &body, ScriptedReply::text("Good.")).await;
-    assert_eq!((trip.log.len(), trip.sent().pointer(at)), (2, Some(&json!(8_192))));
+    assert_eq!(trip.log.len(), 2);
+    assert_eq!(trip.sent().pointer(at), Some(&json!(8_192)));
 }

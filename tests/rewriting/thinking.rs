@@ -57,7 +57,8 @@ async fn requested_thinking_is_shown_and_sent_back_without_loss() {
                 stage.restart().await;
             }
             let trip = stage.exchange(target, &next, thinks()).await;
-            assert_eq!((trip.status, trip.log.len()), (200, 1), "{target}: {}", trip.answer);
+            assert_eq!(trip.status, 200, "{target}: {}", trip.answer);
+            assert_eq!(trip.log.len(), 1, "{target}: {}", trip.answer);
             assert_eq!(trip.sent().pointer(at), Some(&expected), "{target} {turn}");
             assert!(trip.answer.to_string().contains("I looked."), "{target}: {}", trip.answer);
             let losses: &[Loss] = trip.log[0].verdict.losses();
@@ -125,7 +126,8 @@ async fn request_without_thinking_or_with_display_is_left_alone() {
     ] {
         let mut stage = Stage::open(Rules::default(), shows()).await;
         let trip = stage.exchange(target, &body, ScriptedReply::text("Seen.")).await;
-        assert_eq!((trip.status, trip.sent()), (200, &body), "{what}: {}", trip.answer);
+        assert_eq!(trip.status, 200, "{what}: {}", trip.answer);
+        assert_eq!(trip.sent(), &body, "{what}: {}", trip.answer);
     }
     for mode in [Mode::Observe, Mode::Shadow] {
         let mut stage = Stage::open(Rules::default(), shows()).await;

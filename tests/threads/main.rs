@@ -88,7 +88,8 @@ fn recorded_agents_are_named() {
                 .then(|| (agent.map(|it| it.to_string()), agent::project_path(&conversation, body)))
         });
         let (agent, path) = found.unwrap();
-        assert_eq!((agent.as_deref(), path.as_deref()), (Some(expected), folder), "{name}");
+        assert_eq!(agent.as_deref(), Some(expected), "{name}");
+        assert_eq!(path.as_deref(), folder, "{name}");
     }
 }
 

@@ -124,7 +124,8 @@ mod tests {
         add("4", "side", Purpose::Side, Some("other"), Some("Second"));
         let names = SessionNames::from_ledger(&ledger);
         assert_eq!(names.agent.unwrap().to_string(), "agent");
-        assert_eq!((names.title.as_deref(), names.project), (Some("Second"), None));
+        assert_eq!(names.title.as_deref(), Some("Second"));
+        assert_eq!(names.project, None);
         assert_eq!(names.main_thread, Some("main".into()));
     }
 

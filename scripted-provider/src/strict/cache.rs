@@ -376,10 +376,14 @@ mod tests {
     fn breakpoint_is_read_next_time() {
         let mut conversation = CacheConversation::default();
         let first = conversation.send("abc!", BREAKPOINTS);
-        assert_eq!((first.read, first.written_5m, first.missed), (0, 1500, None));
+        assert_eq!(first.read, 0);
+        assert_eq!(first.written_5m, 1500);
+        assert_eq!(first.missed, None);
         // The marker moved; what it marked before is found by looking back.
         let second = conversation.send("abcde!", BREAKPOINTS);
-        assert_eq!((second.read, second.written_5m, second.missed), (1500, 1000, None));
+        assert_eq!(second.read, 1500);
+        assert_eq!(second.written_5m, 1000);
+        assert_eq!(second.missed, None);
         let third = conversation.send("abcde", BREAKPOINTS);
         assert_eq!(
             third,
@@ -400,7 +404,8 @@ mod tests {
         let mut conversation = CacheConversation::default();
         conversation.send("ab!cdef!", BREAKPOINTS);
         let edited = conversation.send("ab!cXef!", BREAKPOINTS);
-        assert_eq!((edited.read, edited.written_5m), (1000, 2000));
+        assert_eq!(edited.read, 1000);
+        assert_eq!(edited.written_5m, 2000);
         assert_eq!(edited.missed, missed(2000, MissReason::Changed(place(3))));
         let shorter = conversation.send("ab!cX!", BREAKPOINTS);
         assert_eq!(shorter.missed, missed(2000, MissReason::Changed(Place::End)));
@@ -429,7 +434,8 @@ mod tests {
         }
         conversation.now += Duration::from_secs(300);
         let late = conversation.send("ab!", BREAKPOINTS);
-        assert_eq!((late.read, late.missed), (0, missed(1000, MissReason::Expired)));
+        assert_eq!(late.read, 0);
+        assert_eq!(late.missed, missed(1000, MissReason::Expired));
         let mut long = CacheConversation::default();
         assert_eq!(
             long.send("ab+cd!", BREAKPOINTS),
@@ -437,7 +443,9 @@ mod tests {
         );
         long.now += Duration::from_secs(3599);
         let later = long.send("ab+cd!", BREAKPOINTS);
-        assert_eq!((later.read, later.written_5m, later.written_1h), (1000, 1000, 0));
+        assert_eq!(later.read, 1000);
+        assert_eq!(later.written_5m, 1000);
+        assert_eq!(later.written_1h, 0);
     }
 
     #[test]
@@ -445,18 +453,23 @@ mod tests {
         let mut conversation = CacheConversation::default();
         conversation.send("abc!", BREAKPOINTS);
         let other = conversation.send_in(2, "abc!", BREAKPOINTS);
-        assert_eq!((other.read, other.missed), (0, missed(1500, MissReason::OtherCache)));
+        assert_eq!(other.read, 0);
+        assert_eq!(other.missed, missed(1500, MissReason::OtherCache));
     }
 
     #[test]
     fn automatic_cache_reads_in_steps() {
         let mut conversation = CacheConversation::default();
         let first = conversation.send("abc", AUTOMATIC);
-        assert_eq!((first.read, first.written_5m), (0, 1500));
+        assert_eq!(first.read, 0);
+        assert_eq!(first.written_5m, 1500);
         let second = conversation.send("abcd", AUTOMATIC);
-        assert_eq!((second.read, second.written_5m, second.missed), (1408, 500, None));
+        assert_eq!(second.read, 1408);
+        assert_eq!(second.written_5m, 500);
+        assert_eq!(second.missed, None);
         let edited = conversation.send("aXcd", AUTOMATIC);
-        assert_eq!((edited.read, edited.missed), (0, missed(2000, MissReason::Changed(place(1)))));
+        assert_eq!(edited.read, 0);
+        assert_eq!(edited.missed, missed(2000, MissReason::Changed(place(1))));
         conversation.now += Duration::from_secs(600);
         assert_eq!(conversation.send("aXcd", AUTOMATIC).missed, missed(2000, MissReason::Expired));
     }

@@ -154,8 +154,11 @@ fn check_size(request: &ReceivedRequest, rules: &Rules) -> Result<(), ApiError> 
 /// Pixels of the longer side of a PNG.
 fn longer_side(image: &str) -> Option<u32> {
     let head = STANDARD.decode(image.get(..32)?).ok()?;
-    let at = |at: usize| Some(u32::from_be_bytes(head.get(at..at + 4)?.try_into().ok()?));
-    head.starts_with(b"\x89PNG").then_some(at(16)?.max(at(20)?))
+    head.starts_with(b"\x89PNG").then_some(number_at(&head, 16)?.max(number_at(&head, 20)?))
+}
+
+fn number_at(bytes: &[u8], start: usize) -> Option<u32> {
+    Some(u32::from_be_bytes(bytes.get(start..start + 4)?.try_into().ok()?))
 }
 
 /// `docs/protocols.md` 1.8: a lone surrogate is not valid JSON.

@@ -415,7 +415,8 @@ mod tests {
             let model = rules_of(Dialect::Anthropic, name);
             let is = (model.binding, model.account_bound, model.keeps_reasoning);
             assert_eq!(is, (binding, account, keeps), "{name}");
-            assert_eq!((model.refuses_prefill, model.cache_min), (prefill, min), "{name}");
+            assert_eq!(model.refuses_prefill, prefill, "{name}");
+            assert_eq!(model.cache_min, min, "{name}");
         }
     }
 
@@ -451,7 +452,8 @@ mod tests {
             [("gpt-5.3-codex", true, false), ("gpt-5.2", false, false), ("gpt-6.1-sol", true, true)]
         {
             let model = rules_of(Dialect::Responses, name);
-            assert_eq!((model.phases, model.binding), (phases, binding), "{name}");
+            assert_eq!(model.phases, phases, "{name}");
+            assert_eq!(model.binding, binding, "{name}");
         }
     }
 }

@@ -78,20 +78,20 @@ impl RedisStore {
     pub(super) async fn adopt(&self, instance: u64) -> Result<Vec<Scope>, StoreError> {
         let own = format!("{instance:016x}");
         let index = self.keys.index("drafting");
-        let mut asked = redis::pipe();
+        let mut pipeline = redis::pipe();
         let alive = self.keys.index(&format!("alive:{own}"));
-        asked.cmd("SET").arg(alive).arg(1).arg("PX").arg(ALIVE).ignore();
-        asked.cmd("SMEMBERS").arg(&index);
+        pipeline.cmd("SET").arg(alive).arg(1).arg("PX").arg(ALIVE).ignore();
+        pipeline.cmd("SMEMBERS").arg(&index);
         let (instances,): (Vec<String>,) =
-            self.run(Access::Other, async |mut link| asked.query_async(&mut link).await).await?;
+            self.run(Access::Other, async |mut link| pipeline.query_async(&mut link).await).await?;
         let mut adopted = Vec::new();
         for other in instances.into_iter().filter(|other| *other != own) {
             let drafting = self.keys.index(&format!("drafting:{other}"));
-            let mut asked = redis::pipe();
-            asked.cmd("EXISTS").arg(self.keys.index(&format!("alive:{other}")));
-            asked.cmd("SMEMBERS").arg(&drafting);
+            let mut pipeline = redis::pipe();
+            pipeline.cmd("EXISTS").arg(self.keys.index(&format!("alive:{other}")));
+            pipeline.cmd("SMEMBERS").arg(&drafting);
             let (is_alive, members): (bool, Vec<String>) = self
-                .run(Access::Other, async |mut link| asked.query_async(&mut link).await)
+                .run(Access::Other, async |mut link| pipeline.query_async(&mut link).await)
                 .await?;
             if is_alive {
                 continue;
@@ -109,10 +109,10 @@ impl RedisStore {
 
     /// Makes turns from the drafts that a process has in a session.
     async fn adopt_in(&self, scope: &Scope, instance: &str) -> Result<Vec<Scope>, StoreError> {
-        let mut asked = redis::cmd("HGETALL");
-        asked.arg(self.keys.session(scope).drafts);
+        let mut command = redis::cmd("HGETALL");
+        command.arg(self.keys.session(scope).drafts);
         let drafts: HashMap<String, Vec<u8>> =
-            self.run(Access::Other, async |mut link| asked.query_async(&mut link).await).await?;
+            self.run(Access::Other, async |mut link| command.query_async(&mut link).await).await?;
         let mut adopted = Vec::new();
         for (key, text) in drafts {
             let mut words = text.splitn(3, |byte| *byte == b' ');

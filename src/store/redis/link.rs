@@ -124,9 +124,11 @@ impl Link {
                 let mut state = self.state();
                 state.made += 1;
                 state.connection = Some(connection.clone());
-                if warning.is_some() && state.warned != warning {
-                    warning.iter().for_each(|warning| tracing::warn!("{warning}"));
-                    state.warned = warning;
+                if let Some(warning) = warning
+                    && state.warned.as_ref() != Some(&warning)
+                {
+                    tracing::warn!("{warning}");
+                    state.warned = Some(warning);
                 }
                 Ok(Lease { connection, number: state.made })
             }
@@ -255,7 +257,7 @@ impl RedisServer {
         };
         for (host, port) in &self.hosts {
             // Sentinels have passwords of their own, or none.
-            let found = match self.connection(host, *port, &Default::default()).await {
+            let address = match self.connection(host, *port, &Default::default()).await {
                 Ok(mut sentinel) => {
                     let mut ask = redis::cmd("SENTINEL");
                     ask.arg("get-master-addr-by-name").arg(&**primary);
@@ -264,7 +266,7 @@ impl RedisServer {
                 }
                 Err(error) => Err(error),
             };
-            match found {
+            match address {
                 Ok(Some((host, port))) => return Ok((host.into(), port)),
                 Ok(None) => trouble = self.unusable("is not known to its sentinels"),
                 Err(error) => trouble = error,
@@ -303,13 +305,13 @@ async fn open(
     let mut connection = server.connection(&host, port, &login).await?;
     let layout = format!("{}{{index}}:layout", server.prefix);
     let secret = format!("{}{{index}}:secret", server.prefix);
-    let mut asked = redis::pipe();
+    let mut pipeline = redis::pipe();
     if purpose == OpenPurpose::ToUse {
-        asked.cmd("SET").arg(&layout).arg(LAYOUT).arg("NX").ignore();
-        asked.cmd("SET").arg(&secret).arg(&*server.fingerprint).arg("NX").ignore();
+        pipeline.cmd("SET").arg(&layout).arg(LAYOUT).arg("NX").ignore();
+        pipeline.cmd("SET").arg(&secret).arg(&*server.fingerprint).arg("NX").ignore();
     }
-    asked.cmd("INFO").cmd("GET").arg(&layout).cmd("GET").arg(&secret);
-    let answer = asked.query_async(&mut connection).await;
+    pipeline.cmd("INFO").cmd("GET").arg(&layout).cmd("GET").arg(&secret);
+    let answer = pipeline.query_async(&mut connection).await;
     let (info, layout, secret): (String, Option<u32>, Option<String>) =
         answer.map_err(|error| explain(server, &error))?;
     let warning = judge(server, &info)?;

@@ -32,12 +32,12 @@ impl RedisStore {
         if fingerprints.is_empty() {
             return Ok(None);
         }
-        let mut asked = redis::cmd("MGET");
+        let mut command = redis::cmd("MGET");
         for fingerprint in fingerprints {
-            asked.arg(self.keys.fingerprint(tenant, *fingerprint));
+            command.arg(self.keys.fingerprint(tenant, *fingerprint));
         }
         let sessions: Vec<Option<String>> = self
-            .run(Access::Read, async |mut connection| asked.query_async(&mut connection).await)
+            .run(Access::Read, async |mut connection| command.query_async(&mut connection).await)
             .await?;
         let mut scopes: Vec<Scope> = Vec::new();
         for session in sessions.into_iter().flatten() {
@@ -61,11 +61,11 @@ impl RedisStore {
         if scopes.is_empty() {
             return Ok(Vec::new());
         }
-        let mut asked = redis::pipe();
+        let mut pipeline = redis::pipe();
         for scope in scopes {
-            asked.add_command(ask(self.keys.session(scope)));
+            pipeline.add_command(ask(self.keys.session(scope)));
         }
-        self.run(access, async |mut connection| asked.query_async(&mut connection).await).await
+        self.run(access, async |mut connection| pipeline.query_async(&mut connection).await).await
     }
 
     /// A session that has a record, the most recently used first.
@@ -98,12 +98,14 @@ impl RedisStore {
         let [used, ..] = self.keys.list();
         let mut offset = 0;
         loop {
-            let mut asked = redis::cmd("ZRANGE");
+            let mut command = redis::cmd("ZRANGE");
             let newest = after.map_or("+inf".to_owned(), |after| after.used.to_string());
-            asked.arg(&used).arg(newest).arg("-inf").arg("BYSCORE").arg("REV");
-            asked.arg("LIMIT").arg(offset).arg(AT_ONCE).arg("WITHSCORES");
+            command.arg(&used).arg(newest).arg("-inf").arg("BYSCORE").arg("REV");
+            command.arg("LIMIT").arg(offset).arg(AT_ONCE).arg("WITHSCORES");
             let entries: Vec<(String, f64)> = self
-                .run(Access::Other, async |mut connection| asked.query_async(&mut connection).await)
+                .run(Access::Other, async |mut connection| {
+                    command.query_async(&mut connection).await
+                })
                 .await?;
             let is_last = entries.len() < AT_ONCE;
             offset += entries.len();
@@ -152,10 +154,10 @@ impl RedisStore {
 
     /// The sessions of a name.
     pub(super) async fn named(&self, session: &SessionId) -> Result<Vec<Scope>, StoreError> {
-        let mut asked = redis::cmd("SMEMBERS");
-        asked.arg(self.keys.name(session));
+        let mut command = redis::cmd("SMEMBERS");
+        command.arg(self.keys.name(session));
         let tenants: Vec<String> = self
-            .run(Access::Other, async |mut connection| asked.query_async(&mut connection).await)
+            .run(Access::Other, async |mut connection| command.query_async(&mut connection).await)
             .await?;
         let scopes: Vec<Scope> = tenants
             .iter()
@@ -219,11 +221,11 @@ impl RedisStore {
         let mut sweeping = scripts::EXPIRED.prepare_invoke();
         sweeping.key(&[used, sizes, total.clone()]);
         sweeping.arg(capped(before)).arg(capped(max_bytes)).arg(SWEPT);
-        let mut asked = redis::cmd("GET");
-        asked.arg(total);
+        let mut command = redis::cmd("GET");
+        command.arg(total);
         let (expired, bytes): (Vec<(String, f64)>, Option<u64>) = self
             .run(Access::Other, async |mut link| {
-                Ok((sweeping.invoke_async(&mut link).await?, asked.query_async(&mut link).await?))
+                Ok((sweeping.invoke_async(&mut link).await?, command.query_async(&mut link).await?))
             })
             .await?;
         self.bytes.store(bytes.unwrap_or_default(), std::sync::atomic::Ordering::Relaxed);

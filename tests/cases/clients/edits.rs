@@ -171,7 +171,8 @@ async fn equal_prompts_stay_two_sessions() {
                 }
             }
             let [one, other] = &exchanges;
-            assert_eq!((sessions(one), sessions(other)), (1, 1), "{dialect:?}, {what}");
+            assert_eq!(sessions(one), 1, "{dialect:?}, {what}");
+            assert_eq!(sessions(other), 1, "{dialect:?}, {what}");
             assert_ne!(one[0].session, other[0].session, "{dialect:?}, {what}");
         }
     }
@@ -232,7 +233,8 @@ async fn retrieved_context_stays_in_one_session() {
             }
         }
         for own in &exchanges {
-            assert_eq!((sessions(own), threads(own)), (1, 1), "{dialect:?}");
+            assert_eq!(sessions(own), 1, "{dialect:?}");
+            assert_eq!(threads(own), 1, "{dialect:?}");
         }
         assert_ne!(exchanges[0][0].session, exchanges[1][0].session, "{dialect:?}");
     }

@@ -35,7 +35,8 @@ async fn headers_tell_threads_and_purposes() {
     let agent = "x-claude-code-agent-type: Explore\r\nx-claude-code-agent-id: a2\r\n\
                  x-claude-code-parent-agent-id: a1\r\nx-claude-code-prev-tool-durations: Read=9;Bash=742\r\n";
     let sub = stage.exchange(TARGET, &headers("subagent", agent), &asks(&["Go."])).await.1;
-    assert_eq!((sub.purpose, &sub.session), (Some(Purpose::Turn), &main.session));
+    assert_eq!(sub.purpose, Some(Purpose::Turn));
+    assert_eq!(sub.session, main.session);
     assert_ne!(sub.thread, main.thread, "the same words and instructions");
     let hints = sub.hints.as_deref().unwrap();
     assert_eq!(hints.class, Some(RequestClass::Subagent));

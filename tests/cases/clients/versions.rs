@@ -72,7 +72,8 @@ async fn ended_thread_is_sent_whole() {
             let (answer, third) = stage.exchange("/v1/messages", &headers, &refused).await;
             assert_eq!(stage.last().text(), refused.to_string());
             assert!(answer.text().contains("error_code"), "{}", answer.text());
-            assert_eq!((third.outcome, third.refusal.is_none()), (Outcome::Refused, true));
+            assert_eq!(third.outcome, Outcome::Refused);
+            assert!(third.refusal.is_none());
             assert!(!third.suspends_branch(), "{third:?}");
             assert!(third.fail_open.is_empty(), "{third:?}");
             let whole = request(Dialect::Anthropic, "You are calm.", &texts);

@@ -24,9 +24,11 @@ fn text_one_byte_too_long_is_not_kept_but_its_size_is() {
     let room = BESIDE + 4 + BESIDE + 100;
     let text = "é".repeat(50);
     let kept = exchanged(&request(&text), room);
-    assert_eq!((&*kept.messages[0].text, kept.messages[0].redacted), (&*text, 0));
+    assert_eq!(&*kept.messages[0].text, &*text);
+    assert_eq!(kept.messages[0].redacted, 0);
     let left_out = exchanged(&request(&text), room - 1);
-    assert_eq!((&*left_out.messages[0].text, left_out.messages[0].redacted), ("", 1));
+    assert_eq!(&*left_out.messages[0].text, "");
+    assert_eq!(left_out.messages[0].redacted, 1);
     assert_eq!(left_out.messages[0].chars, 100);
     assert_eq!(left_out.reply[0].text, "Aye.");
 }
@@ -70,12 +72,15 @@ fn texts_are_kept_as_sent_and_pictures_leave_their_size() {
     ];
     assert_eq!(contents(&kept.messages), expected.map(|(kind, text)| (kind, text.to_owned())));
     let picture = &kept.messages[1];
-    assert_eq!((picture.width, picture.height, picture.chars), (1280, 720, png.len() as u64));
+    assert_eq!(picture.width, 1280);
+    assert_eq!(picture.height, 720);
+    assert_eq!(picture.chars, png.len() as u64);
     assert!(!kept.messages[3].continues);
     assert!(kept.messages[4].continues);
     // The names that transcripts use.
     let written = serde_json::to_value(&kept.messages).unwrap();
-    assert_eq!((&written[1]["w"], &written[1]["h"]), (&1280.into(), &720.into()));
+    assert_eq!(written[1]["w"], 1280);
+    assert_eq!(written[1]["h"], 720);
     assert_eq!(written[4]["cont"], true);
 }
 
@@ -127,8 +132,10 @@ fn parts_keep_role_name_id_and_signature_length() {
     // If there is no room for the text, the length of the signature and the names remain.
     let kept = ExchangeContent::of_request(&read, body.as_bytes(), &placed, 1 << 20);
     let short = kept.answered(&reply, 2 * BESIDE + 3);
-    assert_eq!((&*short.reply[0].text, short.reply[0].redacted), ("So.", 0));
-    assert_eq!((short.reply[1].kind, short.reply[1].redacted), (TranscriptKind::Other, 1));
+    assert_eq!(&*short.reply[0].text, "So.");
+    assert_eq!(short.reply[0].redacted, 0);
+    assert_eq!(short.reply[1].kind, TranscriptKind::Other);
+    assert_eq!(short.reply[1].redacted, 1);
     assert_eq!(short.reply[1].chars, 2);
 }
 
@@ -201,8 +208,10 @@ fn parents_content_is_stored_once() {
     scene.conversation = dialect::read(Dialect::OpenaiResponses, "/v1/responses", &scene.body);
     let (conversation, body) = (&scene.conversation, &scene.body);
     let kept = ExchangeContent::of_request(conversation, body, &scene.placed(), 1 << 20);
-    assert_eq!((kept.follows, kept.messages.len()), (ContentLink::Reply, 1));
-    assert_eq!((&*kept.messages[0].text, kept.messages[0].reply), ("More.", false));
+    assert_eq!(kept.follows, ContentLink::Reply);
+    assert_eq!(kept.messages.len(), 1);
+    assert_eq!(&*kept.messages[0].text, "More.");
+    assert!(!kept.messages[0].reply);
 }
 
 /// If a text does not fit, its size is kept, in a request and in a reply. Several texts of one thought are one

@@ -146,7 +146,8 @@ mod tests {
     fn claude_without_cache_marks_writes_nothing() {
         let next = next_input("claude-opus-5", usage(0, 0), 0);
         near(next.dollars, 0.55);
-        assert_eq!((next.warm, next.cached_until), (next.cold, None));
+        assert_eq!(next.warm, next.cold);
+        assert_eq!(next.cached_until, None);
         assert!(next.to_string().ends_with("$0.5500 (nothing of it is cached)"), "{next}");
     }
 

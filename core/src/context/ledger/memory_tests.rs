@@ -145,7 +145,8 @@ fn injections_stand_in_order_in_which_they_were_queued() {
     ledger.add(Fact::InjectedMessage(Box::new(removed)));
     assert_eq!(ids(&ledger), ["a"]);
     let order: Vec<_> = ledger.injections().iter().map(|(one, _)| one.id.to_string()).collect();
-    assert_eq!((order, ledger.queued().count()), (vec!["b".into(), "c".to_owned()], 4));
+    assert_eq!(order, ["b", "c"]);
+    assert_eq!(ledger.queued().count(), 4);
     assert!(ledger.injected.get("d").is_some_and(|one| one.place().is_none()));
     assert!(!ledger.injected.contains_key("a"));
 }
@@ -218,7 +219,8 @@ fn size_of_decisions_is_also_counted_separately() {
         let alone = grown(fact.clone());
         check(alone, 1);
         ledger.add(fact);
-        assert_eq!((ledger.decision_bytes(), ledger.bytes()), (before + alone, before + alone));
+        assert_eq!(ledger.decision_bytes(), before + alone);
+        assert_eq!(ledger.bytes(), before + alone);
         before += alone;
     }
     ledger.add(Fact::Turn(Box::new(turn())));
@@ -272,7 +274,8 @@ fn oldest_quarter_is_forgotten() {
     let own = base.position.thread.clone();
     assert_eq!(threads, [("even".into(), left / 2), ("odd".into(), left / 2), (own, 1)]);
     let totals = ledger.totals();
-    assert_eq!((totals.input, totals.output), (left as u64 + 900, 2 * left as u64 + 100));
+    assert_eq!(totals.input, left as u64 + 900);
+    assert_eq!(totals.output, 2 * left as u64 + 100);
     assert_eq!(totals.total, totals.input + totals.output);
 }
 

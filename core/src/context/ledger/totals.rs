@@ -86,7 +86,9 @@ mod tests {
         for input in [u64::MAX, u64::MAX, 1] {
             totals.add(&Usage { input: Some(input), output: Some(2), ..Usage::default() });
         }
-        assert_eq!((totals.input, totals.output, totals.total), (u64::MAX, 6, u64::MAX));
+        assert_eq!(totals.input, u64::MAX);
+        assert_eq!(totals.output, 6);
+        assert_eq!(totals.total, u64::MAX);
     }
 
     /// A reply that broke off counts as in the context view, and what of that was not reported is told apart.
@@ -122,6 +124,8 @@ mod tests {
         let mut totals = Totals::default();
         totals.add(&Usage { attempts, ..one(3) });
         totals.add(&Usage { unbilled: true, ..one(400) });
-        assert_eq!((totals.input, totals.output, totals.total), (23, 2, 25));
+        assert_eq!(totals.input, 23);
+        assert_eq!(totals.output, 2);
+        assert_eq!(totals.total, 25);
     }
 }

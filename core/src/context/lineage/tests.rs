@@ -140,10 +140,9 @@ fn conversation_stays_on_its_thread() {
     let second = play.say(&[user("one"), model("1"), user("two")].join(","), &words("2"));
     let third = [user("one"), model("1"), user("two"), model("2"), user("three")].join(",");
     let third = play.say(&third, &words("3"));
-    assert_eq!(
-        (first.growth, second.growth, third.growth),
-        (Growth::Begins, Growth::Grows, Growth::Grows)
-    );
+    assert_eq!(first.growth, Growth::Begins);
+    assert_eq!(second.growth, Growth::Grows);
+    assert_eq!(third.growth, Growth::Grows);
     assert_eq!(second.position.thread, first.position.thread);
     assert_eq!(third.position.thread, first.position.thread);
     assert_eq!(parent(&third), Some("req-2"));
@@ -178,7 +177,8 @@ fn side_call_on_top_of_history_forks() {
     let messages = [user("hi"), model("A"), user("suggest")].join(",");
     let other = body(&messages, "You suggest.", r#","tools":[{"name":"s"}]"#);
     let side = play.send(&other, &words("x"), Outcome::Complete, None);
-    assert_eq!((side.growth, parent(&side)), (Growth::Forks, Some("req-1")));
+    assert_eq!(side.growth, Growth::Forks);
+    assert_eq!(parent(&side), Some("req-1"));
     let client_thread =
         play.send(&body(&messages, "You are calm.", ""), "", Outcome::Complete, Some("sub"));
     assert_ne!(client_thread.position.thread, main.position.thread);
@@ -200,7 +200,8 @@ fn rewinds_and_forks_find_their_turn() {
     let first = play.say(&user("one"), &words("1"));
     play.say(&[user("one"), model("1"), user("two")].join(","), &words("2"));
     let rewound = play.say(&[user("one"), model("1"), user("other")].join(","), &words("3"));
-    assert_eq!((rewound.growth, parent(&rewound)), (Growth::Forks, Some("req-1")));
+    assert_eq!(rewound.growth, Growth::Forks);
+    assert_eq!(parent(&rewound), Some("req-1"));
     assert_ne!(rewound.position.thread, first.position.thread);
     let on = [user("one"), model("1"), user("other"), model("3"), user("more")].join(",");
     let on = play.say(&on, &words("4"));
@@ -213,7 +214,8 @@ fn repeat_after_failure_keeps_thread() {
     let request = body(&user("hi"), "You are calm.", "");
     let first = play.send(&request, "", Outcome::UpstreamFailed, None);
     let again = play.send(&request, &words("A"), Outcome::Complete, None);
-    assert_eq!((again.growth, &again.position.thread), (Growth::Repeats, &first.position.thread));
+    assert_eq!(again.growth, Growth::Repeats);
+    assert_eq!(again.position.thread, first.position.thread);
 }
 
 #[test]
@@ -223,7 +225,8 @@ fn client_that_resumes_partial_reply_stays_on_its_thread() {
     let first = play.send(&request, &words("Half an ans"), Outcome::UpstreamFailed, None);
     let resumed = [user("hi"), model("Half an ans"), user("Resume directly")].join(",");
     let resumed = play.say(&resumed, &words("wer"));
-    assert_eq!((resumed.growth, &resumed.position.thread), (Growth::Grows, &first.position.thread));
+    assert_eq!(resumed.growth, Growth::Grows);
+    assert_eq!(resumed.position.thread, first.position.thread);
     let mut play = Play::default();
     let first = play.send(&request, &words("Half an ans"), Outcome::UpstreamFailed, None);
     let resumed = play.say(&[user("hi"), model("Half"), user("Resume")].join(","), &words("wer"));
@@ -262,7 +265,8 @@ fn clock_that_is_behind_makes_no_fork() {
     {
         play.behind = 15;
         let placed = play.send(&next, &words("done"), outcome, None);
-        assert_eq!((placed.growth, &placed.position.thread), (growth, &first.position.thread));
+        assert_eq!(placed.growth, growth);
+        assert_eq!(placed.position.thread, first.position.thread);
     }
 }
 
@@ -289,7 +293,8 @@ fn of_equal_requests_without_reply_newest_is_parent() {
     play.send(&asks, &words("A"), Outcome::Complete, None);
     let again = play.send(&asks, "", Outcome::UpstreamFailed, None);
     let retried = play.send(&asks, "", Outcome::UpstreamFailed, None);
-    assert_eq!((retried.growth, parent(&retried)), (Growth::Repeats, Some("req-2")));
+    assert_eq!(retried.growth, Growth::Repeats);
+    assert_eq!(parent(&retried), Some("req-2"));
     assert_eq!(retried.position.thread, again.position.thread);
 }
 
@@ -310,7 +315,8 @@ fn side_call_without_newest_reply_continues_its_request() {
         let newest = play.send(&body(&asks, "You are calm.", ""), &reply, outcome, None);
         let side = body(&[asks.clone(), user("suggest")].join(","), "You suggest.", "");
         let side = play.send(&side, &words("x"), Outcome::Complete, None);
-        assert_eq!((side.growth, parent(&side)), (Growth::Forks, Some("req-2")), "{outcome:?}");
+        assert_eq!(side.growth, Growth::Forks, "{outcome:?}");
+        assert_eq!(parent(&side), Some("req-2"), "{outcome:?}");
         let next = play.say(&next, &words("3"));
         assert_eq!(next.position.thread, newest.position.thread, "{outcome:?}");
         assert_eq!(parent(&next), Some("req-2"));
@@ -373,11 +379,13 @@ fn client_that_changes_its_first_message_stays_on_its_thread() {
     let first = play.say(&user("It is Monday. hi"), &words(ANSWER));
     let altered = [user("It is Tuesday. hi"), model(ANSWER), user("go")].join(",");
     let second = play.say(&altered, &call("toolu_1"));
-    assert_eq!((second.growth, parent(&second)), (Growth::Grows, Some("req-1")));
+    assert_eq!(second.growth, Growth::Grows);
+    assert_eq!(parent(&second), Some("req-1"));
     let called = format!(r#"{{"role":"assistant","content":[{}]}}"#, call("toolu_1"));
     let third = [user("Today. hi"), model(ANSWER), user("go"), called, result("toolu_1")];
     let third = play.say(&third.join(","), &words("done"));
-    assert_eq!((third.growth, parent(&third)), (Growth::Grows, Some("req-2")));
+    assert_eq!(third.growth, Growth::Grows);
+    assert_eq!(parent(&third), Some("req-2"));
     assert_eq!(third.position.thread, first.position.thread);
 }
 
@@ -450,10 +458,12 @@ fn edited_reply_stays_on_its_thread_under_other_instructions() {
     ask(&first, "It is one.", "1");
     let second = [user("one"), model("1, edited"), user("two")];
     let second_turn = ask(&second, "It is two.", "2");
-    assert_eq!((second_turn.growth, parent(&second_turn)), (Growth::Begins, None));
+    assert_eq!(second_turn.growth, Growth::Begins);
+    assert_eq!(parent(&second_turn), None);
     let third = [second.as_slice(), &[model("2, edited"), user("three")]].concat();
     let third_turn = ask(&third, "It is three.", "3");
-    assert_eq!((third_turn.growth, parent(&third_turn)), (Growth::Grows, Some("req-2")));
+    assert_eq!(third_turn.growth, Growth::Grows);
+    assert_eq!(parent(&third_turn), Some("req-2"));
     assert_eq!(third_turn.position.thread, second_turn.position.thread);
     let beside = [second.as_slice(), &[user("suggest")]].concat();
     assert_eq!(parent(&ask(&beside, "You suggest.", "x")), None, "no reply follows");
@@ -505,16 +515,19 @@ fn held_history_is_continued_by_its_response_id() {
     let mut go_on =
         || play.send(&body(&user("go"), "", more), &words("B"), Outcome::Complete, None);
     let held = go_on();
-    assert_eq!((held.growth, &held.position.thread), (Growth::Grows, &first.position.thread));
+    assert_eq!(held.growth, Growth::Grows);
+    assert_eq!(held.position.thread, first.position.thread);
     assert_eq!(held.position.system, first.position.system, "what is not sent again is held");
     let another = go_on();
-    assert_eq!((another.growth, parent(&another)), (Growth::Forks, Some("req-1")));
+    assert_eq!(another.growth, Growth::Forks);
+    assert_eq!(parent(&another), Some("req-1"));
     assert_ne!(another.position.thread, first.position.thread);
     // A response that is not known, and words that are: which turn came before is a guess.
     let stray = more.replace("msg_1", "msg_lost");
     let again = body(&[user("hi"), model("A"), user("and?")].join(","), "", &stray);
     let guessed = play.send(&again, &words("C"), Outcome::Complete, None);
-    assert_eq!((guessed.growth, parent(&guessed)), (Growth::Held, Some("req-1")));
+    assert_eq!(guessed.growth, Growth::Held);
+    assert_eq!(parent(&guessed), Some("req-1"));
 }
 
 #[test]
@@ -561,7 +574,8 @@ fn sketches_are_put_together_from_their_differences() {
     }
     let sketch = |id: &str| play.ledger.sketch(play.ledger.turn(&id.into()).unwrap());
     assert_eq!(sketch("c").unwrap(), [part(1), part(2), part(4), part(5)]);
-    assert_eq!((sketch("lost"), sketch("round")), (None, None));
+    assert_eq!(sketch("lost"), None);
+    assert_eq!(sketch("round"), None);
     // And which turn's request it begins like, and for how many tokens.
     let repeated = |id: &str| {
         let of = play.ledger.repeated_prefix(play.ledger.turn(&id.into()).unwrap());
@@ -601,7 +615,8 @@ fn of_turns_with_same_chain_best_match_is_parent() {
         found.exchange.to_string()
     };
     for (at, other) in others.iter().enumerate() {
-        assert_eq!((of(&[other, &best]), of(&[&best, other])), ("best".into(), "best".to_owned()));
+        assert_eq!(of(&[other, &best]), "best");
+        assert_eq!(of(&[&best, other]), "best");
         // The earlier a rule stands, the more it says.
         for worse in &others[..at] {
             assert_eq!(of(&[worse, other]), other.exchange.as_str(), "against {}", worse.exchange);
@@ -632,7 +647,8 @@ fn request_after_bare_warm_up_is_placed_by_its_messages() {
     play.say(&user("hi"), &words("A"));
     let again = body(&user("hi"), "", after);
     let again = play.send(&again, &words("B"), Outcome::Complete, None);
-    assert_eq!((again.growth, parent(&again)), (Growth::Grows, Some("req-1")));
+    assert_eq!(again.growth, Growth::Grows);
+    assert_eq!(parent(&again), Some("req-1"));
     let base = || Turn::clone(play.ledger.turn(&"req-1".into()).unwrap());
     let of = |change: fn(&mut Turn)| {
         let mut turn = base();

@@ -39,7 +39,8 @@ fn overflow_in_reply_is_detected() {
     let long = error("invalid_request_error", "prompt is too long: 210 tokens > 200 maximum");
     let reported = Overflow { window: Some(200), input: Some(210), is_inferred: false };
     let seen = detected(&long, Purpose::Turn, &OverflowEvidence::default()).unwrap();
-    assert_eq!((seen.sign, seen.reported), (OverflowSign::InReply, reported));
+    assert_eq!(seen.sign, OverflowSign::InReply);
+    assert_eq!(seen.reported, reported);
     assert_eq!(sign(&error("rate_limit_exceeded", "Rate limit reached"), &small), None);
     let stopped = |stop| Reply { stop: Some(stop), ..Reply::default() };
     assert_eq!(sign(&stopped(StopReason::WindowFull), &small), Some(OverflowSign::WindowFull));

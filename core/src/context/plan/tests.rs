@@ -95,8 +95,12 @@ fn cut_is_replayed_in_all_later_requests_of_its_branch() {
     assert_eq!(cut_in(&scene), [2]);
     let plan = scene.plan();
     let [step] = &plan.steps[..] else { panic!("{:?}", plan.steps) };
-    assert_eq!((step.change, step.decision, step.why), (Change::Cut, Decision::Replayed, PRESSURE));
-    assert_eq!((step.at, step.tokens_before, step.tokens_after), (PartIndex::new(2, 0), 900, 20));
+    assert_eq!(step.change, Change::Cut);
+    assert_eq!(step.decision, Decision::Replayed);
+    assert_eq!(step.why, PRESSURE);
+    assert_eq!(step.at, PartIndex::new(2, 0));
+    assert_eq!(step.tokens_before, 900);
+    assert_eq!(step.tokens_after, 20);
     assert!(step.bytes_before > 900, "{step:?}");
     assert!(step.bytes_after < 50, "{step:?}");
     assert!(plan.sent.replaced(scene.request().part(PartIndex::new(2, 0)).unwrap().span).is_some());
@@ -131,7 +135,8 @@ fn cut_holds_in_branch_that_made_it() {
         scene.send(&all);
         cut_in(&scene)
     };
-    assert_eq!((before(PRESSURE), before(DecisionReason::TooLarge)), (vec![], vec![2]));
+    assert!(before(PRESSURE).is_empty());
+    assert_eq!(before(DecisionReason::TooLarge), vec![2]);
 }
 
 /// Decisions of shadow mode are repeated in shadow mode only.
@@ -192,10 +197,9 @@ fn refused_decision_is_void() {
         at: 9,
     })));
     let known = suspended.known();
-    assert_eq!(
-        (known.epoch, known.is_suspended, known.cuts_here().count()),
-        (Some(DecisionEpoch::of_suspension(9)), true, 0)
-    );
+    assert_eq!(known.epoch, Some(DecisionEpoch::of_suspension(9)));
+    assert!(known.is_suspended);
+    assert_eq!(known.cuts_here().count(), 0);
 }
 
 /// A trimmed result can be cleared later: its second cut is stored beside the first.
@@ -209,11 +213,13 @@ fn second_cut_clears_a_trim() {
     assert!(sent(&scene).to_string().contains("Cleared."));
     let plan = scene.plan();
     let step = plan.steps.last().unwrap();
-    assert_eq!((step.tokens_before, step.tokens_after), (900, 9), "as it was before anything");
+    assert_eq!(step.tokens_before, 900, "as it was before anything");
+    assert_eq!(step.tokens_after, 9, "as it was before anything");
     let known = scene.known();
     let part = scene.request().part(PartIndex::new(2, 0)).unwrap().clone();
     let CutOfPart { cut, trim } = known.cut_at(&part, PartIndex::new(2, 0));
-    assert_eq!((cut.unwrap().about, trim.is_some()), (about, false));
+    assert_eq!(cut.unwrap().about, about);
+    assert!(trim.is_none());
     let uncut = CutOfPart { cut: None, trim: None };
     assert_eq!(known.cut_at(&part, PartIndex::new(0, 0)), uncut);
     let whole = scene.conversation.messages[2].parts[0].key.unwrap();
@@ -287,11 +293,11 @@ fn summary_takes_place_of_what_is_before_its_cut() {
     assert_eq!(texts, ["They spoke.", "Words 2.", "Said 3.", "Words 4."]);
     let plan = scene.plan();
     let step = &plan.steps[0];
-    assert_eq!(
-        (step.change, step.decision, step.at),
-        (Change::Compacted, Decision::New, PartIndex::new(0, 0))
-    );
-    assert_eq!((step.tokens_before, step.tokens_after), (100, 10));
+    assert_eq!(step.change, Change::Compacted);
+    assert_eq!(step.decision, Decision::New);
+    assert_eq!(step.at, PartIndex::new(0, 0));
+    assert_eq!(step.tokens_before, 100);
+    assert_eq!(step.tokens_after, 10);
     assert_eq!(plan.summary, Some(SummaryAuthor::Summary));
     assert_eq!(plan.sent.summary().map(|(_, tokens)| tokens), Some(10));
     let request = scene.request();
@@ -306,7 +312,8 @@ fn summary_takes_place_of_what_is_before_its_cut() {
     });
     assert_eq!(both.known().cuts_here().count(), 1);
     compacts(&mut both, 4);
-    assert_eq!((both.known().kept_from(), both.known().cuts_here().count()), (4, 0));
+    assert_eq!(both.known().kept_from(), 4);
+    assert_eq!(both.known().cuts_here().count(), 0);
     assert_eq!(cut_in(&both), NONE);
 }
 
@@ -360,13 +367,15 @@ fn written_summary_is_used_once() {
     assert_eq!(compact_of(&scene), Err(DecisionReason::NotReady));
     scene.ledger.add(written(2));
     scene.ledger.add(written(4));
-    assert_eq!((scene.known().kept_from(), scene.known().summaries.len()), (0, 2));
+    assert_eq!(scene.known().kept_from(), 0);
+    assert_eq!(scene.known().summaries.len(), 2);
     let mut known = scene.known();
     let facts = compact_of(&scene).unwrap();
     let [Fact::Compact(one)] = &facts[..] else { panic!("{facts:?}") };
     assert_eq!(one.exchange, *scene.request().exchange);
     known.add(facts);
-    assert_eq!((known.kept_from(), known.summaries.len()), (4, 0), "older ones are of no use");
+    assert_eq!(known.kept_from(), 4, "older ones are of no use");
+    assert_eq!(known.summaries.len(), 0, "older ones are of no use");
     let mut later = scene.known();
     later.keep_adopted(&known);
     assert_eq!(later.kept_from(), 0, "nothing of it is another branch's");
@@ -394,7 +403,8 @@ fn summary_is_found_by_what_stands_before_its_cut() {
         })));
         scene.known().kept_from()
     };
-    assert_eq!((found("ucraua", true), found("ucraua", false)), (5, 0));
+    assert_eq!(found("ucraua", true), 5);
+    assert_eq!(found("ucraua", false), 0);
 }
 
 #[test]
@@ -476,10 +486,12 @@ fn reasoning_that_policy_removes_is_removed_block_by_block() {
     facts.into_iter().for_each(|fact| scene.ledger.add(fact));
     let sent = sent(&scene);
     let content = |number: usize| sent["messages"][number]["content"].as_array().unwrap().len();
-    assert_eq!((content(1), content(3)), (1, 2));
+    assert_eq!(content(1), 1);
+    assert_eq!(content(3), 2);
     let plan = scene.plan();
     let [step] = &plan.steps[..] else { panic!("{:?}", plan.steps) };
-    assert_eq!((step.change, step.at), (Change::Removed, PartIndex::new(1, 0)));
+    assert_eq!(step.change, Change::Removed);
+    assert_eq!(step.at, PartIndex::new(1, 0));
     let span = |at| scene.request().part(at).unwrap().span;
     assert!(plan.sent.is_gone(span(PartIndex::new(1, 0))));
     assert!(!plan.sent.is_gone(span(PartIndex::new(3, 0))));
@@ -520,10 +532,8 @@ fn queued_messages_are_sent_once() {
     assert!(known.is_injected("q1"));
     assert!(!known.is_injected("q3"));
     assert_eq!(known.injected_at(PartIndex::new(2, 0)).count(), 2);
-    assert_eq!(
-        (known.injected_at(PartIndex::new(0, 0)).count(), known.injected_in(2).count()),
-        (0, 2)
-    );
+    assert_eq!(known.injected_at(PartIndex::new(0, 0)).count(), 0);
+    assert_eq!(known.injected_in(2).count(), 2);
     let ids: Vec<_> = known.injections().map(|(at, injected)| (at, injected.len())).collect();
     assert_eq!(ids, [(PartIndex::new(2, 0), 2)]);
     let plan = scene.plan();
@@ -548,13 +558,8 @@ fn queued_messages_are_sent_once() {
         "they were sent in an earlier message"
     );
     scene.send(&messages("uau"));
-    assert_eq!(
-        (
-            waits(&scene, inject::DeliveryFailure::NoReply),
-            waits(&scene, inject::DeliveryFailure::Refused)
-        ),
-        (2, 2)
-    );
+    assert_eq!(waits(&scene, inject::DeliveryFailure::NoReply), 2);
+    assert_eq!(waits(&scene, inject::DeliveryFailure::Refused), 2);
     // Nothing is injected into a call beside the conversation.
     scene.ledger.add(Fact::Queued(Box::new(queued(3))));
     scene.send(&messages("uauau"));
@@ -756,7 +761,8 @@ fn chain_that_is_sent_begins_with_system_prompt() {
     let (kind, brief) = (of("Be kind."), of("Be brief."));
     assert_ne!((kind.before(0), kind.chain()), (brief.before(0), brief.chain()));
     assert_ne!(kind.before(0), Chain::START);
-    assert_eq!((kind.clears_past(), plain("u").plan().sent.clears_past()), (Some(5), None));
+    assert_eq!(kind.clears_past(), Some(5));
+    assert_eq!(plain("u").plan().sent.clears_past(), None);
 }
 
 /// A decision that was revoked for good is not made again, whatever its kind.
@@ -860,7 +866,8 @@ fn boundary_joins_summary_before_model() {
         known.add([Fact::Compact(Box::new(written.clone()))]);
         scene.ledger.add(Fact::Compact(Box::new(written)));
         let (now, later) = (known.compact().unwrap().1, scene.known());
-        assert_eq!((&now.raw, &later.compact().unwrap().1.raw), (&offered, &offered));
+        assert_eq!(now.raw, offered);
+        assert_eq!(later.compact().unwrap().1.raw, offered);
         offered
     };
     use SummaryAuthor::{Provider, Summary};

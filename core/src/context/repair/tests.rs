@@ -126,11 +126,8 @@ fn repair_changes_what_was_refused_and_nothing_else() {
         let clean = json!([user(&json!("Go."))]);
         let place = refusal.place.is_some();
         let proposal = propose(&scene(&clean).request(), &scene(&clean).known(), &refusal);
-        assert_eq!(
-            (proposal.facts, proposal.is_misplaced),
-            (vec![], place),
-            "{refusal:?}: nothing breaks it"
-        );
+        assert!(proposal.facts.is_empty(), "{refusal:?}: nothing breaks it");
+        assert_eq!(proposal.is_misplaced, place, "{refusal:?}: nothing breaks it");
     }
 }
 
@@ -368,7 +365,9 @@ fn reasoning_is_found_by_its_id() {
         let named = Refusal { name: Some(name.into()), ..refusal(RepairCause::Reasoning) };
         removed(&mut one, &named).len()
     };
-    assert_eq!((of("rs_1"), of("rs_2"), of("rs_3")), (1, 1, 0));
+    assert_eq!(of("rs_1"), 1);
+    assert_eq!(of("rs_2"), 1);
+    assert_eq!(of("rs_3"), 0);
 }
 
 /// In the stored JSON, the decision and its repair share one object, so no name may occur twice.

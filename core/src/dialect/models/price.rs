@@ -315,7 +315,8 @@ mod tests {
         let priority = rates(ServiceTier::Priority, true).expect("a price");
         assert!((priority.output - 22.0).abs() < 1e-9);
         let flex = rates(ServiceTier::Flex, false).expect("a price");
-        assert_eq!((flex.input, flex.cache_read), (1.0, 0.2));
+        assert_eq!(flex.input, 1.0);
+        assert_eq!(flex.cache_read, 0.2);
         assert_eq!(rates(ServiceTier::Fast, false), None);
     }
 

@@ -220,7 +220,8 @@ mod tests {
         )
         .expect("a table");
         let gemini = &table.models["gemini-9"];
-        assert_eq!((gemini.window, gemini.max_output), (Some(2_000_000), Some(65_536)));
+        assert_eq!(gemini.window, Some(2_000_000));
+        assert_eq!(gemini.max_output, Some(65_536));
         let price = gemini.price.expect("a price");
         assert!((price.cache_write - 2.0).abs() < 1e-9);
         let long = price.long.expect("a step");

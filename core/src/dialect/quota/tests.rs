@@ -30,7 +30,9 @@ fn anthropic_counts_requests_and_tokens() {
     assert!((requests.used - 0.2).abs() < 1e-9);
     assert_eq!(requests.resets_at, Some(NOW + 30_000));
     let output = told.iter().find(|quota| quota.kind == QuotaKind::OutputTokens).expect("output");
-    assert_eq!((output.limit, output.used, output.resets_at), (Some(8_000), 1.0, None));
+    assert_eq!(output.limit, Some(8_000));
+    assert_eq!(output.used, 1.0);
+    assert_eq!(output.resets_at, None);
 }
 
 #[test]
@@ -78,10 +80,9 @@ fn openrouter_names_nothing() {
         ("x-ratelimit-remaining", "0"),
         ("x-ratelimit-reset", "1795784400000"),
     ]);
-    assert_eq!(
-        (quota.kind, quota.used, quota.resets_at),
-        (QuotaKind::Requests, 1.0, Some(NOW + 3_600_000))
-    );
+    assert_eq!(quota.kind, QuotaKind::Requests);
+    assert_eq!(quota.used, 1.0);
+    assert_eq!(quota.resets_at, Some(NOW + 3_600_000));
 }
 
 #[test]
@@ -118,5 +119,6 @@ fn nonsense_says_nothing() {
         ("x-ratelimit-remaining-tokens", "20"),
         ("x-ratelimit-reset-tokens", "soon"),
     ]);
-    assert_eq!((odd_reset.used, odd_reset.resets_at), (0.0, None), "more than the limit is left");
+    assert_eq!(odd_reset.used, 0.0, "more than the limit is left");
+    assert_eq!(odd_reset.resets_at, None, "more than the limit is left");
 }

@@ -95,15 +95,16 @@ const REASONING_FIELDS: [&str; 3] = ["reasoning_content", "reasoning", "reasonin
 /// Longest tool id that OpenAI takes, characters (`docs/protocols.md` 2.2).
 const MAX_ID_LENGTH: usize = 40;
 
+fn is_known(name: &str, model: &ModelRules) -> bool {
+    FIELDS.contains(&name) || model.host != Host::OpenAi && LOOK_ALIKE_FIELDS.contains(&name)
+}
+
 /// Checks all fields.
 pub(super) fn check(request: &ReceivedRequest, model: &ModelRules) -> Result<(), ApiError> {
     let Some(fields) = request.body.as_object() else {
         return refuse(Rule::BadValue, "We could not parse the JSON body of your request.");
     };
-    let known = |name: &str| {
-        FIELDS.contains(&name) || model.host != Host::OpenAi && LOOK_ALIKE_FIELDS.contains(&name)
-    };
-    if let Some(name) = fields.keys().find(|name| !known(name))
+    if let Some(name) = fields.keys().find(|name| !is_known(name, model))
         && model.unknown_fields_refused
     {
         let code = Some("unknown_parameter");

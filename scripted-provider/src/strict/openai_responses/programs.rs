@@ -56,16 +56,20 @@ pub(super) fn check(list: &[InputItem<'_>]) -> Result<(), ApiError> {
 
 /// What programs give back that have now what they waited for.
 pub(super) fn outputs(request: &ReceivedRequest, ids: &mut IdGenerator) -> Vec<Value> {
-    let of =
-        |kind: &'static str| items(&request.body["input"]).filter(move |item| item["type"] == kind);
-    let ended: HashSet<&str> = of("program_output").map(|item| text(&item["call_id"])).collect();
-    let open = of("program").map(|item| text(&item["call_id"])).filter(|id| !ended.contains(id));
-    let open: Vec<&str> = open.collect();
-    let output = |id: &str, ids: &mut IdGenerator| {
-        json!({"id": ids.id("po_"), "type": "program_output", "call_id": id, "result": "17",
-            "status": "completed"})
-    };
-    open.into_iter().map(|id| output(id, ids)).collect()
+    let ended: HashSet<&str> = call_ids(request, "program_output").collect();
+    call_ids(request, "program")
+        .filter(|id| !ended.contains(id))
+        .map(|id| {
+            json!({"id": ids.id("po_"), "type": "program_output", "call_id": id, "result": "17",
+                "status": "completed"})
+        })
+        .collect()
+}
+
+fn call_ids<'r>(request: &'r ReceivedRequest, kind: &'static str) -> impl Iterator<Item = &'r str> {
+    items(&request.body["input"])
+        .filter(move |item| item["type"] == kind)
+        .map(|item| text(&item["call_id"]))
 }
 
 /// Whether the calls of a reply are made by a program: every second time, if the request lets programs call.

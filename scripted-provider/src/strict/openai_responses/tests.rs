@@ -272,7 +272,8 @@ fn stored_responses_are_found_again() {
     chained["previous_response_id"] = answer["id"].clone();
     chained["input"] = json!(outputs);
     let accepted = client.accept(&chained);
-    assert_eq!((accepted.input_tokens, accepted.losses), (whole.input_tokens, vec![]));
+    assert_eq!(accepted.input_tokens, whole.input_tokens);
+    assert!(accepted.losses.is_empty());
     let mut referred = inline.clone();
     for at in 1..5 {
         referred["input"][at] = json!({"type": "item_reference", "id": inline["input"][at]["id"]});
@@ -439,10 +440,8 @@ fn output_ends_at_output_limit() {
             .with_text(&filler_text("much", 50)),
     );
     assert_eq!(answer["incomplete_details"]["reason"], "max_output_tokens");
-    assert_eq!(
-        (&answer["status"], &answer["output"][0]["summary"]),
-        (&json!("incomplete"), &json!([]))
-    );
+    assert_eq!(answer["status"], json!("incomplete"));
+    assert_eq!(answer["output"][0]["summary"], json!([]));
     grow(&mut body, &answer);
     push(&mut body, "input", json!({"role": "user", "content": "Go on."}));
     client.accept(&body);

@@ -60,7 +60,8 @@ mod tests {
         let call = Usage { input: Some(150_000), ..Usage::default() };
         spent.add(&call, Some(0.45));
         spent.add(&call, Some(0.5));
-        assert_eq!((spent.usage.input, spent.usage.output), (Some(300_000), None));
+        assert_eq!(spent.usage.input, Some(300_000));
+        assert_eq!(spent.usage.output, None);
         assert_eq!(spent.dollars, Some(0.95));
         spent.add(&call, None);
         spent.add(&call, Some(0.5));

@@ -183,8 +183,10 @@ async fn events_leave_at_once() {
         assert_eq!(frame.into_data().unwrap(), event.as_bytes());
     }
     let event = bench.reported();
-    assert_eq!((event.outcome, event.frames), (Outcome::Complete, 3));
-    assert_eq!((event.usage.input, event.usage.output), (Some(7), Some(3)));
+    assert_eq!(event.outcome, Outcome::Complete);
+    assert_eq!(event.frames, 3);
+    assert_eq!(event.usage.input, Some(7));
+    assert_eq!(event.usage.output, Some(3));
 }
 
 #[tokio::test]
@@ -203,7 +205,8 @@ async fn only_terminal_events_wait() {
     bench.end();
     assert!(bench.next().await.is_none());
     let event = bench.reported();
-    assert_eq!((event.outcome, event.fail_open.as_slice()), (Outcome::Complete, &[][..]));
+    assert_eq!(event.outcome, Outcome::Complete);
+    assert_eq!(event.fail_open.as_slice(), &[][..]);
 }
 
 #[tokio::test]
@@ -380,5 +383,6 @@ async fn arrived_data_is_read_ahead() {
     assert_eq!(bench.text().await, end);
     assert!(bench.tap.is_end_stream());
     let event = bench.reported();
-    assert_eq!((event.outcome, event.frames), (Outcome::Complete, 2));
+    assert_eq!(event.outcome, Outcome::Complete);
+    assert_eq!(event.frames, 2);
 }

@@ -124,7 +124,8 @@ fn reply_has_most_of_attempts() {
         streamed(&json!({}), &json!({"output_tokens": 1, "iterations": iterations}))
     };
     let most = attempts(MOST_ATTEMPTS, "m");
-    assert_eq!((most.usage.attempts.len(), most.notes.len()), (MOST_ATTEMPTS, 0));
+    assert_eq!(most.usage.attempts.len(), MOST_ATTEMPTS);
+    assert_eq!(most.notes.len(), 0);
     let more = attempts(MOST_ATTEMPTS + 1, "m");
     assert_eq!(more.usage.attempts.len(), MOST_ATTEMPTS);
     assert_eq!(more.notes, [Note::ImpossibleCount]);

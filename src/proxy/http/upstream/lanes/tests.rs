@@ -41,7 +41,8 @@ fn bursts_open_enough_connections() {
     assert_eq!(request(&mut lanes, 400), (0, 4));
     for name in ['a', 'b', 'c', 'd'] {
         let (_, placed, more) = open(&mut lanes, name, 100);
-        assert_eq!((placed, more), (100, 0), "{name}");
+        assert_eq!(placed, 100, "{name}");
+        assert_eq!(more, 0, "{name}");
     }
     assert_eq!(lanes.live(), [100; 4]);
     assert_eq!(request(&mut lanes, 1), (0, 1), "no stream is free: another connection");
@@ -52,13 +53,11 @@ fn one_stream_before_limit_is_known() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 3), (0, 1));
     let (id, actions) = lanes.opened('a', NOW);
-    assert_eq!((actions.placed.len(), actions.open), (1, 0));
+    assert_eq!(actions.placed.len(), 1);
+    assert_eq!(actions.open, 0);
     let actions = lanes.set_limit(id, 2);
-    assert_eq!(
-        (actions.placed.len(), actions.open),
-        (1, 1),
-        "two fit, one needs another connection"
-    );
+    assert_eq!(actions.placed.len(), 1, "two fit, one needs another connection");
+    assert_eq!(actions.open, 1, "two fit, one needs another connection");
 }
 
 #[test]
@@ -66,7 +65,8 @@ fn streams_are_limited_by_peer_and_by_our_own_limit() {
     let mut lanes = Play::new(BOUNDS);
     assert_eq!(request(&mut lanes, 20), (0, 1));
     let (id, placed, more) = open(&mut lanes, 'a', 1);
-    assert_eq!((placed, more), (1, 7), "up to the bound of connections");
+    assert_eq!(placed, 1, "up to the bound of connections");
+    assert_eq!(more, 7, "up to the bound of connections");
     let actions = lanes.set_limit(id, 1000);
     assert_eq!(actions.placed.len(), 19);
     assert_eq!(request(&mut lanes, 90).0, 80, "100 in all");
@@ -217,6 +217,7 @@ fn silent_idle_connections_retire() {
         let _ = lanes.release(id, NOW);
     }
     let actions = lanes.retire_silent(ids[2], |name| *name != 'a');
-    assert_eq!((lanes.live(), actions.open), (vec![100, 1], 0), "the idle one is gone");
+    assert_eq!(lanes.live(), vec![100, 1], "the idle one is gone");
+    assert_eq!(actions.open, 0, "the idle one is gone");
     assert_eq!(request(&mut lanes, 1), (0, 1), "the silent one takes no more");
 }

@@ -340,7 +340,8 @@ fn reasoning_of_edited_reply_is_new() {
     let (placed, known) = (scene.placed(), scene.known());
     let branch = Branch::new(&scene.ledger, &placed, &known.keyed_parts, DecisionMode::Active);
     let own = branch.own_reasoning(&scene.conversation);
-    assert_eq!((own.sent.len(), own.left_out.len()), (1, 0));
+    assert_eq!(own.sent.len(), 1);
+    assert_eq!(own.left_out.len(), 0);
 }
 
 /// A paused reply comes back as the end of the next request, and is no part of the reply to that request.
@@ -364,7 +365,8 @@ fn reasoning_of_paused_reply_was_sent() {
     assert_eq!(placed.covers, 3);
     let branch = Branch::new(&scene.ledger, &placed, &known.keyed_parts, DecisionMode::Active);
     let own = branch.own_reasoning(&scene.conversation);
-    assert_eq!((own.sent.len(), own.left_out.len()), (1, 0));
+    assert_eq!(own.sent.len(), 1);
+    assert_eq!(own.left_out.len(), 0);
 }
 
 /// Its client dropped reasoning by itself, and sends it again: what another branch removed does not apply to it. Where
@@ -389,7 +391,8 @@ fn reasoning_that_its_client_had_dropped_is_new() {
         let own = branch.own_reasoning(&scene.conversation);
         (own.sent.len(), own.left_out.len())
     };
-    assert_eq!((left_out(0), left_out(1)), ((0, 0), (0, 1)));
+    assert_eq!(left_out(0), (0, 0));
+    assert_eq!(left_out(1), (0, 1));
 }
 
 /// A branch is followed from turn to turn to its first one. If facts form a circle, it ends all the same.

@@ -132,8 +132,10 @@ fn reasoning_block_goes_back_before_part_that_followed_it() {
     // The model's four parts: text, two searches, text.
     assert_eq!(at(&block(0, 0, false)), Some(0));
     assert_eq!(at(&block(1, 0, false)), Some(3));
-    assert_eq!((at(&block(1, 0, true)), at(&block(1, 1, true))), (Some(1), Some(2)));
-    assert_eq!((at(&block(0, 0, true)), at(&block(1, 2, true))), (Some(1), None));
+    assert_eq!(at(&block(1, 0, true)), Some(1));
+    assert_eq!(at(&block(1, 1, true)), Some(2));
+    assert_eq!(at(&block(0, 0, true)), Some(1));
+    assert_eq!(at(&block(1, 2, true)), None);
     assert_eq!(at(&block(2, 0, true)), None);
     let last = returned.place(&scene.conversation, &block(2, 0, false)).unwrap();
     assert_eq!(last, returned.parts[1].unwrap().after());
