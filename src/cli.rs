@@ -149,6 +149,9 @@ enum Command {
         /// Let this cap stop nothing until its period ends, or until Plimsoll restarts.
         #[arg(long, value_name = "NAME")]
         lift: Option<String>,
+        /// Lift it only for this one, as the list names it: a session, a project, a tag.
+        #[arg(long = "of", value_name = "WHO", requires = "lift")]
+        subject: Option<String>,
         #[command(flatten)]
         at: AdminTarget,
     },
@@ -170,12 +173,11 @@ enum Command {
         /// List where this table of models differs.
         #[arg(long, value_name = "FILE", conflicts_with = "names")]
         compare: Option<PathBuf>,
-        /// Print JSON.
-        #[arg(long, conflicts_with = "compare")]
-        json: bool,
-        /// Configuration file; else ~/.config/plimsoll/plimsoll.toml or /etc/plimsoll/plimsoll.toml, if there is one.
-        #[arg(long, value_name = "FILE", env = "PLIMSOLL_CONFIG")]
-        config: Option<PathBuf>,
+        /// List the models of the last 30 days whose window or price is not known.
+        #[arg(long, conflicts_with_all = ["names", "compare"])]
+        missing: bool,
+        #[command(flatten)]
+        at: AdminTarget,
     },
     /// Export a session for sharing, one line of JSON per call: usage, sizes and estimates, with names
     /// hashed and no text unless you ask for it. `plimsoll replay` reads it.
@@ -293,15 +295,18 @@ impl AdminTarget {
         &self,
         question: impl AsyncFnOnce(AdminClient) -> Result<(), CliError>,
     ) -> Result<(), CliError> {
-        let settings = ConfigFlags {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        runtime.block_on(async { question(AdminClient::configured(&self.sources()).await?).await })
+    }
+
+    fn sources(&self) -> ConfigSources {
+        let flags = ConfigFlags {
             config: self.config.clone(),
             admin: self.admin.clone(),
             data: self.data.clone(),
             ..ConfigFlags::default()
         };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime
-            .block_on(async { question(AdminClient::configured(&settings.sources()).await?).await })
+        flags.sources()
     }
 }
 
@@ -419,6 +424,20 @@ fn status_line(
     line::printed(format, outcome)
 }
 
+fn completions(shell: clap_complete::Shell) {
+    let mut text = Vec::new();
+    let name = env!("CARGO_PKG_NAME");
+    clap_complete::generate(shell, &mut Arguments::command(), name, &mut text);
+    print::out(&String::from_utf8_lossy(&text));
+}
+
+fn manual() -> Result<(), CliError> {
+    let mut text = Vec::new();
+    clap_mangen::Man::new(Arguments::command()).render(&mut text)?;
+    print::out(&String::from_utf8_lossy(&text));
+    Ok(())
+}
+
 fn execute(command: &Command) -> Result<ExitCode, CliError> {
     match command {
         Command::Serve(settings) => serve::run(&settings.sources())?,
@@ -451,13 +470,18 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
         Command::Limits { at } => {
             at.ask(async |client| sessions::show(&client, "/api/v1/limits?", at.json).await)?;
         }
-        Command::Caps { lift, at } => {
-            at.ask(async |client| sessions::caps(&client, lift.as_deref(), at.json).await)?;
+        Command::Caps { lift, subject, at } => {
+            at.ask(async |client| {
+                sessions::caps(&client, lift.as_deref(), subject.as_deref(), at.json).await
+            })?;
         }
         Command::Line { session, format, at } => status_line(session.as_deref(), *format, at)?,
-        Command::Models { names, compare, json, config } => {
-            let flags = ConfigFlags { config: config.clone(), ..ConfigFlags::default() };
-            models::run(&flags.sources(), names, compare.as_deref(), *json)?;
+        Command::Models { missing: true, at, .. } => {
+            let sources = at.sources();
+            at.ask(async |client| models::missing(&sources, &client, at.json).await)?;
+        }
+        Command::Models { names, compare, at, .. } => {
+            models::run(&at.sources(), names, compare.as_deref(), at.json)?;
         }
         Command::Export { session, content, at } => {
             at.ask(async |client| sessions::export(&client, session.as_deref(), *content).await)?;
@@ -483,17 +507,8 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
             return run::run(settings.sources(), command, *json);
         }
         Command::Replay(options) => replay::run(options)?,
-        Command::Completions { shell } => {
-            let mut text = Vec::new();
-            let name = env!("CARGO_PKG_NAME");
-            clap_complete::generate(*shell, &mut Arguments::command(), name, &mut text);
-            print::out(&String::from_utf8_lossy(&text));
-        }
-        Command::Man => {
-            let mut text = Vec::new();
-            clap_mangen::Man::new(Arguments::command()).render(&mut text)?;
-            print::out(&String::from_utf8_lossy(&text));
-        }
+        Command::Completions { shell } => completions(*shell),
+        Command::Man => manual()?,
         #[cfg(feature = "demo")]
         Command::Demo { keep, provider, strict, window } => {
             demo::run(provider.map(|address| (address, *strict, *window)), *keep)?;

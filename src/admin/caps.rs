@@ -9,11 +9,11 @@ use hyper::body::Incoming;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::responses::{AdminError, AdminResponse, json, negotiated};
+use super::responses::{AdminError, AdminResponse, json, negotiated, text_parameter};
 use super::state::Admin;
 use crate::clock::now;
 use crate::context::Millis;
-use crate::context::caps::CapState;
+use crate::context::caps::{CapState, UnknownCap};
 use crate::telemetry::log::clean;
 
 /// The caps, the fullest first.
@@ -29,11 +29,18 @@ pub(super) fn answer(admin: &Admin, request: &Request<Incoming>) -> AdminRespons
     Ok(negotiated(&page(admin), request))
 }
 
-pub(super) fn lift(admin: &Admin, name: &str) -> AdminResponse {
-    if !admin.ledgers.caps().lift(name, now()) {
-        let what = format!("There is no cap {name:?}; /api/v1/caps lists them.");
-        return Err(AdminError::new(StatusCode::NOT_FOUND, "not_found", what));
-    }
+pub(super) fn lift(admin: &Admin, name: &str, query: Option<&str>) -> AdminResponse {
+    let subject = text_parameter(query, "subject");
+    admin.ledgers.caps().lift(name, subject.as_deref(), now()).map_err(|unknown| {
+        let what = match unknown {
+            UnknownCap::Name => format!("There is no cap {name:?}; /api/v1/caps lists them."),
+            UnknownCap::Subject => format!(
+                "{:?} has spent nothing of the cap {name:?}; /api/v1/caps lists who has.",
+                subject.as_deref().unwrap_or_default()
+            ),
+        };
+        AdminError::new(StatusCode::NOT_FOUND, "not_found", what)
+    })?;
     Ok(json(&page(admin)))
 }
 
@@ -47,12 +54,15 @@ impl fmt::Display for CapsPage {
         if self.caps.is_empty() {
             return write!(f, "There are no caps. [cap.NAME] in the configuration sets one.");
         }
-        write!(f, "{:<16} {:<24} {:<8} {:>5}  SPENT", "CAP", "OF", "PER", "USED")?;
-        for state in &self.caps {
-            let subject: String = clean(&state.subject).chars().take(24).collect();
+        // Whole, because a cap is lifted for one by its name.
+        let subjects: Vec<_> = self.caps.iter().map(|state| clean(&state.subject)).collect();
+        let width = subjects.iter().map(|subject| subject.chars().count()).max();
+        let width = width.unwrap_or(0).max(2);
+        write!(f, "{:<16} {:<width$} {:<8} {:>5}  SPENT", "CAP", "OF", "PER", "USED")?;
+        for (state, subject) in self.caps.iter().zip(&subjects) {
             write!(
                 f,
-                "\n{:<16} {subject:<24} {:<8} {:>4.0}%  {state}",
+                "\n{:<16} {subject:<width$} {:<8} {:>4.0}%  {state}",
                 state.cap,
                 state.per.as_ref(),
                 state.used * 100.0

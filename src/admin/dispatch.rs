@@ -75,7 +75,7 @@ async fn respond(
         AdminQuery::Savings => responses::savings(admin, request).await,
         AdminQuery::Limits => limits::answer(admin, request),
         AdminQuery::Caps => caps::answer(admin, request),
-        AdminQuery::LiftCap => caps::lift(admin, name(0)),
+        AdminQuery::LiftCap => caps::lift(admin, name(0), request.uri().query()),
         AdminQuery::Line => line::answer(admin, request).await,
         AdminQuery::Spend => spend::answer(admin, request).await,
         AdminQuery::History => history::answer(admin, request).await,

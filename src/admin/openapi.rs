@@ -307,6 +307,7 @@ fn parameters(query: AdminQuery) -> Vec<Parameter> {
                 words("upstream", "Only calls to this upstream."),
             ]
         }
+        AdminQuery::LiftCap => vec![words("subject", "Only for this one; else for all.")],
         AdminQuery::Line => vec![words("session", "The session; else the newest."), format()],
         AdminQuery::Context
         | AdminQuery::Explain

@@ -1,17 +1,20 @@
-//! `plimsoll models`: what is known about models, and where a table of others differs.
+//! `plimsoll models`: what is known about models, where a table of others differs, and which used models nobody knows.
 //!
-//! Reads the configuration and its table. Asks nobody.
+//! Reads the configuration and its table. Asks no provider.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
 use serde::Serialize;
 
+use super::admin_client::AdminClient;
 use super::print::{self, CliError};
 use super::sessions::columns;
+use crate::admin::spend::SpendPage;
 use crate::config::{self, ConfigSources};
 use crate::context::budget::grouped;
 use crate::dialect::models::{Catalogue, Model, ModelTable};
+use crate::telemetry::log::clean;
 
 /// What is known about a name.
 #[derive(Serialize)]
@@ -37,7 +40,12 @@ pub(super) fn run(
             .map_err(|error| CliError(format!("{}: {error}", file.display())))?;
         let table = ModelTable::read(&text)
             .map_err(|error| CliError(format!("{}: {error}", file.display())))?;
-        print::out(&differences(&catalogue, &table));
+        let (compared, differences) = differences(&catalogue, &table);
+        if as_json {
+            print::json(&differences);
+        } else {
+            print::out(&listed(compared, &differences));
+        }
         return Ok(());
     }
     if names.is_empty() {
@@ -110,12 +118,21 @@ fn described(KnownModel { name, model, .. }: &KnownModel<'_>) -> String {
     text
 }
 
-/// Where a table says another window or price than is used here, for every name that both know.
-fn differences(catalogue: &Catalogue, table: &ModelTable) -> String {
-    let mut rows = vec![["MODEL", "WHAT", "HERE", "THERE"].map(String::from)];
+/// Where a table says something else than is used here.
+#[derive(Serialize)]
+struct Difference<'t> {
+    model: &'t str,
+    what: &'static str,
+    ours: f64,
+    theirs: f64,
+}
+
+/// Where a table says another window or price than is used here, of the models that both know; and how many they are.
+fn differences<'t>(catalogue: &Catalogue, table: &'t ModelTable) -> (usize, Vec<Difference<'t>>) {
+    let mut differences = Vec::new();
+    let mut compared = 0;
     let mut names: Vec<&str> = table.models.keys().map(AsRef::as_ref).collect();
     names.sort_unstable();
-    let mut compared = 0;
     for name in names {
         let model = catalogue.model(name, "");
         if !model.known || name.contains('/') {
@@ -123,21 +140,85 @@ fn differences(catalogue: &Catalogue, table: &ModelTable) -> String {
         }
         compared += 1;
         let other = &table.models[name];
-        let ours = model.price.as_ref();
-        let theirs = other.price.as_ref();
+        let price = model.price.as_ref();
+        let their_price = other.price.as_ref();
         for (what, ours, theirs) in [
             ("window", Some(model.window as f64), other.window.map(|window| window as f64)),
-            ("input", ours.map(|at| at.input), theirs.map(|at| at.input)),
-            ("output", ours.map(|at| at.output), theirs.map(|at| at.output)),
-            ("cache read", ours.map(|at| at.cache_read), theirs.map(|at| at.cache_read)),
+            ("input", price.map(|at| at.input), their_price.map(|at| at.input)),
+            ("output", price.map(|at| at.output), their_price.map(|at| at.output)),
+            ("cache read", price.map(|at| at.cache_read), their_price.map(|at| at.cache_read)),
         ] {
             if let (Some(ours), Some(theirs)) = (ours, theirs)
                 && (ours - theirs).abs() > 0.005 * theirs.abs()
             {
-                rows.push([name.into(), what.into(), ours.to_string(), theirs.to_string()]);
+                differences.push(Difference { model: name, what, ours, theirs });
             }
         }
     }
-    let differences = rows.len() - 1;
-    format!("{}{compared} names are in both; {differences} differences.\n", columns(&rows))
+    (compared, differences)
+}
+
+fn listed(compared: usize, differences: &[Difference<'_>]) -> String {
+    let mut rows = vec![["MODEL", "WHAT", "HERE", "THERE"].map(String::from)];
+    rows.extend(differences.iter().map(|difference| {
+        let Difference { model, what, ours, theirs } = difference;
+        [(*model).into(), (*what).into(), ours.to_string(), theirs.to_string()]
+    }));
+    let count = differences.len();
+    format!("{}{compared} names are in both; {count} differences.\n", columns(&rows))
+}
+
+/// A model that was used and is not wholly known.
+#[derive(Serialize)]
+struct MissingModel {
+    model: String,
+    calls: u64,
+    /// Its window is a guess.
+    window: bool,
+    /// Its price is not known.
+    price: bool,
+}
+
+/// Prints the models of the last 30 days whose window is a guess or whose price is not known.
+pub(super) async fn missing(
+    sources: &ConfigSources,
+    client: &AdminClient,
+    as_json: bool,
+) -> Result<(), CliError> {
+    let loaded = config::load(sources).map_err(|errors| CliError(errors.to_string()))?;
+    let spent: SpendPage = client.value("/api/v1/spend?by=model").await?;
+    let mut missing = Vec::new();
+    for line in spent.lines {
+        let model = loaded.config.catalogue.model(&line.name, "");
+        if !model.known || model.price.is_none() {
+            let (window, price) = (!model.known, model.price.is_none());
+            missing.push(MissingModel { model: line.name, calls: line.calls, window, price });
+        }
+    }
+    if as_json {
+        print::json(&missing);
+    } else {
+        print::out(&advice(&missing));
+    }
+    Ok(())
+}
+
+fn advice(missing: &[MissingModel]) -> String {
+    let Some(first) = missing.first() else {
+        return "Window and price of all models of the last 30 days are known.\n".to_owned();
+    };
+    let mut rows = vec![["MODEL", "CALLS", "NOT KNOWN"].map(String::from)];
+    rows.extend(missing.iter().map(|line| {
+        let what = match (line.window, line.price) {
+            (true, true) => "window (a guess is used), price",
+            (true, false) => "window (a guess is used)",
+            _ => "price",
+        };
+        [clean(&line.model).into_owned(), grouped(line.calls), what.to_owned()]
+    }));
+    let name = clean(&first.model);
+    format!(
+        "{}Set them in the configuration ([model.{name:?}]: window_tokens, price), or name a newer table (catalogue).\n",
+        columns(&rows)
+    )
 }

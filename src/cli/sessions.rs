@@ -260,10 +260,14 @@ pub(super) async fn spend(
 pub(super) async fn caps(
     client: &AdminClient,
     lift: Option<&str>,
+    subject: Option<&str>,
     as_json: bool,
 ) -> Result<(), CliError> {
     if let Some(name) = lift {
-        let path = format!("/api/v1/caps/{}/lift", encoded(name));
+        let mut path = format!("/api/v1/caps/{}/lift", encoded(name));
+        if let Some(subject) = subject {
+            path += &format!("?subject={}", encoded(subject));
+        }
         client.request_text(&Method::POST, &path).await?;
     }
     show(client, "/api/v1/caps?", as_json).await

@@ -57,8 +57,13 @@ async fn cap_survives_kill_and_is_lifted() {
     let unknown = run(&["caps", "--lift", "weekly", "--data", &data]).await;
     assert_eq!(unknown.code, 1);
     assert!(unknown.err.contains("There is no cap \"weekly\""), "{}", unknown.err);
-    let lifted = run(&["caps", "--lift", "daily", "--data", &data]).await;
-    assert!(lifted.out.contains("lifted until"), "{}", lifted.out);
+    let nobody = run(&["caps", "--lift", "daily", "--of", "nobody", "--data", &data]).await;
+    assert_eq!(nobody.code, 1);
+    assert!(nobody.err.contains("\"nobody\" has spent nothing of the cap"), "{}", nobody.err);
+    // The second column of the first line is who spent most of it.
+    let who = caps.out.lines().nth(1).unwrap().split_whitespace().nth(1).unwrap();
+    let lifted = run(&["caps", "--lift", "daily", "--of", who, "--data", &data]).await;
+    assert!(lifted.out.contains("lifted until"), "{}{}", lifted.out, lifted.err);
     assert_eq!(talk(&serving, &provider, true).await.status(), 200);
 }
 

@@ -1,6 +1,9 @@
 //! `plimsoll models`, and the configured table of models.
 
-use super::program::run;
+use serde_json::json;
+
+use super::program::{Serving, run};
+use super::support::http1::Provider;
 
 const TABLE: &str = r#"{
   "gpt-9": {"litellm_provider": "openai", "mode": "chat", "max_input_tokens": 500000,
@@ -53,4 +56,32 @@ async fn table_of_others_is_compared() {
         done.out.lines().map(|line| line.split_whitespace().collect()).collect();
     assert!(lines.contains(&vec!["claude-opus-5", "window", "1000000", "200000"]), "{}", done.out);
     assert!(done.out.ends_with("names are in both; 2 differences.\n"), "{}", done.out);
+}
+
+#[tokio::test]
+async fn used_models_that_nobody_knows_are_listed() {
+    let provider = Provider::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().to_str().unwrap();
+    let serving = Serving::start(&provider.base(), &["--data", data]).await;
+    let none = run(&["models", "--missing", "--data", data]).await;
+    assert!(none.out.starts_with("Window and price of all models"), "{}{}", none.out, none.err);
+    for model in ["claude-opus-5-5", "our-own-model"] {
+        let body = json!({
+            "model": model, "max_tokens": 9, "messages": [{"role": "user", "content": "Hail."}],
+        });
+        let mut client = serving.post("/v1/messages", &body.to_string(), &[]).await;
+        let reply = json!({
+            "id": "msg_1", "type": "message", "role": "assistant", "model": model,
+            "content": [{"type": "text", "text": "Aye."}], "stop_reason": "end_turn",
+            "usage": {"input_tokens": 10, "output_tokens": 5},
+        });
+        provider.call().await.answer("200 OK", &reply.to_string()).await;
+        client.response().await;
+    }
+    let missing = run(&["models", "--missing", "--data", data]).await;
+    assert_eq!(missing.code, 0, "{}", missing.err);
+    assert!(missing.out.contains("our-own-model  1      window (a guess"), "{}", missing.out);
+    assert!(missing.out.contains("[model.\"our-own-model\"]"), "{}", missing.out);
+    assert!(!missing.out.contains("claude"), "{}", missing.out);
 }

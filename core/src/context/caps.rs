@@ -132,6 +132,15 @@ pub struct CapState {
     pub ends: Option<Millis>,
 }
 
+/// Why a cap cannot be lifted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UnknownCap {
+    /// No cap has this name.
+    Name,
+    /// This subject has spent nothing of it in the running period.
+    Subject,
+}
+
 /// What was spent in the running period of one subject.
 #[derive(Clone, Copy, Default)]
 struct CapSum {
@@ -147,8 +156,8 @@ pub struct CapSums {
     caps: Vec<Cap>,
     /// By the cap's place in the list, and by its subject.
     sums: HashMap<(usize, Box<str>), CapSum>,
-    /// For each cap the period in which it stops nothing.
-    lifted: Vec<Option<u64>>,
+    /// The period in which a cap, by its place in the list, stops nothing: for one subject, or for all.
+    lifted: HashMap<(usize, Option<Box<str>>), u64>,
     /// Everything of the newest day.
     today: CapSum,
 }
@@ -295,7 +304,7 @@ impl CapSum {
 impl CapSums {
     /// The sums of these caps, of which nothing is spent.
     pub fn new(caps: Vec<Cap>) -> Self {
-        Self { lifted: vec![None; caps.len()], caps, ..Self::default() }
+        Self { caps, ..Self::default() }
     }
 
     /// Whether there is a cap.
@@ -357,13 +366,34 @@ impl CapSums {
         fullest
     }
 
-    /// Lets a cap stop nothing until its period ends; whether there is one of this name.
-    pub fn lift(&mut self, name: &str, now: Millis) -> bool {
-        let Some(number) = self.caps.iter().position(|cap| *cap.name == *name) else {
-            return false;
-        };
-        self.lifted[number] = Some(self.caps[number].per.number(now));
-        true
+    /// Lets a cap stop nothing until its period ends: for one subject that it limits, or for all.
+    ///
+    /// # Errors
+    /// If there is no cap of this name, or if nothing is spent of it by this subject.
+    pub fn lift(
+        &mut self,
+        name: &str,
+        subject: Option<&str>,
+        now: Millis,
+    ) -> Result<(), UnknownCap> {
+        let number = self.caps.iter().position(|cap| *cap.name == *name);
+        let number = number.ok_or(UnknownCap::Name)?;
+        let period = self.caps[number].per.number(now);
+        if let Some(subject) = subject
+            && self.sums.get(&(number, subject.into())).is_none_or(|sum| sum.period != period)
+        {
+            return Err(UnknownCap::Subject);
+        }
+        // What was lifted in an earlier period holds no longer.
+        self.lifted.retain(|(other, _), lifted| *other != number || *lifted == period);
+        self.lifted.insert((number, subject.map(Box::from)), period);
+        Ok(())
+    }
+
+    fn is_lifted(&self, number: usize, subject: &str, period: u64) -> bool {
+        [None, Some(subject.into())]
+            .into_iter()
+            .any(|subject| self.lifted.get(&(number, subject)) == Some(&period))
     }
 
     /// What is spent of each cap now, the fullest first. A cap that nobody has spent of yet has a line, too.
@@ -403,7 +433,7 @@ impl CapSums {
             most_dollars: cap.dollars,
             most_tokens: cap.tokens,
             used: cap.used(spending),
-            lifted: self.lifted[number] == Some(period),
+            lifted: self.is_lifted(number, subject, period),
             ends: cap.per.end(at),
         }
     }

@@ -9,7 +9,7 @@ use tokio::sync::broadcast;
 
 use super::lock::lock;
 use super::opened_session::{OpenedSession, SessionHandle};
-use crate::context::caps::{Cap, CapState, CapSums, Spender, Spending};
+use crate::context::caps::{Cap, CapState, CapSums, Spender, Spending, UnknownCap};
 use crate::context::ledger::Ledger;
 use crate::context::{CompactionRecord, Millis, Turn};
 use crate::store::Scope;
@@ -55,9 +55,17 @@ impl CapBoard {
         lock(&self.sums).today(now)
     }
 
-    /// Lets a cap stop nothing until its period ends; whether there is one of this name.
-    pub(crate) fn lift(&self, name: &str, now: Millis) -> bool {
-        lock(&self.sums).lift(name, now)
+    /// Lets a cap stop nothing until its period ends: for one subject, or for all.
+    ///
+    /// # Errors
+    /// As [`CapSums::lift`].
+    pub(crate) fn lift(
+        &self,
+        name: &str,
+        subject: Option<&str>,
+        now: Millis,
+    ) -> Result<(), UnknownCap> {
+        lock(&self.sums).lift(name, subject, now)
     }
 
     /// Subscribes to caps of which 80 % or the whole was just spent.

@@ -117,10 +117,24 @@ fn tokens_count_as_dollars_do() {
 fn lifted_cap_stops_nothing_until_its_period_ends() {
     let mut sums = CapSums::new(vec![cap(CapSubject::All, CapPeriod::Day)]);
     sums.add(&spender("a"), dollars(12.0), MONTH_END);
-    assert!(!sums.lift("other", MONTH_END));
-    assert!(sums.lift("all", MONTH_END));
+    assert_eq!(sums.lift("other", None, MONTH_END), Err(UnknownCap::Name));
+    assert_eq!(sums.lift("all", None, MONTH_END), Ok(()));
     assert_eq!(sums.fullest(&spender("a"), MONTH_END), None);
     assert!(sums.list(MONTH_END)[0].lifted);
+    sums.add(&spender("a"), dollars(12.0), MONTH_END + 1);
+    assert_eq!(used(&sums, &spender("a"), MONTH_END + 1), 1.2);
+}
+
+#[test]
+fn cap_is_lifted_for_one_subject_alone() {
+    let mut sums = CapSums::new(vec![cap(CapSubject::Session, CapPeriod::Day)]);
+    sums.add(&spender("a"), dollars(12.0), MONTH_END);
+    sums.add(&spender("b"), dollars(12.0), MONTH_END);
+    assert_eq!(sums.lift("session", Some("t.c"), MONTH_END), Err(UnknownCap::Subject));
+    assert_eq!(sums.lift("session", Some("t.a"), MONTH_END), Ok(()));
+    assert_eq!(sums.fullest(&spender("a"), MONTH_END), None);
+    assert_eq!(used(&sums, &spender("b"), MONTH_END), 1.2);
+    // The next day it limits again.
     sums.add(&spender("a"), dollars(12.0), MONTH_END + 1);
     assert_eq!(used(&sums, &spender("a"), MONTH_END + 1), 1.2);
 }
