@@ -15,6 +15,14 @@ cost of the provider's cache that cuts made useless, as a share of the same. Re-
 the agent called again later with the same arguments. The Pareto front is every point that no other beats in both net and
 re-read.
 
+106 published sessions of five agents ($728) on 2026-11-24, low_water 0.4; the defaults are in the second row:
+
+    protect_tokens  pressure        net   broken  re-read
+            10,000       0.5   +10.31 %   1.31 %   2.41 %
+            20,000       0.6    +9.04 %   1.15 %   2.07 %
+            20,000       0.8    +8.22 %   0.93 %   1.86 %
+            40,000       0.5    +6.37 %   1.12 %   1.58 %
+
 With --results FILE each replay is stored there as a line of JSON, so that a stopped sweep continues.
 """
 

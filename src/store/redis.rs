@@ -1,4 +1,4 @@
-//! A store that several processes share: a Redis or Valkey server (docs/fleets.md has the layout).
+//! A store that several processes share: a Redis or Valkey server (docs/fleets.md). README.md lists its keys.
 //!
 //! What belongs to one session has keys with its name as hash tag, and is written by one script. The list of sessions
 //! and fingerprints are written beside it, in the same round trip, and readers look whether their session exists. The
