@@ -160,12 +160,12 @@ impl Ledgers {
         let scope = Scope { tenant: lookup.tenant.clone(), session };
         let continues =
             continues.map(|key| ContinuedEnd::new(self.fingerprints.clone(), scope.clone(), key));
-        let is_new_call = conversation.purpose == Purpose::Side && found_by == SessionWitness::New;
+        let is_new = found_by == SessionWitness::New;
+        let is_new_call = conversation.purpose == Purpose::Side && is_new;
         if is_turn && found_by != SessionWitness::Client || is_new_call {
             let purpose = conversation.purpose;
-            lock(&self.in_use).set(&scope, lookup.source, began, opening, purpose);
+            lock(&self.in_use).set(&scope, is_new, lookup.source, began, opening, purpose);
         }
-        let is_new = found_by == SessionWitness::New;
         let KnownSession { cache, store_missed } =
             self.known_session(&scope, is_new, lookup.reads).await;
         cache.wait_for_parent(conversation, Instant::now() + lookup.timeout).await;

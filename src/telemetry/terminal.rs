@@ -52,10 +52,8 @@ fn spelled(text: &str, spell: impl Fn(char, &mut String)) -> Cow<'_, str> {
 }
 
 fn first_control(text: &str) -> Option<usize> {
-    // Nearly all bytes are plain, and need not be decoded.
-    let is_plain = |byte: &u8| matches!(byte, b' '..=b'~');
     let mut at = 0;
-    while let Some(plain) = text.as_bytes()[at..].iter().position(|byte| !is_plain(byte)) {
+    while let Some(plain) = first_not_plain(&text.as_bytes()[at..]) {
         at += plain;
         let c = text[at..].chars().next()?;
         if is_control(c) {
@@ -64,6 +62,19 @@ fn first_control(text: &str) -> Option<usize> {
         at += c.len_utf8();
     }
     None
+}
+
+/// Where the first byte is that may be a part of a control character.
+fn first_not_plain(bytes: &[u8]) -> Option<usize> {
+    // Nearly all bytes are plain: many are looked at at once.
+    let blocks = bytes.as_chunks::<32>().0.iter();
+    let plain = blocks.take_while(|block| block.iter().fold(true, |all, b| all & is_plain(*b)));
+    let plain = plain.count() * 32;
+    bytes[plain..].iter().position(|byte| !is_plain(*byte)).map(|at| plain + at)
+}
+
+fn is_plain(byte: u8) -> bool {
+    matches!(byte, b' '..=b'~')
 }
 
 #[cfg(test)]

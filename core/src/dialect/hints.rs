@@ -146,6 +146,10 @@ const MOST_TOOLS: usize = 32;
 impl ClientHints {
     /// Reads the headers; `None` if they have no hint.
     pub fn from_headers(headers: &HeaderMap) -> Option<Box<Self>> {
+        // Most requests have none of them, and each look-up by name takes longer than this one pass.
+        if !headers.keys().any(|name| name.as_str().starts_with("x-claude-code-")) {
+            return None;
+        }
         let tools = text(headers, "x-claude-code-prev-tool-durations").map(tools);
         let hints = Self {
             class: text(headers, "x-claude-code-request-class").map(class),

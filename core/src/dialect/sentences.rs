@@ -52,14 +52,14 @@ pub(super) fn of_prompt(conversation: &Conversation, body: &[u8]) -> Option<[Par
         .flat_map(|part| &part.texts)
         .filter_map(|span| text_of(span.slice(body)))
         .collect();
-    let first = prompt.iter().find_map(|text| text.split(ENDS).find_map(sentence))?;
-    let last = prompt.iter().rev().find_map(|text| text.rsplit(ENDS).find_map(sentence))?;
+    let first = prompt.iter().find_map(|text| text.split(is_end).find_map(sentence))?;
+    let last = prompt.iter().rev().find_map(|text| text.rsplit(is_end).find_map(sentence))?;
     Some([first.key, last.key])
 }
 
 fn telling(text: &str) -> Vec<Sentence> {
     let mut found: Vec<Sentence> = Vec::new();
-    for sentence in text[..text.floor_char_boundary(TEXT)].split(ENDS).filter_map(sentence) {
+    for sentence in text[..text.floor_char_boundary(TEXT)].split(is_end).filter_map(sentence) {
         if !found.contains(&sentence) {
             found.push(sentence);
         }
@@ -76,18 +76,26 @@ fn telling(text: &str) -> Vec<Sentence> {
     found
 }
 
-/// What ends a sentence.
-const ENDS: [char; 10] = ['.', '!', '?', ';', ':', '\n', '\r', '。', '！', '？'];
+/// Whether a character ends a sentence.
+fn is_end(c: char) -> bool {
+    matches!(c, '.' | '!' | '?' | ';' | ':' | '\n' | '\r' | '。' | '！' | '？')
+}
 
 fn sentence(text: &str) -> Option<Sentence> {
-    let mut words: String = text
-        .split_whitespace()
-        .filter(|word| word.chars().all(|c| c.is_ascii() || is_punctuation(c)))
-        .map(letters)
-        .collect();
+    let mut words = String::with_capacity(text.len());
+    if text.is_ascii() {
+        // The usual case: all of its words are compared.
+        let letters = text.bytes().filter(u8::is_ascii_alphanumeric);
+        words.extend(letters.map(char::from));
+    } else {
+        let compared = text
+            .split_whitespace()
+            .filter(|word| word.chars().all(|c| c.is_ascii() || is_punctuation(c)));
+        words.extend(compared.flat_map(letters));
+    }
     if words.is_empty() {
         // It is written without spaces, or in other letters.
-        words = letters(text);
+        words.extend(letters(text));
     }
     if words.is_empty() {
         return None;
@@ -95,8 +103,8 @@ fn sentence(text: &str) -> Option<Sentence> {
     Some(Sentence { key: PartKey::of_bytes(words.as_bytes()), length: words.len() })
 }
 
-fn letters(text: &str) -> String {
-    text.chars().filter(|c| c.is_alphanumeric()).collect()
+fn letters(text: &str) -> impl Iterator<Item = char> {
+    text.chars().filter(|c| c.is_alphanumeric())
 }
 
 /// Dashes, quotes and dots, which filters replace.

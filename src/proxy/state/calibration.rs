@@ -132,31 +132,17 @@ struct CalibrationKey {
 }
 
 impl CalibrationSample {
-    pub(crate) fn applied_to(self, before: &Arc<EstimatorState>) -> AppliedSample {
-        AppliedSample { after: Arc::new(self.next(before)), before: before.clone(), sample: self }
-    }
-
-    fn next(&self, before: &EstimatorState) -> EstimatorState {
-        before.clone().after(&self.seen, &self.guess, self.actual)
+    fn applied_to(&self, before: &EstimatorState) -> Arc<EstimatorState> {
+        Arc::new(before.clone().after(&self.seen, &self.guess, self.actual))
     }
 }
 
-/// A sample, and what it makes of the state with which its request was estimated.
-pub(crate) struct AppliedSample {
-    sample: CalibrationSample,
-    before: Arc<EstimatorState>,
-    /// The state after it, whether it teaches or not.
-    pub(crate) after: Arc<EstimatorState>,
-}
-
-impl AppliedSample {
-    fn next(&self, current: &Arc<EstimatorState>) -> Arc<EstimatorState> {
-        // Other responses may have changed the state meanwhile.
-        match Arc::ptr_eq(current, &self.before) {
-            true => self.after.clone(),
-            false => Arc::new(self.sample.next(current)),
-        }
-    }
+/// What a sample made of the state of its model.
+struct TaughtState {
+    learned: Arc<EstimatorState>,
+    /// It taught something: an implausible response does not.
+    is_changed: bool,
+    may_save: bool,
 }
 
 impl Calibration {
@@ -192,39 +178,36 @@ impl Calibration {
         RecalledState { learned: self.0.in_memory(&key, family).learned, outcome }
     }
 
+    /// Learns from a response. Returns the state after it, also if it does not teach the others. `before`: the state with
+    /// which its request was estimated.
     pub(crate) fn learn(
         &self,
         ledgers: &Arc<Ledgers>,
         source: &LessonSource<'_>,
-        applied: &AppliedSample,
-    ) {
+        sample: &CalibrationSample,
+        before: &EstimatorState,
+    ) -> Arc<EstimatorState> {
         let LessonSource { tenant, upstream, model, vouched, .. } = *source;
         // With vouched credentials, all tenants share a state; otherwise each has its own.
         let key = CalibrationKey::new(upstream, model, if vouched { None } else { tenant });
-        let (learned, may_save) = {
-            let mut models = self.0.lock();
-            let Some(state) = models.get_mut(&key.upstream, &key.name) else { return };
-            let Some(tenant) = tenant else { return };
-            if !state.recent_tenants.admit(xxh3_64(tenant.as_str().as_bytes())) {
-                return;
-            }
-            let observations = state.learned.observations();
-            state.learned = applied.next(&state.learned);
-            // An implausible response teaches nothing.
-            if state.learned.observations() == observations {
-                return;
-            }
-            (state.learned.clone(), state.recall.is_known())
+        let Some(taught) = tenant.and_then(|tenant| self.0.teach(&key, tenant, sample)) else {
+            return sample.applied_to(before);
         };
+        let TaughtState { learned, is_changed, may_save } = taught;
+        if !is_changed {
+            return learned;
+        }
         let samples = learned.observations();
         self.0.telemetry.learned(upstream, model, samples, learned.width());
         let is_due = samples.is_power_of_two() || samples.is_multiple_of(SAVED_EVERY);
         if samples > 1 && is_due && may_save {
             let ledgers = ledgers.clone();
             let shared = self.0.clone();
+            let saved = learned.clone();
             // If saving fails, it is learned again.
-            tokio::spawn(async move { shared.save(&ledgers, &key, &learned).await.ok() });
+            tokio::spawn(async move { shared.save(&ledgers, &key, &saved).await.ok() });
         }
+        learned
     }
 }
 
@@ -240,6 +223,25 @@ impl CalibrationState {
         let state = calibration.state();
         models.insert(&key.upstream, &key.name, calibration);
         state
+    }
+
+    /// `None` if the model has no state, or the tenant may not teach it now.
+    fn teach(
+        &self,
+        key: &CalibrationKey,
+        tenant: &TenantId,
+        sample: &CalibrationSample,
+    ) -> Option<TaughtState> {
+        let mut models = self.lock();
+        let state = models.get_mut(&key.upstream, &key.name)?;
+        if !state.recent_tenants.admit(xxh3_64(tenant.as_str().as_bytes())) {
+            return None;
+        }
+        // Other responses may have changed it since the request was estimated.
+        let learned = sample.applied_to(&state.learned);
+        let before = std::mem::replace(&mut state.learned, learned.clone());
+        let is_changed = learned.observations() != before.observations();
+        Some(TaughtState { learned, is_changed, may_save: state.recall.is_known() })
     }
 
     fn merge(&self, key: &CalibrationKey, saved: EstimatorState) {

@@ -226,10 +226,12 @@ impl OpenTurn {
         reply: Reply,
     ) -> Option<FailOpen> {
         let sample = self.calibration_sample(&turn, &reply);
-        let applied = sample.map(|sample| sample.applied_to(&self.info.learned));
-        let learned = match &applied {
-            Some(applied) => applied.after.clone(),
-            None => self.info.learned.clone(),
+        let info = &self.info;
+        // Backends of a router count alike: only what they refuse differs.
+        let source = LessonSource { model: info.model_name(), ..info.lesson_source() };
+        let learned = match sample {
+            Some(it) => proxy.calibration.learn(&proxy.ledgers, &source, &it, &info.learned),
+            None => info.learned.clone(),
         };
         let limits = proxy.config.content;
         let at = turn.at;
@@ -249,16 +251,11 @@ impl OpenTurn {
             (self, facts, content)
         })
         .await;
-        let Self { opened, draft, info, .. } = *this;
+        let Self { opened, draft, .. } = *this;
         let content = content.map(|content| (opened.handle(), content));
         let mut stored = proxy.ledgers.commit(opened, facts).await;
         // From here on the turn stands in the place of its draft.
         draft.release();
-        if let Some(applied) = applied {
-            // Backends of a router count alike: only what they refuse differs.
-            let source = LessonSource { model: info.model_name(), ..info.lesson_source() };
-            proxy.calibration.learn(&proxy.ledgers, &source, &applied);
-        }
         if stored.is_ok()
             && let Some((handle, content)) = content
         {

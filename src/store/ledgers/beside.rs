@@ -100,10 +100,12 @@ pub(super) struct SessionsInUse {
 }
 
 impl SessionsInUse {
-    /// A request of a session was opened. `opening`: what it says, if it is the session's first.
+    /// A request of a session was opened. `is_new`: no other was before. `opening`: what it says, if it is the session's
+    /// first.
     pub(super) fn set(
         &mut self,
         scope: &Scope,
+        is_new: bool,
         source: RequestSource,
         at: Instant,
         opening: Option<&Opening>,
@@ -112,7 +114,10 @@ impl SessionsInUse {
         while self.sessions.front().is_some_and(|oldest| at.duration_since(oldest.at) >= BESIDE) {
             self.sessions.pop_front();
         }
-        let known = self.sessions.iter().rposition(|session| session.is_of(scope));
+        let known = match is_new {
+            true => None,
+            false => self.sessions.iter().rposition(|session| session.is_of(scope)),
+        };
         let known = known.and_then(|index| self.sessions.remove(index));
         let awaits_conversation = purpose != Purpose::Turn;
         let mut session = SessionInUse {
@@ -239,7 +244,7 @@ mod tests {
         fn set(&mut self, session: &str, connection: u64, text: Option<&str>, purpose: Purpose) {
             let (scope, source) = (scope("t", session), source(connection));
             let opening = text.map(opening);
-            self.sessions.set(&scope, source, self.now, opening.as_ref(), purpose);
+            self.sessions.set(&scope, false, source, self.now, opening.as_ref(), purpose);
         }
 
         fn conversation(

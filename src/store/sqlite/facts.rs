@@ -7,8 +7,9 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
+use memchr::memmem;
 use rusqlite::types::{ToSqlOutput, ValueRef};
-use rusqlite::{Connection, OptionalExtension, Row, ToSql, params};
+use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, ToSql, params};
 use serde::Deserialize;
 
 use super::columns::{blob, bytes_in, scope_in};
@@ -134,6 +135,14 @@ struct EstimateColumns<'t> {
     tokens: Option<u64>,
 }
 
+/// The members of a turn that can be columns. What follows is most of a long turn, and none of it is in one.
+fn before_sketch(turn: &[u8]) -> Cow<'_, [u8]> {
+    match memmem::find(turn, br#","sketch":"#) {
+        Some(end) => Cow::Owned([&turn[..end], b"}"].concat()),
+        None => Cow::Borrowed(turn),
+    }
+}
+
 /// The id of a session, if it has a row.
 pub(super) fn scope_id(connection: &Connection, scope: &Scope) -> rusqlite::Result<Option<i64>> {
     Ok(ScopeIds::find(connection, scope)?.map(|ids| ids.scope))
@@ -191,9 +200,11 @@ pub(super) fn put(
     let id = ids.scope;
     let mut tally = SessionDelta::default();
     let mut puts = Vec::with_capacity(records.len());
+    // Of most records there are many: their statement is looked up once.
+    let mut signs = connection.prepare_cached(SIGN)?;
     for record in records {
         if record.kind == RecordKind::Fingerprint {
-            puts.push(if fingerprint(connection, ids, record, &mut tally)? {
+            puts.push(if fingerprint(&mut signs, ids, record, &mut tally)? {
                 WriteOutcome::Written
             } else {
                 WriteOutcome::Existed(Bytes::new())
@@ -243,11 +254,9 @@ fn insert(
     )?;
     let is_turn = record.kind == RecordKind::Turn;
     // Only turns have columns, and are many enough to be packed.
-    let turn: Option<TurnColumns<'_>> = if is_turn {
-        Some(serde_json::from_slice(&record.value).unwrap_or_default())
-    } else {
-        None
-    };
+    let head = if is_turn { before_sketch(&record.value) } else { Cow::default() };
+    let turn: Option<TurnColumns<'_>> =
+        if is_turn { Some(serde_json::from_slice(&head).unwrap_or_default()) } else { None };
     let packed = if is_turn { pack(&record.value) } else { None };
     let (packing, value) = match &packed {
         Some(packed) => (Packing::Turn, KeptValue::Packed(packed)),
@@ -361,20 +370,18 @@ fn number(number: Option<u64>) -> Option<i64> {
     number.and_then(|number| i64::try_from(number).ok())
 }
 
+/// Writes a fingerprint. Of several sessions, it leads to the one that left it last. Fingerprints have a table of their
+/// own, with two small B-trees.
+const SIGN: &str = "INSERT INTO signs (tenant, key, scope) VALUES (?1, ?2, ?3)
+     ON CONFLICT DO UPDATE SET scope = excluded.scope WHERE signs.scope <> excluded.scope";
+
 fn fingerprint(
-    connection: &Connection,
+    signs: &mut CachedStatement<'_>,
     ids: ScopeIds,
     record: &Record,
     tally: &mut SessionDelta,
 ) -> rusqlite::Result<bool> {
-    // Of several sessions, it leads to the one that left it last. Fingerprints have a table of
-    // their own, with two small B-trees.
-    let mut insert = connection.prepare_cached(
-        "INSERT INTO signs (tenant, key, scope) VALUES (?1, ?2, ?3)
-         ON CONFLICT DO UPDATE SET scope = excluded.scope
-         WHERE signs.scope <> excluded.scope",
-    )?;
-    let written = insert.execute(params![ids.tenant, blob(record.key), ids.scope])? == 1;
+    let written = signs.execute(params![ids.tenant, blob(record.key), ids.scope])? == 1;
     if written {
         tally.add(record, FINGERPRINT);
     }

@@ -4,6 +4,7 @@ pub(super) mod scale;
 use std::time::Instant;
 
 use super::*;
+use crate::context::Fact;
 use crate::store::conformance::{self, scope, turn};
 
 #[tokio::test]
@@ -221,6 +222,25 @@ async fn views_show_stored_turns() {
     assert_eq!(turns, 1);
     assert_eq!(input, 100);
     assert_eq!(dollars, 0.25);
+}
+
+/// As they are written: columns are read of what stands before the sketch.
+#[tokio::test]
+async fn turns_with_sketch_have_columns() {
+    let folder = conformance::folder();
+    let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
+    let mut fact: Fact = serde_json::from_str(&scale::agents_turn(7)).unwrap();
+    let Fact::Turn(written) = &mut fact else { panic!("{fact:?}") };
+    written.dollars = Some(0.25);
+    let value = serde_json::to_string(&fact).unwrap();
+    assert!(value.contains(r#","sketch":"#));
+    store.put_if_absent(scope("t", "s"), vec![turn(1, &value, 10)]).await.unwrap();
+    let columns = "thread, request, upstream, model, purpose, outcome, method, estimated, input, output, reasoning, \
+                   cache_read, cache_write, window, ended, dollars";
+    let whole = format!("SELECT ({}) IS NOT NULL FROM facts", columns.replace(", ", " || "));
+    let whole =
+        store.read(move |connection| connection.query_row(&whole, [], |row| row.get::<_, bool>(0)));
+    assert!(whole.await.unwrap());
 }
 
 const TURN: &str = r#"{"kind":"turn","exchange":"r","position":{"thread":"th"},"estimate":{"tokens":110,"method":"anchored"},"usage":{"input":100,"output":5},"ended":30}"#;

@@ -112,18 +112,22 @@ fn begins_with_its_name(upstream: &Upstream, rest: &str) -> bool {
     let name = &*upstream.name;
     // Such a name in a path is the provider's own word, unless it stands there twice or the base has it
     // already.
+    let own_host = upstream.base.host().unwrap_or_default();
     let begins = BEGINNINGS
         .iter()
-        .any(|(word, hosts)| *word == name && hosts.iter().any(|host| is_at(upstream, host)));
+        .any(|(word, hosts)| *word == name && hosts.iter().any(|host| is_under(own_host, host)));
     let is_in_base = upstream.base.path().split('/').any(|segment| segment == name);
     let first = rest.split(['/', '?']).find(|segment| !segment.is_empty());
     begins && !is_in_base && first != Some(name)
 }
 
 fn is_at(upstream: &Upstream, host: &str) -> bool {
-    let rest = upstream.base.host().and_then(|own| own.strip_suffix(host));
+    upstream.base.host().is_some_and(|own_host| is_under(own_host, host))
+}
+
+fn is_under(own_host: &str, host: &str) -> bool {
     // `.` before it: `notazure.com` is somebody else's.
-    rest.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    own_host.strip_suffix(host).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 fn is_azure(path: &str, headers: &HeaderMap) -> bool {

@@ -15,7 +15,7 @@ use crate::store::keyed::KeyedStore;
 const SESSION: u64 = 20;
 
 /// A turn as an agent's session leaves it. Its values differ from turn to turn.
-fn agents_turn(n: u64) -> String {
+pub(super) fn agents_turn(n: u64) -> String {
     let mut seed = u128::from(n);
     let mut hex = || {
         seed = xxhash_rust::xxh3::xxh3_128(&seed.to_le_bytes());
