@@ -11,8 +11,8 @@ use strum::{AsRefStr, EnumIter};
 use super::bpe::{self, Encoding};
 use super::costs::{self, FamilyCosts};
 use super::features::ClassCounts;
-use super::media;
 use super::token_costs::Costs;
+use super::{media, own_tools};
 use crate::dialect::models::{Family, Model, PictureRule, ReasoningBinding};
 use crate::dialect::{Audience, Conversation, Dialect, Part, PartKind, ReplyPart, Span};
 use crate::wire::json::{text_of, unescape};
@@ -280,10 +280,21 @@ impl TokenCounter<'_> {
             }
             PartKind::Text => structure.text,
             PartKind::Tool if part.is_schema => structure.tool + structure.schema,
-            PartKind::Tool => structure.tool,
+            PartKind::Tool => structure.tool + self.definition(part),
             PartKind::Reasoning => structure.reasoning,
             PartKind::Image | PartKind::Document | PartKind::Opaque => 0,
         }
+    }
+
+    fn definition(&self, tool: &Part) -> u32 {
+        let shown = tool.texts.first().map(|text| text.slice(self.body)).unwrap_or_default();
+        // A client may give a tool of its own the same name: that one has a schema.
+        if !self.structure.has_own_tools
+            || memchr::memmem::find(shown, b"\"input_schema\"").is_some()
+        {
+            return 0;
+        }
+        own_tools::definition(self.tokenizer.family, tool.name.as_deref().unwrap_or_default())
     }
 
     /// Tokens of a JSON value as a model reads it: a string without quotes and escapes, anything else as
@@ -419,6 +430,8 @@ struct StructureCost {
     /// Whether a result is introduced by its tool's name.
     names_results: bool,
     tool: u32,
+    /// Whether a tool without a schema may be one of the provider's own.
+    has_own_tools: bool,
     /// Additional tokens of a response schema besides its cost as a tool: the instruction to follow it.
     schema: u32,
     /// The percentage of a tool's JSON that its shown form takes.
@@ -452,6 +465,7 @@ impl StructureCost {
             prompt: structure.prompt + model.prompt_overhead,
             pictures: model.pictures,
             folds_line_ends,
+            has_own_tools: dialect == Dialect::Anthropic,
             ..structure
         }
     }
@@ -487,7 +501,8 @@ impl StructureCost {
                 tool: 28,
                 schema: 95,
                 tool_percent: 100,
-                offering: 440,
+                // The same page: 290 with the 7 of every prompt (Opus 4.8), 286 (Opus 5). Fable 5 was recorded with 290.
+                offering: 283,
                 // The same page: 410 in place of 290 (Opus 4.8), 474 in place of 354 (Sonnet 5).
                 forcing: 120,
                 prompt: 7,

@@ -17,6 +17,7 @@ use super::observation::{WAYS, expected, features, noise};
 use super::regression::Regression;
 use super::retention::{
     ByRetention, CONVINCES, RETENTIONS, ReadingEvidence, ReasoningRetention, doublings,
+    is_explained,
 };
 use super::tool_results::{STRUCTURE, ToolResults};
 use super::unsent::{UnsentCounting, UnsentReasoning};
@@ -70,6 +71,14 @@ pub struct CostPrediction {
     pub by_retention: ByRetention<u64>,
     /// The evidence of the thread for each reasoning retention so far.
     pub evidence: ByRetention<f32>,
+    /// Tokens of each reply's reasoning that are taken not to count, because the thread showed that only a part of
+    /// it does (`docs/estimates.md` 2).
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub uncounted: u64,
+}
+
+fn is_zero(tokens: &u64) -> bool {
+    *tokens == 0
 }
 
 /// What was learned about one model behind one upstream.
@@ -251,7 +260,16 @@ impl EstimatorState {
             true => cold_band(self.family, tokens),
             false => Band { low: least.saturating_sub(width), high: most.saturating_add(width) },
         };
-        CostPrediction { tokens, low, high, retention, expert, by_retention, evidence }
+        CostPrediction {
+            tokens,
+            low,
+            high,
+            retention,
+            expert,
+            by_retention,
+            evidence,
+            uncounted: 0,
+        }
     }
 
     /// The width of the range to either side, tokens.
@@ -493,6 +511,21 @@ pub(crate) fn evidence_after(before: &CostPrediction, actual: u64) -> ByRetentio
         return before.evidence;
     }
     std::array::from_fn(|at| before.evidence[at] * THREAD + was[at])
+}
+
+/// How many tokens of a reply's reasoning do not count, by the thread's call that cost `actual` tokens: more than
+/// before if it cost neither what all of the reasoning would, nor what none would, but something between.
+pub(crate) fn uncounted_after(before: &CostPrediction, actual: u64) -> u64 {
+    let [reads @ .., drops] = before.by_retention;
+    let nearest = reads.into_iter().min_by_key(|tokens| tokens.abs_diff(actual));
+    let reads = nearest.unwrap_or(drops);
+    let error = reads.abs_diff(actual).min(drops.abs_diff(actual));
+    // A message of the user's that drops reasoning shows nothing about what a reply's counts.
+    if reads <= drops || is_explained(reads - drops, error) || actual < drops {
+        return before.uncounted;
+    }
+    // If it cost more than all that is taken to count, some of the rest counts again.
+    before.uncounted.saturating_add(reads).saturating_sub(actual)
 }
 
 fn is_evidence(was: &ByRetention<f32>) -> bool {
@@ -938,6 +971,23 @@ mod tests {
         assert!(guess.low <= 10_100, "{guess:?}");
         let then = evidence_after(&guess, 10_104);
         assert_eq!(learned.guess(&seen, then).retention, ReasoningRetention::Drops);
+    }
+
+    /// A session that counted 130 tokens of each reply's reasoning too few, as recorded of Gemini 3.
+    #[test]
+    fn reasoning_that_counts_in_part_is_learned() {
+        let after = |uncounted, reads, drops, actual| {
+            let by_retention = [reads, reads, reads, drops];
+            uncounted_after(&CostPrediction { uncounted, by_retention, ..<_>::default() }, actual)
+        };
+        assert_eq!(after(0, 10_600, 10_000, 10_470), 130);
+        assert_eq!(after(130, 10_470, 10_000, 10_390), 210, "more of it");
+        assert_eq!(after(130, 10_470, 10_000, 10_600), 0, "all of it counts again");
+        assert_eq!(after(70, 10_000, 10_600, 10_300), 70, "the user's message drops it");
+        // One of the two explains the call, or neither does.
+        for actual in [10_600, 10_510, 10_090, 10_000, 9_000] {
+            assert_eq!(after(70, 10_600, 10_000, actual), 70, "{actual}");
+        }
     }
 
     /// With errors of a known spread, the band holds nine times in ten, whatever the spread.

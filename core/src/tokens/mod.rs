@@ -15,6 +15,7 @@ mod fitted;
 pub mod learn;
 pub(crate) mod media;
 mod observation;
+mod own_tools;
 mod regression;
 pub mod retention;
 mod sentencepiece;

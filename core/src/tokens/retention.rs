@@ -116,7 +116,7 @@ impl ReadingEvidence {
         let reasoning = reads.abs_diff(drops);
         let reads_error = reads.abs_diff(actual);
         let drops_error = drops.abs_diff(actual);
-        let is_explained = reads_error.min(drops_error) <= 30 + reasoning / 10;
+        let is_explained = is_explained(reasoning, reads_error.min(drops_error));
         // Nothing is shown if the error of counting may be as large, or if no retention explains the call.
         if (reasoning as f64) < CLEARLY * expected || !is_explained {
             return self;
@@ -138,6 +138,11 @@ impl ReadingEvidence {
     pub(super) fn is_whole(self) -> bool {
         self.0.is_finite() && self.0.abs() < 1e3
     }
+}
+
+/// Whether an error of so many tokens is small enough for the assumption about this reasoning to be right.
+pub(super) fn is_explained(reasoning: u64, error: u64) -> bool {
+    error <= 30 + reasoning / 10
 }
 
 pub(super) fn doublings(error: u64) -> f32 {

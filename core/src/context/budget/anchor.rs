@@ -37,6 +37,17 @@ pub(super) fn evidence_of(turn: &Turn) -> ByRetention<f32> {
         .unwrap_or_default()
 }
 
+/// How much of each reply's reasoning does not count, as the thread showed up to this turn.
+pub(super) fn uncounted(turn: &Turn) -> u64 {
+    // Gemini reports only a part of it in some sessions; where else this was measured, all or nothing counts.
+    if turn.family != Family::Gemini {
+        return 0;
+    }
+    let guess = turn.estimate.as_ref().map(|estimate| &estimate.guess);
+    let context = turn.context();
+    guess.zip(context).map_or(0, |(guess, context)| learn::uncounted_after(guess, context.input))
+}
+
 pub(super) fn sum(parts: &[SketchPart]) -> u64 {
     parts.iter().map(|part| u64::from(part.tokens)).sum()
 }

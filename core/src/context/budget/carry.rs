@@ -11,7 +11,7 @@ use super::anchor::{Anchor, cache_blocks, evidence_of, sum};
 use super::classic::first_new;
 use super::measure::MeasuredEstimate;
 use super::returned::{has_content, reply_weight};
-use super::sums::{TokenSums, cleared_next, reasoning_by_rules, reasoning_of};
+use super::sums::{TokenSums, cleared_next, reasoning_by_rules, reasoning_of, returned_reasoning};
 use crate::context::plan::PlanRequest;
 use crate::context::policy::StripPolicy;
 use crate::context::reasoning::{self, NextRequest};
@@ -247,7 +247,7 @@ impl CarryOutlook {
     ) -> CarryOver {
         let unsent = if reply_carry.unsent { reasoning_of(turn) } else { 0 };
         let unsent = UnsentReasoning { tokens: unsent, counted }.input();
-        let reply_reasoning = if reply_carry.returns { reasoning_of(turn) } else { 0 };
+        let reply_reasoning = if reply_carry.returns { returned_reasoning(turn) } else { 0 };
         let stay = self.stay(reply_carry);
         let next_reasoning = next(stay, reply_reasoning, reply_carry.goes_on);
         let read = next_reasoning.read(retention);

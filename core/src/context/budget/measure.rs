@@ -8,13 +8,13 @@ mod inserted;
 use foldhash::HashSet;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::anchor::{Anchor, cache_blocks, evidence_of, sum};
+use super::anchor::{Anchor, cache_blocks, evidence_of, sum, uncounted};
 use super::classic::ClassicEstimate;
 use super::known::KnownCosts;
 use super::recounted::{FirstTools, recounted};
 use super::sums::{
     FEW, TokenSums, fit, floored, gone_history, grown, moved, places, reasoning_of, rescaled,
-    thoughts,
+    returned_reasoning, thoughts,
 };
 use crate::context::plan::{Overlay, RemovedTokens};
 use crate::context::records::MessageTokens;
@@ -91,6 +91,8 @@ pub fn measure(
         }
         _ => predicted,
     };
+    let guess =
+        CostPrediction { uncounted: same.map_or(0, |anchor| uncounted(anchor.turn)), ..guess };
     let tokens = guess.tokens;
     let retention = guess.retention;
     let counted = observation.counted[retention as usize];
@@ -197,7 +199,7 @@ impl<'a> PartScale<'a> {
             // Reasoning that was only billed is in none of the pieces: they are of other replies.
             let is_hidden = anchor.turn.carry.as_ref().is_some_and(|carry| carry.hidden);
             if !is_hidden {
-                scale.reasoning_left = Some((reasoning_of(anchor.turn), pieces));
+                scale.reasoning_left = Some((returned_reasoning(anchor.turn), pieces));
             }
             if (pieces == 0 || is_hidden) && conversation.held.is_none() {
                 scale.unsent = reasoning_of(anchor.turn);
@@ -254,7 +256,7 @@ impl<'a> PartScale<'a> {
         parts.extend(history.chain(&anchor.turn.reply));
         let contents = anchor.turn.carry.as_ref().map(|carry| carry.contents.clone());
         self.contents = contents.unwrap_or_default();
-        let reasoning = u32::try_from(reasoning_of(anchor.turn)).unwrap_or(u32::MAX);
+        let reasoning = u32::try_from(returned_reasoning(anchor.turn)).unwrap_or(u32::MAX);
         if reasoning > 0 {
             let key = PartKey::of_bytes(anchor.turn.exchange.as_str().as_bytes());
             parts.push(SketchPart {

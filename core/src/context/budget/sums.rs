@@ -3,7 +3,7 @@
 //!
 //! Parts that stayed cancel out, whatever their estimated tokens. Counts no text.
 
-use super::anchor::{Anchor, sum};
+use super::anchor::{Anchor, sum, uncounted};
 use crate::context::{Breakdown, PromptSection, SketchPart, Turn};
 use crate::tokens::learn::CostPrediction;
 use crate::tokens::retention::{ByRetention, ReasoningRetention};
@@ -224,6 +224,11 @@ pub(super) fn reasoning_of(turn: &Turn) -> u64 {
     let Some(context) = turn.context() else { return 0 };
     // What the parts do not explain, but not fewer than reported.
     context.output.saturating_sub(sum(&turn.reply)).max(reported_reasoning(turn))
+}
+
+/// Tokens of its reply's reasoning that count as input if it is sent back.
+pub(super) fn returned_reasoning(turn: &Turn) -> u64 {
+    reasoning_of(turn).saturating_sub(uncounted(turn))
 }
 
 pub(super) fn reported_reasoning(turn: &Turn) -> u64 {

@@ -135,7 +135,7 @@ fn claude_parts_cost_their_measured_structure_tokens() {
         call: 36,
         result: (48, 0),
         tools: (28, 95, 100),
-        first: (440, 0),
+        first: (283, 0),
         growing: [2, -43, -43],
         ..claude
     };
@@ -286,4 +286,27 @@ fn reasoning_costs_its_text() {
     assert_eq!(whole.counter(&read, body.as_bytes(), &model).part(part), text_tokens + 2);
     let text = Part { kind: PartKind::Text, texts: Vec::new(), ..part.clone() };
     assert_eq!(whole.counter(&read, body.as_bytes(), &model).part(&text), 4, "of reasoning alone");
+}
+
+/// As recorded: Sonnet 4 with its tool for commands cost 566 tokens, with its search of the web 2,032; Opus 4.8 with a
+/// search for tools 661.
+#[test]
+fn own_tools_cost_their_definition() {
+    let tokens = |model: &str, tool: &str| {
+        let body = format!(r#"{{"model":"{model}","messages":[],"tools":[{tool}]}}"#);
+        let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
+        let model = Catalogue::default().model(model, "");
+        Tokenizer::whole(model.family).counter(&read, body.as_bytes(), &model).part(&read.tools[0])
+    };
+    let old = |tool: &str| tokens("claude-sonnet-4", tool);
+    let bash = r#"{"type":"bash_20250124","name":"bash"}"#;
+    assert!((240..260).contains(&old(bash)), "{}", old(bash));
+    let search = r#"{"type":"web_search_20250305","name":"web_search"}"#;
+    assert!((1_680..1_710).contains(&old(search)), "{}", old(search));
+    let for_tools = r#"{"type":"tool_search_tool_bm25_20251119","name":"tool_search_tool_bm25"}"#;
+    let new = tokens("claude-opus-4-8", for_tools);
+    assert!((330..360).contains(&new), "{new}");
+    // A client's own tool of the same name.
+    let own = r#"{"name":"bash","input_schema":{"type":"object"}}"#;
+    assert!(old(own) < 60, "{}", old(own));
 }

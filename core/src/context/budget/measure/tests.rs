@@ -269,7 +269,7 @@ fn cleared_tokens_stay_out_while_request_asks_for_clearing() {
     }
     // Another tokenizer rescales the whole, and what was cleared is subtracted from that.
     let (across, across_whole) =
-        (with_editing(Some(1), "claude-opus-4-8"), with_editing(None, "claude-opus-4-8"));
+        (with_editing(Some(1), "claude-opus-4-7"), with_editing(None, "claude-opus-4-7"));
     assert_eq!(across.tokens + 60_000, across_whole.tokens);
     assert!(across_whole.tokens > 100_000);
 }

@@ -6,6 +6,7 @@ use super::*;
 use crate::context::scene::{SessionFixture, messages};
 use crate::dialect::PartKey;
 use crate::dialect::editing::ClearingReport;
+use crate::dialect::models::Family;
 
 fn part(tokens: u32, place: PromptSection) -> SketchPart {
     SketchPart { key: PartKey(u128::from(tokens)), tokens, place, by_length: false }
@@ -174,4 +175,21 @@ fn reply_reasoning_is_output_that_other_parts_do_not_explain() {
     assert_eq!(thoughts(&Anchor { turn: &turn, sketch: &sketch }), 105);
     turn.usage.input = None;
     assert_eq!(reasoning_of(&turn), 0);
+}
+
+/// A call of Gemini's between what it would cost with all of the reasoning and without any: what did not count does not
+/// count in the next reply either.
+#[test]
+fn reasoning_that_counts_in_part_returns_in_part() {
+    let mut turn = turn(10_470, 700);
+    turn.usage.reasoning = Some(600);
+    turn.reply[0].tokens = 100;
+    let estimate = turn.estimate.as_mut().unwrap();
+    estimate.guess.by_retention = [10_600, 10_600, 10_600, 10_000];
+    assert_eq!(returned_reasoning(&turn), 600, "only Gemini reports a part");
+    turn.family = Family::Gemini;
+    assert_eq!(returned_reasoning(&turn), 470);
+    turn.usage.reasoning = Some(100);
+    turn.usage.output = Some(200);
+    assert_eq!(returned_reasoning(&turn), 0, "all of it");
 }
