@@ -445,8 +445,10 @@ impl Play {
         let sibling = self.choose_sibling(may && miscount.is_none(), &body);
         let may = is_main_thread && !is_implausible && breaks_after.is_none();
         let may = may && miscount.is_none() && sibling.is_none();
-        let odd = self.choose_odd_reply(may);
-        let odd = self.choose_decline(may).or(odd);
+        let odd = match self.choose_odd_reply(may) {
+            None => self.choose_decline(may),
+            odd => odd,
+        };
         let has_sibling = sibling.is_some();
         let answered = match sibling {
             Some(sibling) => self.send_beside(&body, sibling).await,
