@@ -105,6 +105,15 @@ pub enum ReplyEdit {
     LineEnds,
     /// Writes them in another Unicode form.
     Decomposed,
+    /// Drops those beside calls.
+    DropBesideCalls,
+}
+
+/// Where a client puts what it retrieved for a message of the user, in one request only.
+#[derive(Clone, Copy, Debug)]
+pub enum Retrieval {
+    Before,
+    After,
 }
 
 /// How a client writes its requests.
@@ -119,6 +128,10 @@ pub struct ClientStyle {
     pub trims_text: bool,
     /// The model's texts are edited, as a filter of the client does.
     pub edits_replies: Option<ReplyEdit>,
+    /// It adds what it retrieved to the user's newest message while that is the last one.
+    pub retrieves: Option<Retrieval>,
+    /// It sends calls and results without ids (Gemini).
+    pub drops_call_ids: bool,
     /// Signatures are written in the URL-safe alphabet (Gemini).
     pub url_safe_signatures: bool,
     /// Programs at the provider may call its tools (Anthropic, Responses).
@@ -138,6 +151,8 @@ impl ClientStyle {
             reformats_arguments: false,
             trims_text: false,
             edits_replies: None,
+            retrieves: None,
+            drops_call_ids: false,
             url_safe_signatures: false,
             programs: false,
             defers: false,
@@ -192,7 +207,13 @@ pub fn request(
     for (index, item) in history.iter().enumerate() {
         let last = index + 1 == history.len();
         match item {
-            HistoryItem::User(text) => messages.push(user_message(dialect, text, style, last)),
+            HistoryItem::User(text) => {
+                let sent = match style.retrieves {
+                    Some(retrieval) if last => retrieval.around(text),
+                    _ => text.clone(),
+                };
+                messages.push(user_message(dialect, &sent, style, last));
+            }
             HistoryItem::UserWithPicture(text) => messages.push(picture_message(dialect, text)),
             HistoryItem::Reply(reply) | HistoryItem::PartialReply(reply) => {
                 replies += 1;
@@ -356,7 +377,7 @@ fn result_messages(
                 let mut response = Map::new();
                 response.insert(key.to_owned(), json!(result.text));
                 let mut answer = json!({"name": result.name, "response": response});
-                if !result.id.is_empty() {
+                if !result.id.is_empty() && !style.drops_call_ids {
                     answer["id"] = json!(result.id);
                 }
                 json!({"functionResponse": answer})
@@ -391,7 +412,7 @@ fn reply_messages(
 ) -> Vec<Value> {
     let mut reply = reply.clone();
     if let Some(edit) = style.edits_replies {
-        edit_texts(&mut reply, edit);
+        edit_reply(dialect, &mut reply, edit);
     }
     match dialect {
         Dialect::Anthropic => {
@@ -449,6 +470,10 @@ fn reply_messages(
             }
             for part in parts.iter_mut() {
                 let part = part.as_object_mut().unwrap();
+                if style.drops_call_ids {
+                    let call = part.get_mut("functionCall").and_then(Value::as_object_mut);
+                    call.into_iter().for_each(|call| _ = call.remove("id"));
+                }
                 let signature =
                     part.get("thoughtSignature").and_then(Value::as_str).map(str::to_owned);
                 match signature {
@@ -477,14 +502,32 @@ impl ReplyEdit {
         match self {
             Self::LastFooter if !is_last => text.to_owned(),
             Self::Footers | Self::LastFooter => format!("{text}{FOOTER}"),
+            Self::DropBesideCalls => text.to_owned(),
             Self::LineEnds => text.replace('\n', "\r\n"),
             Self::Decomposed => text.replace('ï', "i\u{308}").replace('ö', "o\u{308}"),
         }
     }
 }
 
-/// Edits the texts of a reply. A signed text stays: it would no longer be valid.
-fn edit_texts(reply: &mut Value, edit: ReplyEdit) {
+impl Retrieval {
+    fn around(self, text: &str) -> String {
+        // Another one for each message.
+        let context = format!("<context>\nIt is on page {} of the log.\n</context>", text.len());
+        match self {
+            Self::Before => format!("Answer from the context.\n{context}\n\n{text}"),
+            Self::After => format!("{text}\n\n{context}"),
+        }
+    }
+}
+
+/// Edits the texts of a reply, or drops them. A signed text stays: it would no longer be valid.
+fn edit_reply(dialect: Dialect, reply: &mut Value, edit: ReplyEdit) {
+    if matches!(edit, ReplyEdit::DropBesideCalls) {
+        if has_calls(dialect, reply) {
+            drop_texts(dialect, reply);
+        }
+        return;
+    }
     let mut texts = Vec::new();
     collect_texts(reply, &mut texts);
     let count = texts.len();
@@ -493,7 +536,21 @@ fn edit_texts(reply: &mut Value, edit: ReplyEdit) {
     }
 }
 
-/// The texts of a reply, without thoughts and signed texts.
+fn drop_texts(dialect: Dialect, reply: &mut Value) {
+    let is_text = |part: &Value| part["text"].is_string() && part["thought"] != true;
+    match dialect {
+        Dialect::Anthropic => {
+            array_mut(&mut reply["content"]).retain(|block| !has_type(block, &["text"]));
+        }
+        Dialect::Chat => reply["content"] = Value::Null,
+        Dialect::Responses => {
+            array_mut(&mut reply["output"]).retain(|item| !has_type(item, &["message"]));
+        }
+        Dialect::Gemini => array_mut(&mut reply["parts"])
+            .retain(|part| !is_text(part) || part["thoughtSignature"].is_string()),
+    }
+}
+
 fn collect_texts<'v>(value: &'v mut Value, texts: &mut Vec<&'v mut String>) {
     let member = |name| value.get(name);
     let is_own =
@@ -528,12 +585,29 @@ pub fn edits_before_reasoning(dialect: Dialect, reply: &Value, style: ClientStyl
         reply[name].as_array().cloned().unwrap_or_default()
     };
     let mut edited = reply.clone();
-    style.edits_replies.into_iter().for_each(|edit| edit_texts(&mut edited, edit));
+    style.edits_replies.into_iter().for_each(|edit| edit_reply(dialect, &mut edited, edit));
     let (received, edited) = (parts(reply), parts(&edited));
     let is_reasoning =
         |part: &Value| has_type(part, &["thinking", "redacted_thinking", "reasoning"]);
     let last = received.iter().rposition(is_reasoning).unwrap_or(0);
     received[..last] != edited[..last]
+}
+
+/// The texts of a reply, without thoughts and signed texts.
+pub fn texts(reply: &Value) -> Vec<String> {
+    let mut reply = reply.clone();
+    let mut texts = Vec::new();
+    collect_texts(&mut reply, &mut texts);
+    texts.into_iter().map(|text| text.clone()).collect()
+}
+
+/// Whether a reply calls a tool, and the call has an id.
+pub fn has_call_ids(dialect: Dialect, reply: &Value) -> bool {
+    let has_id = |part: &Value| part["functionCall"]["id"].is_string();
+    match dialect {
+        Dialect::Gemini => reply["parts"].as_array().is_some_and(|parts| parts.iter().any(has_id)),
+        _ => has_calls(dialect, reply),
+    }
 }
 
 /// Whether a reply calls tools.
@@ -645,6 +719,17 @@ pub fn history(dialect: Dialect, body: &Value) -> Vec<Value> {
         Dialect::Gemini => "contents",
     };
     body[name].as_array().into_iter().flatten().map(normalized).collect()
+}
+
+/// How much of a history went out before the newest reply in it.
+pub fn answered(history: &[Value]) -> usize {
+    let is_models = |item: &Value| {
+        item["role"] == "assistant"
+            || item["role"] == "model"
+            || has_type(item, &["reasoning", "function_call"])
+    };
+    let newer = history.iter().rev().skip_while(|item| !is_models(item));
+    newer.skip_while(|item| is_models(item)).count()
 }
 
 /// The results in a history that are no context, by the ids of their calls: those for programs, and those that load

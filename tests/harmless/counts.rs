@@ -45,6 +45,10 @@ pub struct Counts {
     /// whose reasoning was only billed.
     pub anchored: Share,
     pub anchored_after_hidden: Share,
+    /// Requests that a model declined.
+    pub declined: u64,
+    /// Stand-ins for reasoning that nobody knows.
+    pub stand_ins: u64,
     /// Moves of the hostile tenant.
     pub hostile_moves: u64,
     /// The rules that clients broke by themselves, with how often.
@@ -105,6 +109,8 @@ impl Counts {
         self.implausible_overflows += other.implausible_overflows;
         self.kept_out += other.kept_out;
         self.miscounts += other.miscounts;
+        self.declined += other.declined;
+        self.stand_ins += other.stand_ins;
         self.hostile_moves += other.hostile_moves;
         self.anchored.add(&other.anchored);
         self.anchored_after_hidden.add(&other.anchored_after_hidden);
@@ -128,7 +134,7 @@ impl fmt::Display for Counts {
              sent as before; {} at the same time as another; {} broken off; {} prefixes repeated; {} restarts, {} forks, {} rewinds, {} edits; \
              {} in shadow or observe; {} wild refusals; {} results that are no context; {} replies with odd usage; \
              {} anchored estimates in their band, {} after hidden reasoning; \
-             {} moves of a hostile tenant; \
+             {} declined; {} stand-ins; {} moves of a hostile tenant; \
              {} refusals that their clients earned, 0 that they did not",
             self.conversations,
             self.exchanges,
@@ -153,6 +159,8 @@ impl fmt::Display for Counts {
             self.miscounts,
             self.anchored,
             self.anchored_after_hidden,
+            self.declined,
+            self.stand_ins,
             self.hostile_moves,
             self.deserved_refusals
         )

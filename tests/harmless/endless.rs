@@ -108,16 +108,11 @@ pub async fn session(
     };
     let (system, tools) = ("You read logs.".to_owned(), vec!["Read", "Grep"]);
     let head = Head { model, system, tools, thinks: true, stream: dice.once_in(2) };
+    let kept_reasoning = dice.of(&[KeptReasoning::All, KeptReasoning::None]);
     let style = ClientStyle {
-        kept_reasoning: dice.of(&[KeptReasoning::All, KeptReasoning::None]),
         cache_markers: true,
         reformats_arguments: dice.once_in(3),
-        trims_text: false,
-        edits_replies: None,
-        url_safe_signatures: false,
-        programs: false,
-        defers: false,
-        replies: 1,
+        ..ClientStyle::plain(kept_reasoning)
     };
     let mut session = Session {
         stage,

@@ -34,10 +34,12 @@ mod long;
 mod overflow;
 mod play;
 mod presets;
+mod proof;
 mod provider_summary;
 mod queued;
 mod random;
 mod stage;
+mod strangers;
 mod stream;
 
 use std::sync::Arc;

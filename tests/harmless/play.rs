@@ -1,10 +1,12 @@
 //! One conversation: its client, its policy, its provider, and what is checked after every exchange.
 
 mod checks;
+mod declined;
 mod estimates;
 mod miscounts;
 mod odd_replies;
 mod sibling;
+mod stand_ins;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -28,6 +30,7 @@ use crate::dice::Dice;
 use crate::endless::{SUMMARY_REQUEST, is_summary_request};
 use crate::hostile::{self, Hostile, Victim};
 use crate::number;
+use crate::proof;
 use crate::random;
 use crate::stage::{Stage, client_headers};
 use crate::support::server::config;
@@ -98,6 +101,9 @@ async fn play_conversation(
     let mut style = random::style(&mut dice);
     let mut odd_dice = Dice::new(seed.rotate_left(48));
     style.replies = random::replies(&mut odd_dice, dialect);
+    let mut habit_dice = Dice::new(seed.rotate_left(8));
+    stage.names_session = !habit_dice.once_in(3);
+    random::add_habits(&mut style, &mut habit_dice, dialect);
     let fixed_mode = random::mode(&mut dice, 20);
     if verbose {
         println!("{dialect:?} {head:?}\n{style:?} {fixed_mode:?}\n{policy:?}");
@@ -131,6 +137,8 @@ async fn play_conversation(
         sibling_dice: Dice::new(seed.rotate_left(32)),
         count_dice: Dice::new(seed.rotate_left(16)),
         odd_dice,
+        habit_dice,
+        known_calls: HashMap::new(),
         expected_place: None,
         is_after_hidden: false,
         last_exchange: None,
@@ -196,6 +204,10 @@ struct Play {
     count_dice: Dice,
     /// Decides about odd replies.
     odd_dice: Dice,
+    /// Decides what makes the conversation hard to recognise.
+    habit_dice: Dice,
+    /// The model of calls that came with their reasoning, by their places.
+    known_calls: HashMap<u64, &'static str>,
     /// Where the next request belongs, if it continues a whole reply.
     expected_place: Option<Place>,
     /// The newest reply had reasoning that was only billed.
@@ -432,7 +444,11 @@ impl Play {
         let miscount = self.choose_miscount(may);
         let sibling = self.choose_sibling(may && miscount.is_none(), &body);
         let may = is_main_thread && !is_implausible && breaks_after.is_none();
-        let odd = self.choose_odd_reply(may && miscount.is_none() && sibling.is_none());
+        let may = may && miscount.is_none() && sibling.is_none();
+        let odd = match self.choose_odd_reply(may) {
+            None => self.choose_decline(may),
+            odd => odd,
+        };
         let has_sibling = sibling.is_some();
         let answered = match sibling {
             Some(sibling) => self.send_beside(&body, sibling).await,
@@ -466,6 +482,7 @@ impl Play {
         self.check(&checked)?;
         self.check_counts(&checked, miscount)?;
         self.check_signatures(&checked)?;
+        self.check_stand_ins(&checked)?;
         self.count_estimate(&checked);
         self.is_after_hidden = matches!(odd, Some(OddReply::HiddenReasoning { .. }));
         if is_main_thread {
@@ -482,6 +499,10 @@ impl Play {
         let (200, text) = response else {
             return Ok(self.handle_refusal(&checked));
         };
+        if odd == Some(OddReply::Declined) {
+            self.ask_another_model(&exchange);
+            return Ok(Some(Vec::new()));
+        }
         let answer = self.read_answer(&text, odd);
         self.remember_reasoning(&body, &answer, exchange.outcome);
         hostile::collect_reasoning(&answer, &mut self.secrets);
@@ -490,9 +511,12 @@ impl Play {
             return Ok(Some(Vec::new()));
         }
         let (reply, calls) = client::read_reply(self.dialect, &answer);
+        self.remember_calls(&body, &reply);
         if is_main_thread {
+            let is_provable = proof::is_telling(self.dialect, self.style, &self.history, &reply);
+            let place = (!has_sibling && is_provable).then(|| odd_replies::place(&exchange));
             self.history.push(HistoryItem::Reply(reply));
-            self.expected_place = (!has_sibling).then(|| odd_replies::place(&exchange));
+            self.expected_place = place;
         }
         Ok(Some(calls))
     }

@@ -6,7 +6,7 @@ use plimsoll::context::policy::{
 };
 use scripted_provider::strict::{Dialect, Rules};
 
-use crate::client::{ClientStyle, Head, KeptReasoning, ReplyEdit};
+use crate::client::{ClientStyle, Head, KeptReasoning, ReplyEdit, Retrieval};
 use crate::dice::Dice;
 
 pub fn rules(dice: &mut Dice) -> Rules {
@@ -30,7 +30,7 @@ pub fn kept_reasoning(dice: &mut Dice) -> KeptReasoning {
     ])
 }
 
-fn reply_edit(dice: &mut Dice) -> ReplyEdit {
+pub fn reply_edit(dice: &mut Dice) -> ReplyEdit {
     dice.of(&[
         ReplyEdit::Footers,
         ReplyEdit::LastFooter,
@@ -53,10 +53,21 @@ pub fn style(dice: &mut Dice) -> ClientStyle {
         reformats_arguments: dice.once_in(3),
         trims_text: dice.once_in(4),
         edits_replies: dice.once_in(6).then(|| reply_edit(dice)).filter(|_| !drops_later),
+        retrieves: None,
+        drops_call_ids: false,
         url_safe_signatures: dice.once_in(3),
         programs: dice.once_in(3),
         defers: dice.once_in(3),
         replies: 1,
+    }
+}
+
+/// Habits that make a conversation hard to recognise.
+pub fn add_habits(style: &mut ClientStyle, dice: &mut Dice, dialect: Dialect) {
+    style.drops_call_ids = dialect == Dialect::Gemini && dice.once_in(3);
+    style.retrieves = dice.once_in(6).then(|| dice.of(&[Retrieval::Before, Retrieval::After]));
+    if dice.once_in(6) && !drops_later(style.kept_reasoning) {
+        style.edits_replies = Some(ReplyEdit::DropBesideCalls);
     }
 }
 

@@ -27,6 +27,8 @@ pub struct Stage {
     pub server: TestServer,
     /// The client says what its requests are for, as Claude Code does.
     pub gives_hints: bool,
+    /// The client names its session.
+    pub names_session: bool,
     client: Wire,
     /// More replicas on the store, each with a connection of the client.
     others: Vec<(TestServer, Wire)>,
@@ -51,7 +53,6 @@ impl Stage {
         config.limits.commit_ms = STORE_TIMEOUT_MS;
         let server = open(&store, &config).await;
         let client = Wire::connect(server.address).await;
-        let gives_hints = false;
         let mut others = Vec::new();
         for _ in 1..number("PLIMSOLL_HARMLESS_REPLICAS").unwrap_or(1) {
             let server = open(&store, &config).await;
@@ -64,7 +65,8 @@ impl Stage {
             config,
             store,
             server,
-            gives_hints,
+            gives_hints: false,
+            names_session: true,
             client,
             others,
             requests: 0,
@@ -101,7 +103,7 @@ impl Stage {
         body: &Value,
     ) -> (u16, String) {
         self.choose_replica();
-        let headers = mode_header(mode) + self.hint("main");
+        let headers = mode_header(mode) + &self.says("main");
         self.client.send(request_text(target, body, &headers)).await;
         let response = self.client.response().await;
         (response.status(), response.text().to_owned())
@@ -116,19 +118,19 @@ impl Stage {
     ) -> ((u16, String), (u16, String)) {
         self.choose_replica();
         let mut other = Wire::connect(self.server.address).await;
-        self.client.send(request_text(target, body, self.hint("main"))).await;
-        other.send(request_text(target, beside, self.hint("auxiliary"))).await;
+        self.client.send(request_text(target, body, &self.says("main"))).await;
+        other.send(request_text(target, beside, &self.says("auxiliary"))).await;
         let (response, beside) = tokio::join!(self.client.response(), other.response());
         let read = |response: Message| (response.status(), response.text().to_owned());
         (read(response), read(beside))
     }
 
-    /// The header that says what a request is for.
-    fn hint(&self, class: &str) -> &'static str {
-        match (self.gives_hints, class) {
-            (false, _) => "",
-            (true, "main") => "x-claude-code-request-class: main\r\n",
-            (true, _) => "x-claude-code-request-class: auxiliary\r\n",
+    /// The headers that say which session a request belongs to, and what it is for.
+    fn says(&self, class: &str) -> String {
+        let name = if self.names_session { "x-plimsoll-session: s\r\n" } else { "" };
+        match self.gives_hints {
+            true => format!("{name}x-claude-code-request-class: {class}\r\n"),
+            false => name.to_owned(),
         }
     }
 
@@ -147,7 +149,7 @@ impl Stage {
             .send(request_text(
                 target,
                 body,
-                &(mode_header(mode) + self.hint("main") + "connection: close\r\n"),
+                &(mode_header(mode) + &self.says("main") + "connection: close\r\n"),
             ))
             .await;
         let mut read = Vec::new();
@@ -206,7 +208,7 @@ fn request_text(target: &str, body: &Value, headers: &str) -> String {
     let body = body.to_string();
     format!(
         "POST {target} HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\nanthropic-version: 2023-06-01\r\n\
-         x-plimsoll-session: s\r\n{headers}content-type: application/json\r\n\
+         {headers}content-type: application/json\r\n\
          content-length: {}\r\n\r\n{body}",
         body.len()
     )

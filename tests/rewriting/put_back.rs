@@ -669,3 +669,46 @@ fn completion(id: &str) -> Value {
     json!({"id": id, "choices": [{"index": 0, "message": {"role": "assistant", "content": "So."},
         "finish_reason": "stop"}], "usage": {"prompt_tokens": 5, "completion_tokens": 5}})
 }
+
+/// A model without signatures thinks the same twice. That the newer thought was sent does not mean that the older one was:
+/// what went out without it stays as it went out.
+#[tokio::test]
+async fn equal_thought_stays_out_where_it_was_out() {
+    let call = |id: &str| {
+        let function = json!({"name": "Read", "arguments": "{\"path\":\"a\"}"});
+        json!([{"id": id, "type": "function", "function": function}])
+    };
+    let calls = |id: &str| json!({"role": "assistant", "content": null, "tool_calls": call(id)});
+    let thinks = |id: &str| {
+        let mut message = calls(id);
+        message["reasoning_content"] = json!("Let me look.");
+        message
+    };
+    let result = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "Deep water."});
+    let text = |text: &str| json!({"role": "assistant", "content": text});
+    let reply = |id: &str, message: &Value| {
+        json!({"id": id, "object": "chat.completion", "model": "glm-5.2",
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 90, "completion_tokens": 20, "total_tokens": 110}})
+    };
+    let mut play = Play::of("/v1/chat/completions", Policy::default()).await;
+    let mut history = vec![message("user", json!("Look."))];
+    let ids = ["call_01AbCdEfGh12", "call_01ZyXwVuTs34"];
+    let replies = [thinks(ids[0]), text("It is deep."), thinks(ids[1]), text("Still.")];
+    let next = [result(ids[0]), message("user", json!("Again."))];
+    let next = next.into_iter().chain([result(ids[1]), message("user", json!("And now?"))]);
+    let mut sent = Vec::new();
+    for (number, (said, next)) in replies.iter().zip(next).enumerate() {
+        // The second request goes out as it came: without the thought.
+        play.headers = if number == 1 { "x-plimsoll-mode: observe\r\n" } else { "" }.to_owned();
+        let request = json!({"model": "glm-5.2", "messages": history});
+        let scene = play.exchange(&request, &reply(&format!("r{number}"), said)).await;
+        sent.push(scene.sent);
+        history.push(if number == 0 { calls(ids[0]) } else { said.clone() });
+        history.push(next);
+    }
+    let request = json!({"model": "glm-5.2", "messages": history});
+    let scene = play.exchange(&request, &reply("r4", &text("The same."))).await;
+    assert_eq!(sent[3]["messages"][1], calls(ids[0]));
+    assert_eq!(scene.sent["messages"][1], calls(ids[0]), "{:?}", scene.steps());
+}

@@ -10,6 +10,7 @@ pub mod agents;
 mod clients;
 mod layout;
 mod loaded;
+mod loops;
 mod quotes;
 pub mod report;
 pub mod schedule;
@@ -411,7 +412,8 @@ impl<'c> AnsweredCalls<'c> {
 /// The tokens of messages, and where calls are open.
 struct MessageWeights {
     messages: Vec<u64>,
-    /// Before each message: whether an earlier call still waits for its result, or runs at the provider.
+    /// Before each message: whether an earlier call still waits for its result, or runs at the provider, or a loop may not
+    /// begin there.
     open: Vec<bool>,
     /// Before each message: whether a cut takes the reference away that a later call needs.
     separates: Vec<bool>,
@@ -431,7 +433,8 @@ impl MessageWeights {
         // The last entry is the end of the history, which is no place for a cut.
         open.pop();
         for (index, message) in request.conversation.messages.iter().enumerate() {
-            open[index] |= !calls.is_empty() || unnamed > 0;
+            open[index] |=
+                !calls.is_empty() || unnamed > 0 || !loops::may_begin(request, known, index);
             let tokens = message.parts.iter().map(|part| sent_tokens(part, request, &part_tokens));
             let sum = tokens.sum();
             messages.push(match index {

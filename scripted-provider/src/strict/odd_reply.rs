@@ -33,6 +33,8 @@ pub enum OddReply {
         /// The calls have ids.
         has_ids: bool,
     },
+    /// The model declines: nothing of it is sent or billed.
+    Declined,
 }
 
 /// What a last event lists in place of the items.
@@ -72,6 +74,7 @@ impl OddReply {
                 has_two && request.stream && has_call
             }
             Self::RepeatedCall { .. } => dialect == Dialect::Gemini && has_call && is_one,
+            Self::Declined => is_one,
         }
     }
 
@@ -112,6 +115,7 @@ impl OddReply {
                 remove(&mut again, "thoughtSignature");
                 push(parts, again);
             }
+            (Self::Declined, _) => decline(dialect, body),
             _ => {}
         }
     }
@@ -233,6 +237,48 @@ pub(super) fn events_of_choices(request: &ReceivedRequest, body: &Value) -> Vec<
     }
     merged.extend(end);
     merged
+}
+
+fn decline(dialect: Dialect, body: &mut Value) {
+    let (usage, input) = match dialect {
+        Dialect::Anthropic => {
+            body["content"] = json!([]);
+            body["stop_reason"] = "refusal".into();
+            body["stop_details"] = json!({"type": "refusal"});
+            ("usage", "input_tokens")
+        }
+        Dialect::Chat => {
+            body["choices"][0]["message"] = json!({"role": "assistant", "content": null});
+            body["choices"][0]["finish_reason"] = "content_filter".into();
+            ("usage", "prompt_tokens")
+        }
+        Dialect::Responses => {
+            body["output"] = json!([]);
+            body["status"] = "incomplete".into();
+            body["incomplete_details"] = json!({"reason": "content_filter"});
+            ("usage", "input_tokens")
+        }
+        Dialect::Gemini => {
+            remove(body, "candidates");
+            body["promptFeedback"] = json!({"blockReason": "PROHIBITED_CONTENT"});
+            ("usageMetadata", "promptTokenCount")
+        }
+    };
+    let usage = &mut body[usage];
+    let input = usage[input].clone();
+    for name in ["output_tokens", "completion_tokens", "candidatesTokenCount"] {
+        if usage[name].is_u64() {
+            usage[name] = 0.into();
+        }
+    }
+    for name in ["total_tokens", "totalTokenCount"] {
+        if usage[name].is_u64() {
+            usage[name] = input.clone();
+        }
+    }
+    for name in ["output_tokens_details", "completion_tokens_details", "thoughtsTokenCount"] {
+        remove(usage, name);
+    }
 }
 
 fn bill_hidden_reasoning(dialect: Dialect, body: &mut Value, is_reported: bool) {

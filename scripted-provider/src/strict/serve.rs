@@ -129,6 +129,9 @@ fn respond_once(request: &ReceivedRequest, state: &mut State) -> (HttpResponse, 
     if let Some(odd) = odd_reply {
         state.odd_reply = None;
         odd.change_body(request.dialect, &mut response.body);
+        if odd == OddReply::Declined {
+            state.store.truncate_last_reply(0);
+        }
     }
     let streams = request.stream && request.operation == Operation::Reply && response.status == 200;
     let cut_after = if streams { state.cut_after.take() } else { None };

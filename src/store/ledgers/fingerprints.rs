@@ -359,7 +359,9 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<ShownFingerprint> {
         .filter_map(|part| Some((part.key?, part.role == Role::Assistant)))
         .collect();
     let chains: Vec<Chain> = conversation.chains().collect();
-    let signatures = conversation.parts().rev().filter_map(|part| part.reasoning_key);
+    // Unsigned, it is the same in many conversations.
+    let signed = conversation.parts().rev().filter(|part| part.signature.is_some());
+    let signatures = signed.filter_map(|part| part.reasoning_key);
     let mut found_by: Vec<ShownFingerprint> = signatures
         .take(SIGNATURES)
         .map(|key| ShownFingerprint::new(of_signature(PartKey(key)), SessionWitness::Signature))
@@ -498,6 +500,27 @@ mod tests {
         let messages: Vec<_> = messages.iter().map(message).collect();
         let body = serde_json::json!({"model": "m", "max_tokens": 9, "messages": messages});
         dialect::read(Dialect::Anthropic, "/v1/messages", body.to_string().as_bytes())
+    }
+
+    /// Models without signatures think the same in many conversations. What a request shows first is remembered with what the
+    /// store answers.
+    #[test]
+    fn unsigned_thoughts_prove_nothing() {
+        let shown = |thought: serde_json::Value| {
+            let block = serde_json::json!({"role": "assistant", "content": [thought]});
+            let question = serde_json::json!({"role": "user", "content": "Hi."});
+            let messages = [&question, &block, &question];
+            let body = serde_json::json!({"model": "m", "max_tokens": 9, "messages": messages});
+            let body = body.to_string();
+            let asked = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
+            let shown = shown_by(&asked).into_iter();
+            shown.filter(|shown| shown.witness == SessionWitness::Signature).count()
+        };
+        let thought = serde_json::json!({"type": "thinking", "thinking": "Hm."});
+        assert_eq!(shown(thought.clone()), 0);
+        let mut signed = thought;
+        signed["signature"] = "c2ln".into();
+        assert_eq!(shown(signed), 1);
     }
 
     /// A turn ends where the role changes, so these ends are looked up, from the last to the first.

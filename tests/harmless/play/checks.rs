@@ -484,19 +484,27 @@ impl Play {
                         && !self.has_foreign_reasoning(&entry.request.body)
             };
             self.last_sent = log.last().filter(accepted).filter(is_kept).map(history);
+            // What was retrieved for a question is gone in the next request.
+            if self.style.retrieves.is_some()
+                && let Some(HistoryItem::User(_)) = self.history.last()
+                && let Some(sent) = &mut self.last_sent
+            {
+                sent.pop();
+            }
         }
         let is_new = |step: &PlanStep| step.decision == Decision::New;
         let has_new_decision = checked.mode.is_none() && exchange.done.steps.iter().any(is_new);
         // Where what was new was taken back, what went out before went out in the end.
         let sent = if was_revoked { log.last() } else { log.first() };
-        // A client may ask the same as on a branch that it left: then the same goes out.
+        // A client may ask the same as on a branch that it left, and be told the same: then the same goes out.
         let repeated = sent.map_or(0, |sent| self.repeated_prefix(sent));
         let sent = sent.map(history);
+        let answered = sent.as_deref().map_or(0, client::answered);
         let (Some(before), Some(sent), false) = (before, sent, has_new_decision) else {
             return Ok(());
         };
         let same = before.iter().zip(&sent).take_while(|(before, sent)| before == sent).count();
-        if same < before.len() && repeated < sent.len() {
+        if same < before.len() && repeated < answered {
             return Err(format!(
                 "the prefix changed at {same} and nothing was decided: {:?}\n{}\n{}",
                 exchange.done.steps,

@@ -484,6 +484,19 @@ fn summary_waits_for_end_of_loop_that_demands_its_reasoning() {
     assert_eq!(most("ucr", ReasoningRule::Demanded, Free), CompactionNeed::Must);
 }
 
+/// A provider that demands reasoning in an open loop demands it where the rest of the loop begins behind a summary.
+#[test]
+fn loop_begins_with_demanded_reasoning() {
+    let cut = |letters, reasoning_rule| {
+        let scene = Scene { reasoning_rule, ..Scene::new(letters, keeping(2, 9_000)) };
+        scene.choice(SummaryAuthor::Summary).map(|choice| choice.cut)
+    };
+    assert_eq!(cut("ucrcrcr", ReasoningRule::Wanted), Some(5));
+    assert_eq!(cut("ucrcrcr", ReasoningRule::Demanded), None);
+    assert_eq!(cut("uacrauc", ReasoningRule::Demanded), Some(5));
+    assert_eq!(cut("ucrcrca", ReasoningRule::Demanded), Some(5));
+}
+
 /// A reserve of half of the window or more is taken as wrong.
 #[test]
 fn reserve_of_half_window_or_more_is_replaced_by_quarter() {

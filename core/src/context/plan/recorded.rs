@@ -12,6 +12,7 @@ mod replies;
 mod reply;
 mod returned;
 mod summaries;
+mod thoughts;
 
 use std::sync::Arc;
 
@@ -29,6 +30,7 @@ use crate::context::{
 use crate::dialect::{Chain, Conversation, Message, Part, PartIndex, PartKey, PartKind, Role};
 use branch::{Branch, CutCount, OwnReasoning};
 use keyed::{KeyedPart, head, keyed_parts, prefill};
+use thoughts::SentThoughts;
 
 pub(in crate::context) use injected::HistoryEnd;
 pub use reply::ForeignReasoning;
@@ -64,8 +66,10 @@ pub struct RecordedDecisions {
     /// Keys of decisions of other branches that this request adopted.
     adopted: HashSet<u128>,
     exchange: ExchangeId,
-    /// The keys of the reasoning that the parent turn sent.
-    thoughts: Arc<HashSet<PartKey>>,
+    /// The reasoning that the parent turn sent.
+    thoughts: Arc<SentThoughts>,
+    /// The replies whose reasoning another one has, too.
+    repeated: HashSet<Chain>,
     /// The removal keys of the client's reasoning that the parent turn did not send.
     left_out: HashSet<u128>,
     /// Replies whose reasoning is recorded, oldest first.
@@ -133,9 +137,10 @@ impl RecordedDecisions {
         recorded.find_summaries(ledger, conversation, mode, &branch);
         if ledger.knows_reasoning() {
             recorded.find_replies(ledger, conversation, &branch);
+            recorded.repeated = thoughts::repeated(&recorded.replies);
         }
         if ledger.knows_reasoning() || ledger.has_decided(mode) {
-            recorded.thoughts = Arc::new(branch.thoughts());
+            recorded.thoughts = branch.thoughts().clone();
         }
         if ledger.has_decided(mode) {
             let own_reasoning = branch.own_reasoning(conversation);
@@ -210,11 +215,11 @@ impl RecordedDecisions {
             }
         }
         for returned in &self.replies {
-            let about = returned.reasoning.after.0;
-            if let Some(decision) = ledger.reasoning_decision(about, mode, epoch)
-                && branch.has_back(decision, &returned.reasoning)
+            let after = returned.reasoning.after;
+            if let Some(decision) = ledger.reasoning_decision(after.0, mode, epoch)
+                && branch.has_back(decision, &returned.reasoning, self.repeated.contains(&after))
             {
-                self.reasoning_decisions.insert(about, decision.clone());
+                self.reasoning_decisions.insert(after.0, decision.clone());
             }
         }
         // The bytes of what the client sends are not at hand here, so all decisions to remove are taken.
@@ -380,8 +385,8 @@ impl RecordedDecisions {
     }
 
     pub(crate) fn was_sent(&self, returned: &ReturnedReply) -> bool {
-        !self.thoughts.is_empty()
-            && branch::names(&returned.reasoning).any(|key| self.thoughts.contains(&key))
+        let reasoning = &returned.reasoning;
+        self.thoughts.have(reasoning, self.repeated.contains(&reasoning.after))
     }
 
     pub(crate) fn reasoning_decision(&self, about: u128) -> Option<&ReasoningDecision> {

@@ -31,6 +31,8 @@ enum NumberRole {
     Total,
     Output,
     Other,
+    /// The words around it do not say.
+    Unknown,
 }
 
 /// A piece of a text.
@@ -69,6 +71,9 @@ const OTHER: &str = "image images picture pictures audio video page pages docume
 const OF_WINDOW: &str = "context window max_model_len";
 const EXCEEDS: &str =
     "exceed exceeds exceeded exceeding larger longer greater reached overflow overflows overflowed";
+
+/// Words beside two numbers of which the larger one is too many.
+const EXCESS: &str = "too over more beyond than fit fits limit";
 
 /// What is too long where a request does not fit; alone, or with one of [`MEASURES`] beside it.
 const SUBJECTS: &str = "prompt input conversation";
@@ -136,6 +141,16 @@ fn counts(tokens: &[Token<'_>]) -> ContextStatement {
         total = with_role(&found, NumberRole::Limit).max();
         window = with_role(&found, NumberRole::Limit).min();
     }
+    if input.or(total).is_none()
+        && let Some((limit, more)) = unexplained(window, &found, &words)
+    {
+        window = Some(limit);
+        if speaks_of_output(&words) {
+            total = Some(more);
+        } else {
+            input = Some(more);
+        }
+    }
     let sum = input.map(|input| input.saturating_add(output.unwrap_or(0)));
     let is_of_output = output > window && has_one_of(&words, OF_WINDOW);
     let is_beside_output = input.is_some() && output.is_none() && has_one_of(&words, EXCEEDS);
@@ -143,6 +158,22 @@ fn counts(tokens: &[Token<'_>]) -> ContextStatement {
         window.is_some() && (sum.max(total) > window || is_of_output || is_beside_output);
     let input = if has_one_of(&words, INEXACT) { None } else { input };
     ContextStatement { window, input, is_too_many, ..ContextStatement::default() }
+}
+
+/// The limit and what is more than it, where the words around the numbers do not say so: the larger one is too many.
+fn unexplained(
+    window: Option<u64>,
+    found: &[(NumberRole, u64)],
+    words: &[&str],
+) -> Option<(u64, u64)> {
+    let mut unknown: Vec<u64> = with_role(found, NumberRole::Unknown).collect();
+    unknown.sort_unstable();
+    let says_excess = has_one_of(words, EXCEEDS) || has_one_of(words, EXCESS);
+    match (window, &unknown[..]) {
+        (Some(limit), [more]) if *more > limit => Some((limit, *more)),
+        (None, [limit, more]) if says_excess => Some((*limit, *more)),
+        _ => None,
+    }
 }
 
 /// The role of the number at this place.
@@ -175,7 +206,7 @@ fn role(tokens: &[Token<'_>], at: usize) -> NumberRole {
         _ if has_one_of(&words_in_front, INPUT) || has_one_of(&words_behind, INPUT) => {
             NumberRole::Input
         }
-        _ => NumberRole::Other,
+        _ => NumberRole::Unknown,
     }
 }
 
@@ -236,7 +267,8 @@ fn tokens(text: &str) -> Vec<Token<'_>> {
         let number = number(rest).filter(|(_, after)| !continues(after));
         if let Some((number, after)) = number {
             tokens.extend(number.map(Token::Number));
-            rest = after;
+            // `a 200000-token window`
+            rest = after.strip_prefix('-').unwrap_or(after);
         } else if first.is_alphanumeric() || first == '_' {
             let end = word_end(rest);
             tokens.push(Token::Word(&rest[..end]));
@@ -259,7 +291,9 @@ fn continues(after: &str) -> bool {
     let mut signs = after.chars();
     match signs.next() {
         Some('.') => signs.next().is_some_and(|next| next.is_ascii_digit()),
-        Some('-') => signs.next().is_some_and(char::is_alphanumeric),
+        Some('-') => {
+            signs.as_str().starts_with(char::is_alphanumeric) && !after.starts_with("-token")
+        }
         Some(next) => next.is_alphanumeric() || next == '_',
         None => false,
     }

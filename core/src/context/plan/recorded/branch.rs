@@ -12,6 +12,7 @@ use std::sync::Arc;
 use foldhash::{HashMap, HashSet};
 
 use super::keyed::KeyedPart;
+use super::thoughts::{SentThoughts, block_names, is_reasoning, names};
 use crate::context::ledger::Ledger;
 use crate::context::lineage::Placement;
 use crate::context::plan::DecisionReason;
@@ -41,6 +42,8 @@ pub(super) struct Branch<'l> {
     line: OnceCell<HashSet<&'l ExchangeId>>,
     /// The keys of everything in `sent`.
     keys: OnceCell<HashSet<PartKey>>,
+    /// The reasoning in `sent`.
+    thoughts: OnceCell<Arc<SentThoughts>>,
 }
 
 impl<'l> Branch<'l> {
@@ -85,6 +88,7 @@ impl<'l> Branch<'l> {
             covers: covered.len() - reply,
             line: OnceCell::new(),
             keys: OnceCell::new(),
+            thoughts: OnceCell::new(),
         }
     }
 
@@ -221,10 +225,12 @@ impl<'l> Branch<'l> {
         !CutCount::ALL.iter().any(|cuts| self.has_sent(cuts.applied_to(after)))
     }
 
+    /// Whether a decision to put back reasoning applies. `repeats`: another reply has the same reasoning.
     pub(super) fn has_back(
         &self,
         decision: &ReasoningDecision,
         reasoning: &ReasoningRecord,
+        repeats: bool,
     ) -> bool {
         if decision.does != ReasoningAction::PutBack
             || self.sent.is_none()
@@ -241,6 +247,7 @@ impl<'l> Branch<'l> {
         let is_new = !(was_there || is_for_another);
         is_new && self.went_out(&decision.exchange, &names)
             || names.iter().any(|key| self.has_sent(*key))
+                && (!repeats || self.thoughts().have(reasoning, true))
     }
 
     pub(super) fn is_of_model(&self, decision: &ReasoningDecision, model: Option<&str>) -> bool {
@@ -337,9 +344,9 @@ impl<'l> Branch<'l> {
         own_reasoning
     }
 
-    pub(super) fn thoughts(&self) -> HashSet<PartKey> {
-        let parts = self.sent.iter().flatten();
-        parts.filter(|part| is_reasoning(part)).map(|part| part.key).collect()
+    pub(super) fn thoughts(&self) -> &Arc<SentThoughts> {
+        let sent = self.sent.as_deref().unwrap_or_default();
+        self.thoughts.get_or_init(|| Arc::new(SentThoughts::new(sent)))
     }
 
     /// Keys of decisions that are never made again in this branch: revoked twice, or for good.
@@ -419,13 +426,6 @@ fn is_models(keyed: &KeyedPart) -> bool {
     keyed.role == Role::Assistant
 }
 
-fn is_reasoning(part: &SketchPart) -> bool {
-    matches!(
-        part.place,
-        PromptSection::Reasoning | PromptSection::SteeredReasoning | PromptSection::OldReasoning
-    )
-}
-
 /// How often a part was cut: a trimmed result may be cleared later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum CutCount {
@@ -446,12 +446,6 @@ impl CutCount {
     }
 }
 
-/// The keys that a reply's reasoning can have in a sketch: put back by us, or sent by its client.
-pub(super) fn names(reasoning: &ReasoningRecord) -> impl Iterator<Item = PartKey> + '_ {
-    let blocks = reasoning.blocks.iter().flat_map(block_names);
-    blocks.chain(reasoning.signatures.iter().flat_map(|signature| spelled(&signature.value)))
-}
-
 fn has_block(
     is_sent: impl Fn(PartKey) -> bool,
     block: &ReasoningBlock,
@@ -459,20 +453,6 @@ fn has_block(
 ) -> bool {
     // Of a reply with one block, its other names tell, too.
     block_names(block).any(&is_sent) || reply.blocks.len() == 1 && names(reply).any(&is_sent)
-}
-
-fn spelled(signature: &str) -> [PartKey; 2] {
-    // Put back by us it has no quotes, from the client it has.
-    [
-        PartKey::of_bytes(signature.as_bytes()),
-        PartKey::of_bytes(format!("\"{signature}\"").as_bytes()),
-    ]
-}
-
-fn block_names(block: &ReasoningBlock) -> impl Iterator<Item = PartKey> + '_ {
-    let literal = reasoning::literal(&block.raw).map(|literal| spelled(&literal));
-    let raw = PartKey::of_bytes(block.raw.as_bytes());
-    literal.into_iter().flatten().chain([raw])
 }
 
 #[cfg(test)]

@@ -103,7 +103,7 @@ impl RecordedDecisions {
                 let is_removed =
                     decision.is_some_and(|decision| decision.does == ReasoningAction::Remove);
                 if !is_removed && !foreign.iter().any(|reply| reply.spans(place)) {
-                    thoughts.push((place, self.thoughts.contains(&PartKey(key))));
+                    thoughts.push((place, self.thoughts.has(PartKey(key))));
                 }
             }
         }

@@ -21,7 +21,7 @@ fn branch<'l>(ledger: &'l Ledger, sent: Option<&[u128]>) -> Branch<'l> {
         by_length: false,
     };
     let sent = sent.map(|keys| keys.iter().map(part).collect());
-    let (line, keys) = Default::default();
+    let (line, keys, thoughts) = Default::default();
     static HERE: std::sync::LazyLock<ExchangeId> = std::sync::LazyLock::new(|| "here".into());
     Branch {
         ledger,
@@ -32,6 +32,7 @@ fn branch<'l>(ledger: &'l Ledger, sent: Option<&[u128]>) -> Branch<'l> {
         covers: 0,
         line,
         keys,
+        thoughts,
     }
 }
 
@@ -144,7 +145,8 @@ fn reasoning_put_back_applies_only_in_branch_that_sent_it() {
     let reasoning = thought();
     let why = DecisionReason::Birth;
     let has = |sent: Option<&[u128]>, request, does| {
-        branch(&ledger, sent).has_back(&reasoning_decision(request, does, why), &reasoning)
+        let decision = reasoning_decision(request, does, why);
+        branch(&ledger, sent).has_back(&decision, &reasoning, false)
     };
     let back = || ReasoningAction::PutBack;
     assert!(!has(Some(&[1]), "there", back()), "its reply was sent without it");
@@ -192,7 +194,7 @@ fn decisions_that_summary_hid_do_not_apply_elsewhere() {
         ledger.add(Fact::Turn(Box::new(turn.clone())));
         let branch = branch(&ledger, Some(&[2]));
         let cut = branch.has_cut(&trim, PartKey(7), CutCount::Once, None, true);
-        (branch.has_back(&back, &thought()), cut)
+        (branch.has_back(&back, &thought(), false), cut)
     };
     assert_eq!(applies(&[PartKey(3)]), (false, false));
     assert_eq!(applies(&[signature]), (true, false));
