@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use super::print::{self, CliError};
-use super::sessions::columns;
+use super::table::columns;
 use crate::config::{self, ConfigSources};
 use crate::context::budget::grouped;
 use crate::dialect::models::{Catalogue, Model, ModelTable};
