@@ -284,6 +284,9 @@ enum Command {
         /// Keep serving at the end, so that you can look at the page and metrics.
         #[arg(long)]
         keep: bool,
+        /// Show every call, and what each did to the context.
+        #[arg(long)]
+        full: bool,
         /// Only serve the scripted provider, at this address (port 0: any free one).
         #[arg(long, value_name = "ADDRESS")]
         provider: Option<SocketAddr>,
@@ -459,8 +462,8 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
         Command::Completions { shell } => print::out(&completions(*shell)),
         Command::Man { command } => print::out(&manual(command.as_deref())?),
         #[cfg(feature = "demo")]
-        Command::Demo { keep, provider, strict, window } => {
-            demo::run(provider.map(|address| (address, *strict, *window)), *keep)?;
+        Command::Demo { keep, full, provider, strict, window } => {
+            demo::run(provider.map(|address| (address, *strict, *window)), *keep, *full)?;
         }
     }
     Ok(ExitCode::SUCCESS)
