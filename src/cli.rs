@@ -9,6 +9,7 @@ mod backup;
 mod check;
 #[cfg(feature = "demo")]
 mod demo;
+mod flags;
 mod lessons;
 mod line;
 mod models;
@@ -19,6 +20,9 @@ mod say;
 mod serve;
 mod sessions;
 mod socket;
+mod style;
+mod table;
+mod times;
 mod tokens;
 mod top;
 
@@ -26,14 +30,15 @@ mod top;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
-use clap::{Args, CommandFactory as _, Parser, Subcommand, ValueEnum};
+use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::admin::spend::SpendBy;
 use crate::clock::wall;
-use crate::config::{ConfigFlag, ConfigSources};
-use admin_client::AdminClient;
+use flags::{AdminTarget, ConfigFlags, WatchFlag};
 use print::CliError;
+use style::ColorChoice;
 
 /// What `--version` prints: releases set `PLIMSOLL_VERSION` to version, commit and date (`scripts/version`).
 const VERSION: &str = match option_env!("PLIMSOLL_VERSION") {
@@ -41,10 +46,16 @@ const VERSION: &str = match option_env!("PLIMSOLL_VERSION") {
     None => env!("CARGO_PKG_VERSION"),
 };
 
+const EXIT_CODES: &str = "Exit codes: 0 success; 1 an error, which standard error explains, as JSON with --json; 2 a wrong command \
+     line. `run` ends with the code of its command, 128 and the number of a signal.";
+
 /// A transparent proxy for LLM APIs that shows how full every conversation's context is.
 #[derive(Debug, Parser)]
-#[command(name = "plimsoll", version = VERSION, arg_required_else_help = true)]
+#[command(name = "plimsoll", version = VERSION, arg_required_else_help = true, after_help = EXIT_CODES)]
 pub struct Arguments {
+    /// When output has colour; `NO_COLOR` is respected.
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto")]
+    color: ColorChoice,
     #[command(subcommand)]
     command: Command,
 }
@@ -73,6 +84,8 @@ enum Command {
     /// List sessions, newest first.
     Sessions {
         #[command(flatten)]
+        watch: WatchFlag,
+        #[command(flatten)]
         at: AdminTarget,
         /// How many to list.
         #[arg(long, default_value_t = 20)]
@@ -88,6 +101,8 @@ enum Command {
         /// Ask the provider's counting endpoint now how many tokens the newest request has.
         #[arg(long, conflicts_with = "thread")]
         count: bool,
+        #[command(flatten)]
+        watch: WatchFlag,
         #[command(flatten)]
         at: AdminTarget,
     },
@@ -123,6 +138,8 @@ enum Command {
         #[arg(long, default_value_t = 50)]
         limit: usize,
         #[command(flatten)]
+        watch: WatchFlag,
+        #[command(flatten)]
         at: AdminTarget,
     },
     /// Show what was spent, and who spent it.
@@ -132,15 +149,19 @@ enum Command {
         by: SpendBy,
         /// Since how long, such as 12h or 7d.
         #[arg(long, default_value = "30d", value_parser = humantime::parse_duration)]
-        since: std::time::Duration,
+        since: Duration,
         /// Print comma-separated values.
         #[arg(long, conflicts_with = "json")]
         csv: bool,
+        #[command(flatten)]
+        watch: WatchFlag,
         #[command(flatten)]
         at: AdminTarget,
     },
     /// Show how much is left of the providers' limits, as their responses last said.
     Limits {
+        #[command(flatten)]
+        watch: WatchFlag,
         #[command(flatten)]
         at: AdminTarget,
     },
@@ -152,6 +173,8 @@ enum Command {
         /// Lift it only for this one, as the list names it: a session, a project, a tag.
         #[arg(long = "of", value_name = "WHO", requires = "lift")]
         subject: Option<String>,
+        #[command(flatten)]
+        watch: WatchFlag,
         #[command(flatten)]
         at: AdminTarget,
     },
@@ -252,14 +275,20 @@ enum Command {
         /// Which shell.
         shell: clap_complete::Shell,
     },
-    /// Print the manual page.
-    Man,
+    /// Print the manual page, or that of a command.
+    Man {
+        /// The command.
+        command: Option<String>,
+    },
     /// Try Plimsoll: agents run against a scripted provider, without key or network.
     #[cfg(feature = "demo")]
     Demo {
         /// Keep serving at the end, so that you can look at the page and metrics.
         #[arg(long)]
         keep: bool,
+        /// Show every call, and what each did to the context.
+        #[arg(long)]
+        full: bool,
         /// Only serve the scripted provider, at this address (port 0: any free one).
         #[arg(long, value_name = "ADDRESS")]
         provider: Option<SocketAddr>,
@@ -272,124 +301,39 @@ enum Command {
     },
 }
 
-/// Which running Plimsoll is asked, and for whom.
-#[derive(Clone, Debug, Default, Args)]
-struct AdminTarget {
-    /// Data folder of the Plimsoll to ask; its socket is there [default: as configured].
-    #[arg(long, value_name = "DIR")]
-    data: Option<String>,
-    /// Admin listener to ask instead, of another user or machine; sends the configured token, if there is one.
-    #[arg(long, value_name = "ADDRESS")]
-    admin: Option<String>,
-    /// Configuration file; else ~/.config/plimsoll/plimsoll.toml or /etc/plimsoll/plimsoll.toml, if there is one.
-    #[arg(long, value_name = "FILE", env = "PLIMSOLL_CONFIG")]
-    config: Option<PathBuf>,
-    /// Print JSON.
-    #[arg(long)]
-    json: bool,
-}
-
-impl AdminTarget {
-    /// Runs a command against the running Plimsoll. Queries need only one thread.
-    fn ask(
-        &self,
-        question: impl AsyncFnOnce(AdminClient) -> Result<(), CliError>,
-    ) -> Result<(), CliError> {
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        runtime.block_on(async { question(AdminClient::configured(&self.sources()).await?).await })
-    }
-
-    fn sources(&self) -> ConfigSources {
-        let flags = ConfigFlags {
-            config: self.config.clone(),
-            admin: self.admin.clone(),
-            data: self.data.clone(),
-            ..ConfigFlags::default()
-        };
-        flags.sources()
-    }
-}
-
-/// The settings that the command line can override, before file and environment.
-#[derive(Clone, Debug, Default, Args)]
-struct ConfigFlags {
-    /// Configuration file; else ~/.config/plimsoll/plimsoll.toml or /etc/plimsoll/plimsoll.toml, if there is one.
-    #[arg(long, value_name = "FILE", env = "PLIMSOLL_CONFIG")]
-    config: Option<PathBuf>,
-    /// Address that clients connect to [default: 127.0.0.1:8787].
-    #[arg(long, value_name = "ADDRESS")]
-    listen: Option<String>,
-    /// Address of the admin listener [default: 127.0.0.1:9797].
-    #[arg(long, value_name = "ADDRESS")]
-    admin: Option<String>,
-    /// The data folder [default: ~/.local/share/plimsoll].
-    #[arg(long, value_name = "DIR")]
-    data: Option<String>,
-    /// A provider: anthropic, openai or gemini (this replaces its base URL), or a name that you choose, which
-    /// clients then reach as /NAME/…; may be given several times.
-    #[arg(long, value_name = "NAME=URL")]
-    upstream: Vec<String>,
-    /// What Plimsoll may do with requests [default: active].
-    #[arg(long, value_name = "MODE")]
-    mode: Option<ModeArgument>,
-    /// Format of the log [default: text].
-    #[arg(long, value_name = "FORMAT")]
-    log: Option<LogFormatArgument>,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum ModeArgument {
-    /// Only read.
-    Observe,
-    /// Plan and measure, but send the original.
-    Shadow,
-    /// Rewrite where the policy says so.
-    Active,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum LogFormatArgument {
-    /// Lines of text.
-    Text,
-    /// JSON, for machines.
-    Json,
-}
-
-impl ConfigFlags {
-    /// The sources that the configuration is read from.
-    fn sources(&self) -> ConfigSources {
-        let variant_name = |value: &dyn Fn() -> Option<clap::builder::PossibleValue>| {
-            value().map(|value| value.get_name().to_owned())
-        };
-        let mode = variant_name(&|| self.mode?.to_possible_value());
-        let log = variant_name(&|| self.log?.to_possible_value());
-        let named = [
-            ("listen", self.listen.clone()),
-            ("admin", self.admin.clone()),
-            ("data", self.data.clone()),
-            ("mode", mode),
-            ("log", log),
-        ];
-        let flags = named
-            .into_iter()
-            .filter_map(|(key, value)| Some((key, value?)))
-            .chain(self.upstream.iter().map(|pair| ("upstream", pair.clone())))
-            .map(|(key, value)| ConfigFlag {
-                name: format!("--{key}"),
-                key: key.to_owned(),
-                value,
-            });
-        ConfigSources::of_process(self.config.clone(), flags.collect())
-    }
-}
-
 /// Runs the command of the arguments.
 pub fn run(arguments: &Arguments) -> ExitCode {
+    style::choose(arguments.color);
     match execute(&arguments.command) {
         Ok(code) => code,
         Err(trouble) => {
-            print::error(&trouble);
+            print::error(&trouble, arguments.command.prints_json());
             ExitCode::from(1)
+        }
+    }
+}
+
+impl Command {
+    /// Whether its output is for machines, so that its error is, too.
+    fn prints_json(&self) -> bool {
+        match self {
+            Command::Sessions { at, .. }
+            | Command::Context { at, .. }
+            | Command::Explain { at, .. }
+            | Command::Compact { at, .. }
+            | Command::Savings { at, .. }
+            | Command::Spend { at, .. }
+            | Command::Limits { at, .. }
+            | Command::Caps { at, .. }
+            | Command::Line { at, .. }
+            | Command::Export { at, .. }
+            | Command::Say { at, .. }
+            | Command::Lessons { at, .. }
+            | Command::Top { at } => at.json,
+            Command::Check { json, .. }
+            | Command::Models { json, .. }
+            | Command::Run { json, .. } => *json,
+            _ => false,
         }
     }
 }
@@ -405,6 +349,29 @@ pub fn usage_error(error: &clap::Error) -> ExitCode {
         print::error_text(&error.render().to_string());
     }
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
+}
+
+fn completions(shell: clap_complete::Shell) -> String {
+    let mut text = Vec::new();
+    let name = env!("CARGO_PKG_NAME");
+    clap_complete::generate(shell, &mut Arguments::command(), name, &mut text);
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// The manual page of the program or of one command.
+fn manual(command: Option<&str>) -> Result<String, CliError> {
+    let mut program = Arguments::command();
+    program.build();
+    let described = match command {
+        None => program,
+        Some(name) => {
+            let found = program.find_subcommand(name).cloned();
+            found.ok_or_else(|| CliError(format!("there is no command `{name}`")))?
+        }
+    };
+    let mut text = Vec::new();
+    clap_mangen::Man::new(described).render(&mut text)?;
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 fn healthcheck(config: Option<PathBuf>, data: Option<String>) -> Result<(), CliError> {
@@ -424,32 +391,20 @@ fn status_line(
     line::printed(format, outcome)
 }
 
-fn completions(shell: clap_complete::Shell) {
-    let mut text = Vec::new();
-    let name = env!("CARGO_PKG_NAME");
-    clap_complete::generate(shell, &mut Arguments::command(), name, &mut text);
-    print::out(&String::from_utf8_lossy(&text));
-}
-
-fn manual() -> Result<(), CliError> {
-    let mut text = Vec::new();
-    clap_mangen::Man::new(Arguments::command()).render(&mut text)?;
-    print::out(&String::from_utf8_lossy(&text));
-    Ok(())
-}
-
 fn execute(command: &Command) -> Result<ExitCode, CliError> {
     match command {
         Command::Serve(settings) => serve::run(&settings.sources())?,
         Command::Check { settings, json } => check::run(&settings.sources(), *json)?,
         Command::Healthcheck { config, data } => healthcheck(config.clone(), data.clone())?,
-        Command::Sessions { at, limit } => {
-            at.ask(async |client| sessions::sessions(&client, *limit, at.json).await)?;
+        Command::Sessions { at, limit, watch } => {
+            at.show(watch, async |client| sessions::sessions(client, *limit, at.json).await)?;
         }
-        Command::Context { session, thread, count, at } => at.ask(async |client| {
-            let (session, thread) = (session.as_deref(), thread.as_deref());
-            sessions::context(&client, session, thread, *count, at.json).await
-        })?,
+        Command::Context { session, thread, count, watch, at } => {
+            at.show(watch, async |client| {
+                let (session, thread) = (session.as_deref(), thread.as_deref());
+                sessions::context(client, session, thread, *count, at.json).await
+            })?;
+        }
         Command::Explain { request, at } => {
             at.ask(async |client| sessions::explain(&client, request.as_deref(), at.json).await)?;
         }
@@ -459,20 +414,24 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
                 sessions::compact(&client, session, focus, *dry_run, at.json).await
             })?;
         }
-        Command::Savings { session, limit, at } => {
-            at.ask(async |client| {
-                sessions::savings(&client, session.as_deref(), *limit, at.json).await
+        Command::Savings { session, limit, watch, at } => {
+            at.show(watch, async |client| {
+                sessions::savings(client, session.as_deref(), *limit, at.json).await
             })?;
         }
-        Command::Spend { by, since, csv, at } => {
-            at.ask(async |client| sessions::spend(&client, *by, *since, *csv, at.json).await)?;
+        Command::Spend { by, since, csv, watch, at } => {
+            at.show(watch, async |client| {
+                sessions::spend(client, *by, *since, *csv, at.json).await
+            })?;
         }
-        Command::Limits { at } => {
-            at.ask(async |client| sessions::show(&client, "/api/v1/limits?", at.json).await)?;
+        Command::Limits { watch, at } => {
+            at.show(watch, async |client| {
+                sessions::show(client, "/api/v1/limits?", at.json).await
+            })?;
         }
-        Command::Caps { lift, subject, at } => {
-            at.ask(async |client| {
-                sessions::caps(&client, lift.as_deref(), subject.as_deref(), at.json).await
+        Command::Caps { lift, subject, watch, at } => {
+            at.show(watch, async |client| {
+                sessions::caps(client, lift.as_deref(), subject.as_deref(), at.json).await
             })?;
         }
         Command::Line { session, format, at } => status_line(session.as_deref(), *format, at)?,
@@ -507,11 +466,11 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
             return run::run(settings.sources(), command, *json);
         }
         Command::Replay(options) => replay::run(options)?,
-        Command::Completions { shell } => completions(*shell),
-        Command::Man => manual()?,
+        Command::Completions { shell } => print::out(&completions(*shell)),
+        Command::Man { command } => print::out(&manual(command.as_deref())?),
         #[cfg(feature = "demo")]
-        Command::Demo { keep, provider, strict, window } => {
-            demo::run(provider.map(|address| (address, *strict, *window)), *keep)?;
+        Command::Demo { keep, full, provider, strict, window } => {
+            demo::run(provider.map(|address| (address, *strict, *window)), *keep, *full)?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -8,6 +8,7 @@ mod built_in;
 mod choices;
 pub(crate) mod errors;
 pub mod hosts;
+mod introduction;
 mod layers;
 mod memory_limits;
 pub(crate) mod permissions;

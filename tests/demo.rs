@@ -27,7 +27,7 @@ static DEMO: LazyLock<Demo> = LazyLock::new(|| {
     let program = || Command::new(env!("CARGO_BIN_EXE_plimsoll"));
     let temporary = tempfile::tempdir().unwrap();
     let mut demo = program();
-    demo.args(["demo", "--keep"]).env("TMPDIR", temporary.path()).stdout(Stdio::piped());
+    demo.args(["demo", "--full", "--keep"]).env("TMPDIR", temporary.path()).stdout(Stdio::piped());
     let mut child = demo.spawn().unwrap();
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut output = String::new();
@@ -61,6 +61,27 @@ static DEMO: LazyLock<Demo> = LazyLock::new(|| {
     assert!(child.wait().unwrap().success(), "{output}");
     Demo { output, token, savings, pruned }
 });
+
+/// The story: on one screen, with everything that happens, and ten lines of result.
+#[test]
+fn demo_tells_story() {
+    let done = Command::new(env!("CARGO_BIN_EXE_plimsoll")).arg("demo").output().unwrap();
+    let told = String::from_utf8(done.stdout).unwrap();
+    assert!(done.status.success(), "{told}");
+    for what in
+        ["the first estimate", "reasoning is put back", "old results cut, ", "a summary replaces"]
+    {
+        assert_eq!(
+            told.matches(what).count(),
+            if what.contains("first") { 2 } else { 1 },
+            "{what}: {told}"
+        );
+    }
+    let (_, ending) = told.split_once("What it came to:\n").unwrap();
+    assert_eq!(ending.lines().take_while(|line| line.starts_with("  ")).count(), 10, "{ending}");
+    assert!(ending.contains("63, of which 0 failed"), "{ending}");
+    assert!(told.lines().count() < 50, "{told}");
+}
 
 #[test]
 fn demo_shows_token_to_no_pipe() {

@@ -25,6 +25,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("dom.js", SCRIPT, include_str!("ui/dom.js")),
     ("charts.js", SCRIPT, include_str!("ui/charts.js")),
     ("overview.js", SCRIPT, include_str!("ui/overview.js")),
+    ("range.js", SCRIPT, include_str!("ui/range.js")),
     ("sessions.js", SCRIPT, include_str!("ui/sessions.js")),
     ("session.js", SCRIPT, include_str!("ui/session.js")),
     ("live.js", SCRIPT, include_str!("ui/live.js")),

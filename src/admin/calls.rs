@@ -26,7 +26,7 @@ pub(super) struct Call {
     pub upstream: Arc<str>,
     /// Whether it wrote a summary for Plimsoll.
     pub is_summary: bool,
-    /// Whether it ended without the reply, and not because its client left.
+    /// Whether it ended without the reply, and not because its client left or this process ended.
     pub has_failed: bool,
     /// Everything that is billed of it, tokens.
     pub tokens: CallTokens,
@@ -117,7 +117,10 @@ impl Call {
             model: interned(names, turn.usage.served_by.as_deref().unwrap_or(turn.answered_by())),
             upstream: interned(names, &turn.upstream),
             is_summary: false,
-            has_failed: !matches!(turn.outcome, Outcome::Complete | Outcome::ClientLeft),
+            has_failed: matches!(
+                turn.outcome,
+                Outcome::Refused | Outcome::UpstreamFailed | Outcome::EndedByProxy
+            ),
             tokens: CallTokens::from_usage(&turn.usage),
             dollars: turn.cost(price),
             shares: shares.into(),

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::calls::Call;
 use super::responses::{AdminError, AdminResponse, json, parameter, text_parameter};
 use super::state::Admin;
-use crate::clock::wall;
+use crate::clock::{now, wall};
 use crate::context::Millis;
 
 const MINUTE: Millis = 60_000;
@@ -38,6 +38,10 @@ pub(super) struct HistoryPage {
     pub step_ms: Millis,
     /// Before it, calls may be missing: too many sessions, or they are still being read.
     pub complete_since: Millis,
+    /// They are still being read: the next answer has more.
+    pub reading: bool,
+    /// What everybody spent today, UTC, US dollars, whatever the range.
+    pub today: f64,
     pub total: HistorySums,
     /// One for each step, oldest first, those without calls too.
     pub steps: Vec<HistoryStep>,
@@ -77,7 +81,7 @@ pub(super) struct HistoryModel {
 pub(super) struct HistorySums {
     /// Calls of clients.
     pub calls: u64,
-    /// Those without a reply, unless the client left.
+    /// Those without a reply, unless the client left or Plimsoll ended.
     pub failed: u64,
     /// Sessions that they belong to.
     pub sessions: u64,
@@ -94,6 +98,8 @@ pub(super) struct HistorySums {
     pub reasoning: u64,
     /// US dollars, as far as prices are known.
     pub dollars: f64,
+    /// The share of `dollars` that paid for summaries.
+    pub summary_dollars: f64,
     /// Calls whose price is not known.
     pub unpriced: u64,
     /// Tokens that rewriting did not send.
@@ -145,6 +151,7 @@ impl HistoryTally {
         let sums = &mut self.sums;
         if call.is_summary {
             sums.summaries += 1;
+            sums.summary_dollars += call.dollars.unwrap_or(0.0);
         } else {
             sums.calls += 1;
             sums.failed += u64::from(call.has_failed);
@@ -283,17 +290,32 @@ impl History {
                 *dollars.entry(model.to_string()).or_default() += share;
             }
         }
-        let model = self.models.entry(call.model.to_string());
-        let (tally, errors) =
-            model.or_insert_with(|| (HistoryTally::default(), vec![0; ERROR_EDGES.len() + 1]));
+        self.add_to_models(call, session);
+        self.upstreams.insert(call.upstream.to_string());
+    }
+
+    fn add_to_models(&mut self, call: &Call, session: usize) {
+        let (tally, errors) = self.model(&call.model);
         tally.add(call, session);
         if let Some(check) = call.check {
             errors[ERROR_EDGES.partition_point(|edge| *edge < check.ratio)] += 1;
         }
-        self.upstreams.insert(call.upstream.to_string());
+        if call.shares.is_empty() {
+            return;
+        }
+        // Each model has its own share of the money.
+        tally.sums.dollars -= call.dollars.unwrap_or(0.0);
+        for (model, share) in &call.shares {
+            self.model(model).0.sums.dollars += share;
+        }
     }
 
-    fn page(self, complete_since: Millis) -> HistoryPage {
+    fn model(&mut self, name: &str) -> &mut (HistoryTally, Vec<u64>) {
+        let model = self.models.entry(name.to_owned());
+        model.or_insert_with(|| (HistoryTally::default(), vec![0; ERROR_EDGES.len() + 1]))
+    }
+
+    fn page(self) -> HistoryPage {
         let HistoryQuery { since, until, step, .. } = self.query;
         let mut steps = Vec::with_capacity(self.steps.len());
         let mut at = since;
@@ -312,13 +334,13 @@ impl History {
             since,
             until,
             step_ms: step,
-            complete_since,
             total: self.total.finish(),
             steps,
             models,
             error_edges: ERROR_EDGES.to_vec(),
             upstreams: self.upstreams,
             tenants: self.tenants,
+            ..HistoryPage::default()
         }
     }
 }
@@ -339,8 +361,10 @@ pub(super) async fn answer(admin: &Admin, request: &Request<Incoming>) -> AdminR
         }
     }
     let complete_since = index.complete_since();
+    let reading = index.is_reading();
     drop(index);
-    Ok(json(&history.page(complete_since)))
+    let today = admin.ledgers.caps().today(now()).dollars;
+    Ok(json(&HistoryPage { complete_since, reading, today, ..history.page() }))
 }
 
 #[cfg(test)]

@@ -100,6 +100,11 @@ impl IndexState {
         self.is_settled && self.reached.is_none()
     }
 
+    /// Whether the next walk has more to read.
+    pub(super) fn is_reading(&self) -> bool {
+        !self.is_settled
+    }
+
     async fn refresh(
         &mut self,
         ledgers: &Ledgers,

@@ -183,7 +183,14 @@ async fn newest(admin: &Admin, query: Option<&str>) -> AdminResponse {
         }
         sessions.push(line);
     }
-    Ok(json(&SessionPage { sessions, next, next_after, found: None, incomplete: false }))
+    Ok(json(&SessionPage {
+        sessions,
+        next,
+        next_after,
+        found: None,
+        incomplete: false,
+        reading: false,
+    }))
 }
 
 async fn selected(admin: &Admin, query: Option<&str>, wanted: &ListQuery) -> AdminResponse {
@@ -218,5 +225,6 @@ async fn selected(admin: &Admin, query: Option<&str>, wanted: &ListQuery) -> Adm
         next_after: None,
         found: Some(count),
         incomplete: !index.is_whole(),
+        reading: index.is_reading(),
     }))
 }

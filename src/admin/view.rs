@@ -10,12 +10,12 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::compactions::{self, CompactionsText};
+use super::session_cost::SessionCost;
 use crate::config::{Config, Mode, PriceList};
 use crate::context::budget::ContextView;
 use crate::context::compact::report::Compactions;
 use crate::context::cost::NextInput;
 use crate::context::ledger::{Ledger, Totals};
-use crate::context::policy::DecisionMode;
 use crate::context::savings::SavingsInput;
 use crate::context::{
     ExchangeId, Millis, Outcome, SessionId, SessionNames, TenantId, ThreadId, Turn,
@@ -116,6 +116,9 @@ pub(crate) struct SessionPage {
     /// Older sessions are still being read, or left out.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub incomplete: bool,
+    /// They are still being read: the next answer has more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub reading: bool,
 }
 
 /// The name of a position in the list of sessions, as this API uses it.
@@ -186,9 +189,12 @@ pub(crate) struct SessionDetails {
     /// The same in percent of the window.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub percent: Option<f64>,
-    /// What all its exchanges cost, US dollars, as far as their prices are known.
+    /// What all its exchanges and our summaries of it cost, US dollars, as far as their prices are known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dollars: Option<f64>,
+    /// The number of exchanges and summaries whose price is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unpriced: Option<usize>,
     /// How far the main thread's last estimate was off, tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<i64>,
@@ -220,10 +226,10 @@ pub(crate) struct SessionView {
     pub turns: usize,
     /// The sums of what was reported for them.
     pub totals: Totals,
-    /// What they cost, US dollars, as far as their prices are known.
+    /// What they and our summaries of it cost, US dollars, as far as their prices are known.
     #[serde(default)]
     pub dollars: f64,
-    /// The number of exchanges whose price is not known.
+    /// The number of exchanges and summaries whose price is not known.
     #[serde(default)]
     pub unpriced: usize,
     /// Its agent, project, title and main thread.
@@ -478,9 +484,7 @@ impl SessionView {
         prices: &PriceList,
         now: Millis,
     ) -> Option<Self> {
-        let turns = ledger.turns().filter(|turn| turn.usage.input.is_some());
-        let costs = turns.map(|turn| turn.cost(|model| prices.of_turn(turn, model)));
-        let costs: Vec<Option<f64>> = costs.collect();
+        let cost = SessionCost::from_ledger(ledger, prices);
         let began = ledger.turns().map(|turn| turn.at).min()?;
         let newest = ledger.turns().map(|turn| turn.ended).max()?;
         let threads = ledger.threads();
@@ -499,8 +503,8 @@ impl SessionView {
             newest,
             turns: ledger.turns().count(),
             totals: ledger.totals(),
-            dollars: costs.iter().flatten().sum(),
-            unpriced: costs.iter().filter(|cost| cost.is_none()).count(),
+            dollars: cost.dollars.unwrap_or(0.0),
+            unpriced: cost.unpriced,
             names: SessionNames::from_ledger(ledger),
             threads,
         })
@@ -516,18 +520,14 @@ impl SessionDetails {
         let newest = turns.last();
         let last_measured = turns.iter().rev().find_map(|turn| ExchangeView::from_turn(turn));
         let context = view_after(turns.iter().map(AsRef::as_ref), prices, now);
-        let turns_cost =
-            ledger.turns().filter_map(|turn| turn.cost(|model| prices.of_turn(turn, model)));
-        let summaries = ledger.summaries(DecisionMode::Active);
-        let costs = turns_cost.chain(summaries.filter_map(|summary| prices.of_summary(summary)));
-        // Of a session without a known price it is unknown, too.
-        let dollars = costs.fold(None, |sum: Option<f64>, cost| Some(sum.unwrap_or(0.0) + cost));
+        let cost = SessionCost::from_ledger(ledger, prices);
         Self {
             upstream: newest.map(|turn| turn.upstream.to_string()),
             outcome: newest.map(|turn| turn.outcome),
             context: context.as_ref().map(|context| context.total),
             percent: context.as_ref().map(|context| context.percent),
-            dollars,
+            dollars: cost.dollars,
+            unpriced: Some(cost.unpriced),
             model: newest.map(|turn| turn.model.to_string()),
             window: newest.map(|turn| turn.window),
             error: last_measured.and_then(|measured| measured.error),

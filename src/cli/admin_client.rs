@@ -108,9 +108,9 @@ impl AdminClient {
         self.value(&format!("/api/v1/sessions?limit={limit}")).await
     }
 
-    /// The same, with the names and the threads of each.
-    pub(super) async fn detailed_sessions(&self, limit: usize) -> Result<SessionPage, CliError> {
-        self.value(&format!("/api/v1/sessions?limit={limit}&details=true")).await
+    /// The list of a query.
+    pub(super) async fn listed(&self, query: &str) -> Result<SessionPage, CliError> {
+        self.value(&format!("/api/v1/sessions?{query}")).await
     }
 
     pub(super) async fn session(&self, id: &str) -> Result<SessionView, CliError> {

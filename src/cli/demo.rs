@@ -20,11 +20,12 @@ use crate::telemetry::log::{Log, LogFormat};
 pub(super) fn run(
     provider: Option<(SocketAddr, bool, Option<u64>)>,
     keep: bool,
+    is_full: bool,
 ) -> Result<(), CliError> {
     serve::block_on(async {
         match provider {
             Some((address, strict, window)) => provide(address, strict, window).await,
-            None => play(keep).await,
+            None => play(keep, is_full).await,
         }
     })
 }
@@ -55,7 +56,7 @@ fn small_limits() -> Rules {
     }
 }
 
-async fn play(keep: bool) -> Result<(), CliError> {
+async fn play(keep: bool, is_full: bool) -> Result<(), CliError> {
     let mut stopped = serve::signals()?;
     let address = SocketAddr::from(([127, 0, 0, 1], 0));
     let provider = ScriptedProvider::strict(address, demo::count_tokens, Rules::default()).await?;
@@ -73,10 +74,10 @@ async fn play(keep: bool) -> Result<(), CliError> {
     let (stop, stopping) = tokio::sync::watch::channel(false);
     let serving = tokio::spawn(server.serve(stopping));
     print::line(&format!(
-        "clients http://{listen}  admin http://{admin}  provider http://{}\n",
+        "clients http://{listen}  admin http://{admin}  provider http://{}\nWatch it: {page}\n",
         provider.address()
     ));
-    let played = demo::play(listen, admin, &token, &mut print::out).await;
+    let played = demo::play(listen, admin, &token, is_full, &mut print::out).await;
     if played.is_ok() {
         print::line(&format!("\nMetrics: http://{admin}/metrics   Sessions: {page}"));
     }

@@ -6,7 +6,8 @@ use http::Method;
 
 use super::admin_client::AdminClient;
 use super::print::{self, CliError};
-use super::sessions::{age, columns};
+use super::sessions::table::age;
+use super::table::columns;
 use crate::admin::lessons::{LessonDecision, LessonList, LessonView};
 use crate::admin::routes::encoded;
 use crate::context::Millis;

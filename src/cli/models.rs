@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::admin_client::AdminClient;
 use super::print::{self, CliError};
-use super::sessions::columns;
+use super::table::columns;
 use crate::admin::spend::SpendPage;
 use crate::config::{self, ConfigSources};
 use crate::context::budget::grouped;

@@ -6,6 +6,7 @@
 
 use std::io::{self, IsTerminal as _, Write};
 
+use super::style::{self, StyledLine};
 use crate::telemetry::terminal;
 
 /// Why a command failed: whose fault it is, and what to do.
@@ -50,8 +51,13 @@ pub(super) fn error_json(json: &str) {
     to_error(&format!("{}\n", terminal::visible_json(json)));
 }
 
-pub(super) fn error(error: &CliError) {
-    note(error.0.trim_end());
+/// Prints why a command failed, on standard error; as JSON for those who asked for that.
+pub(super) fn error(error: &CliError, as_json: bool) {
+    let message = error.0.trim_end();
+    match as_json {
+        true => error_json(&serde_json::json!({"error": {"message": message}}).to_string()),
+        false => note(message),
+    }
 }
 
 /// The terminal controls that we use.
@@ -81,31 +87,42 @@ impl TerminalControl {
     }
 }
 
-/// Text with our own controls in between.
-#[derive(Debug, Default)]
-pub(super) struct Screen(String);
-
-impl Screen {
-    pub(super) fn control(&mut self, control: TerminalControl) -> &mut Self {
-        self.0.push_str(control.sequence());
-        self
+/// Prints lines, in colour if standard output has it.
+pub(super) fn styled(lines: &[StyledLine]) {
+    let has_colour = style::has_colour();
+    let mut text = String::new();
+    for line in lines {
+        text += &line.rendered(usize::MAX, has_colour);
+        text.push('\n');
     }
+    to_out(&text);
+}
 
-    /// Adds a line, no wider than `columns`.
-    pub(super) fn line(&mut self, text: &str, columns: usize) -> &mut Self {
-        self.0.extend(terminal::visible(text).chars().take(columns));
-        self.control(TerminalControl::ClearLine).0.push('\n');
-        self
-    }
+pub(super) fn control(control: TerminalControl) {
+    to_out(control.sequence());
+}
 
-    pub(super) fn show(&self) {
-        to_out(&self.0);
+/// Replaces what the screen shows: lines no wider than it, and no more than it has.
+pub(super) fn picture(lines: &[StyledLine], columns: usize, has_colour: bool) {
+    let mut text = String::from(TerminalControl::Home.sequence());
+    for (at, line) in lines.iter().enumerate() {
+        // After the last line, a newline would scroll.
+        if at > 0 {
+            text.push('\n');
+        }
+        text += &line.rendered(columns, has_colour);
+        text += TerminalControl::ClearLine.sequence();
     }
+    text += TerminalControl::ClearBelow.sequence();
+    to_out(&text);
+}
 
-    #[cfg(test)]
-    pub(super) fn text(&self) -> &str {
-        &self.0
+/// How wide standard output is, in characters; `None` if it is no terminal.
+pub(super) fn width() -> Option<usize> {
+    if !io::stdout().is_terminal() {
+        return None;
     }
+    terminal_size::terminal_size().map(|(columns, _)| columns.0.into())
 }
 
 /// The progress of a command, on standard error if that is a terminal: one line, which disappears when this

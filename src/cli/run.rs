@@ -379,12 +379,15 @@ async fn summarise(client: &AdminClient, began: u64, as_json: bool) {
         return;
     }
     print::note(&format!(
-        "input {}, output {}, from cache {} tokens in the sessions used\n{}",
+        "input {}, output {}, from cache {} tokens in the sessions used",
         grouped(used.iter().map(|session| session.totals.input).sum()),
         grouped(used.iter().map(|session| session.totals.output).sum()),
         grouped(used.iter().map(|session| session.totals.cache_read).sum()),
-        sessions::table(&used, wall()),
     ));
+    let lines = sessions::table::table(&used, wall(), None).lines(None);
+    for line in lines {
+        print::error_text(&format!("{}\n", line.rendered(usize::MAX, false)));
+    }
 }
 
 #[cfg(test)]

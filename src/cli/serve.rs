@@ -29,8 +29,7 @@ use crate::admin::view::ServerInfo;
 use crate::admin::{self, Admin, AdminAccess, AdminListener};
 use crate::clock::{now, wall};
 use crate::config::{
-    self, Config, ConfigSources, LessonSettings, LoadedConfig, Mode, OnFailure, PriceList,
-    SharedStore,
+    self, Config, ConfigSources, LessonSettings, LoadedConfig, OnFailure, PriceList, SharedStore,
 };
 use crate::dialect::models::Family;
 use crate::proxy::{self, DrainOutcome, Proxy};
@@ -197,26 +196,15 @@ impl Server {
         format!("plimsoll: listening on {} (admin {})", self.base(), self.page())
     }
 
-    /// What a person wants to know next: what is changed, where the data is, and a line to try.
+    /// What a person wants to know next: what is changed, where requests go and clients point, where the page and the data
+    /// are.
     fn first_steps(&self) -> String {
-        let mode = match self.config.mode {
-            Mode::Active => {
-                "active: may clear old tool results, put back dropped reasoning, compact and repair; \
-                 --mode observe only watches"
-            }
-            Mode::Shadow => {
-                "shadow: decides and measures, and changes nothing new; \
-                 earlier changes of a conversation are repeated"
-            }
-            Mode::Observe => {
-                "observe: only watches; earlier changes of a conversation are repeated"
-            }
-        };
-        let mut lines = format!("  mode {mode}\n  data: {}", self.config.data.display());
-        if self.listen.ip().is_loopback() {
-            lines += &format!("\n  try: ANTHROPIC_BASE_URL={} claude", self.base());
-        }
-        lines
+        format!(
+            "{}\n  page: {}\n  data: {}",
+            self.config.introduction(&self.base()),
+            self.page(),
+            self.config.data.display()
+        )
     }
 
     pub(super) fn page(&self) -> String {

@@ -2,21 +2,22 @@
 //!
 //! Every number comes from the admin API; nothing is computed here except columns.
 
-use std::fmt::Write as _;
+pub(super) mod table;
+
 use std::time::Duration;
 
 use http::Method;
 
 use super::admin_client::AdminClient;
 use super::print::{self, CliError, ProgressLine};
+use super::{style, times};
 use crate::admin::count::CountComparison;
 use crate::admin::routes::encoded;
 use crate::admin::spend::{SpendBy, SpendPage};
-use crate::admin::view::{CompactionRequest, CompactionStart, DryRun, SessionView, ThreadView};
+use crate::admin::view::{CompactionRequest, CompactionStart, DryRun, SessionPage, SessionView};
 use crate::clock::wall;
 use crate::context::Millis;
 use crate::context::budget::grouped;
-use crate::dialect::Purpose;
 
 pub(super) async fn sessions(
     client: &AdminClient,
@@ -24,29 +25,39 @@ pub(super) async fn sessions(
     as_json: bool,
 ) -> Result<(), CliError> {
     let progress = ProgressLine::begin("reading the list of sessions");
-    if as_json {
-        let listed = client.detailed_sessions(limit).await?;
-        drop(progress);
-        print::json(&listed);
-        return Ok(());
-    }
-    let listed = client.sessions(limit).await?;
-    if listed.sessions.is_empty() {
+    let listed = client.listed(&format!("limit={limit}&details=true")).await?;
+    if listed.sessions.is_empty() && !as_json {
         drop(progress);
         print::line("No session yet: point a client's base URL at the proxy.");
         return Ok(());
     }
-    let mut rows = Vec::new();
+    let mut sessions: Vec<SessionView> = Vec::new();
     for (at, line) in listed.sessions.iter().enumerate() {
         progress.show(&format!("reading session {} of {}", at + 1, listed.sessions.len()));
         // A session may be deleted between two requests.
         if let Ok(session) = client.session(&line.id).await {
-            rows.push(session);
+            sessions.push(session);
         }
     }
     drop(progress);
-    print::out(&table(&rows, wall()));
+    if as_json {
+        print::json(&with_threads(&listed, &sessions));
+        return Ok(());
+    }
+    let width = print::width();
+    print::styled(&table::table(&sessions, wall(), width).lines(width));
     Ok(())
+}
+
+/// The list as JSON, each session with the threads that the table shows, too.
+fn with_threads(listed: &SessionPage, sessions: &[SessionView]) -> serde_json::Value {
+    let mut page = serde_json::to_value(listed).unwrap_or_default();
+    for line in page["sessions"].as_array_mut().into_iter().flatten() {
+        let session = sessions.iter().find(|session| line["id"] == *session.id);
+        let threads = session.map(|session| &session.threads);
+        line["thread_list"] = serde_json::to_value(threads).unwrap_or_default();
+    }
+    page
 }
 
 pub(super) async fn context(
@@ -281,8 +292,10 @@ pub(super) async fn show(client: &AdminClient, path: &str, as_json: bool) -> Res
     drop(progress);
     if as_json {
         print::json(&client.read::<serde_json::Value>(&answer)?);
+    } else if print::width().is_some() {
+        print::styled(&style::with_gauge(&times::local(&answer)));
     } else {
-        print::out(&answer);
+        print::out(&times::local(&answer));
     }
     Ok(())
 }
@@ -293,158 +306,4 @@ async fn newest(client: &AdminClient) -> Result<String, CliError> {
     newest.map(|line| line.id).ok_or_else(|| {
         CliError("no session yet: point a client's base URL at the proxy".to_owned())
     })
-}
-
-/// Sessions as a table: one line for the main thread of each, one for its title, and one for each other thread.
-pub(super) fn table(sessions: &[SessionView], now: Millis) -> String {
-    let heads = [
-        "SESSION", "LAST", "MODEL", "TURNS", "CONTEXT", "ERROR", "COST", "ENDED", "AGENT",
-        "PROJECT",
-    ];
-    let mut rows = vec![heads.map(String::from)];
-    for session in sessions {
-        let names = &session.names;
-        let mut threads: Vec<&ThreadView> = session.threads.iter().collect();
-        threads.sort_by_key(|thread| Some(&thread.id) != names.main_thread.as_ref());
-        for (at, thread) in threads.into_iter().enumerate() {
-            let mut row = thread_row(thread, now);
-            if at > 0 {
-                row[0] = format!("  {}", short(thread.id.as_str()));
-                rows.push(row);
-                continue;
-            }
-            row[0] = short(session.session.as_str());
-            row[6] = cost(session.dollars, session.unpriced);
-            row[8] =
-                names.agent.as_ref().map(|agent| short(&agent.to_string())).unwrap_or_default();
-            row[9] = names.project.as_deref().map(short).unwrap_or_default();
-            rows.push(row);
-            if let Some(title) = &names.title {
-                let mut row = [const { String::new() }; 10];
-                row[0] = format!("  “{}”", short(title));
-                rows.push(row);
-            }
-        }
-    }
-    columns(&rows)
-}
-
-fn thread_row(thread: &ThreadView, now: Millis) -> [String; 10] {
-    let purpose = match thread.purpose {
-        Purpose::Turn => match thread.hints.as_ref().and_then(|hints| hints.agent_type) {
-            None => String::new(),
-            Some(kind) => format!(" ({})", kind.as_ref()),
-        },
-        other => format!(" ({})", other.as_ref()),
-    };
-    let model = format!("{}{purpose}", short(&thread.model));
-    [
-        // Name, cost, agent and project are the caller's: other threads have none of their own.
-        String::new(),
-        age(now, thread.newest),
-        model,
-        thread.turns.to_string(),
-        fill(thread),
-        error(thread),
-        String::new(),
-        thread.outcome.as_ref().to_owned(),
-        String::new(),
-        String::new(),
-    ]
-}
-
-/// Left-aligned columns.
-pub(super) fn columns<const N: usize>(rows: &[[String; N]]) -> String {
-    let mut widths = [0; N];
-    for row in rows {
-        for (width, cell) in widths.iter_mut().zip(row) {
-            *width = cell.chars().count().max(*width);
-        }
-    }
-    let mut table = String::new();
-    for row in rows {
-        let mut line = String::new();
-        for (cell, width) in row.iter().zip(&widths) {
-            let _ = write!(line, "{cell:<width$}  ");
-        }
-        let _ = writeln!(table, "{}", line.trim_end());
-    }
-    table
-}
-
-/// `52,100 / 200,000 (26%)`
-fn fill(thread: &ThreadView) -> String {
-    let Some(context) = &thread.context else { return "unknown".to_owned() };
-    let total = grouped(context.total);
-    let window = grouped(context.window);
-    format!("{total} / {window} ({:.0}%)", context.percent)
-}
-
-/// `$0.42`; with `+ ?` if the price of some calls is not known.
-pub(super) fn cost(dollars: f64, unpriced: usize) -> String {
-    let unknown = if unpriced > 0 { " + ?" } else { "" };
-    format!("${dollars:.2}{unknown}")
-}
-
-/// `+310 (+0.6%)`
-fn error(thread: &ThreadView) -> String {
-    let Some(measured) = thread.measured else { return "–".to_owned() };
-    let (Some(error), Some(ratio)) = (measured.error, measured.error_ratio) else {
-        return "–".to_owned();
-    };
-    let sign = if error < 0 { '-' } else { '+' };
-    format!("{sign}{} ({:+.1}%)", grouped(error.unsigned_abs()), ratio * 100.0)
-}
-
-pub(super) fn age(now: Millis, then: Millis) -> String {
-    // In the largest unit that fits.
-    let seconds = now.saturating_sub(then) / 1000;
-    match seconds {
-        0..60 => format!("{seconds} s"),
-        60..3600 => format!("{} min", seconds / 60),
-        3600..86_400 => format!("{} h", seconds / 3600),
-        _ => format!("{} d", seconds / 86_400),
-    }
-}
-
-fn short(name: &str) -> String {
-    // Clients choose names, which must not break a table.
-    const LONGEST: usize = 40;
-    let name = crate::telemetry::log::clean(name);
-    if name.chars().count() <= LONGEST {
-        return name.into_owned();
-    }
-    name.chars().take(LONGEST - 1).chain(['…']).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn ages_have_one_unit() {
-        let second = 1000;
-        for (ms, text) in [
-            (0, "0 s"),
-            (59 * second, "59 s"),
-            (60 * second, "1 min"),
-            (3600 * second, "1 h"),
-            (49 * 3600 * second, "2 d"),
-        ] {
-            assert_eq!(age(ms, 0), text);
-        }
-        assert_eq!(age(0, 5_000), "0 s", "clocks differ");
-    }
-
-    #[test]
-    fn cost_says_what_it_lacks() {
-        assert_eq!(cost(0.424, 0), "$0.42");
-        assert_eq!(cost(0.424, 2), "$0.42 + ?");
-    }
-
-    #[test]
-    fn odd_names_keep_table() {
-        assert_eq!(short("a\nb"), "a_b");
-        assert_eq!(short(&"x".repeat(90)).chars().count(), 40);
-    }
 }

@@ -1,40 +1,38 @@
 //! `plimsoll top`: the sessions in use, live in the terminal.
 //!
-//! Queries again when an exchange ends, and regularly, so that ages advance. Each picture replaces the
-//! previous one; if standard output is not a terminal, one picture is printed.
+//! Queries again when an exchange ends, and regularly, so that ages advance. Each picture replaces the previous one; if
+//! standard output is not a terminal, one picture is printed.
 
-use std::fmt::Write as _;
-use std::io::{IsTerminal as _, Read as _};
+mod keys;
+mod screen;
+
+use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use http::Method;
 use http_body_util::BodyExt as _;
-use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+use hyper::body::Incoming;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::sync::mpsc;
 
 use super::admin_client::{self, AdminClient};
-use super::print::{self, CliError, ProgressLine, Screen, TerminalControl};
-use super::sessions;
+use super::print::{self, CliError, ProgressLine, TerminalControl};
+use super::style;
+use super::times;
+use crate::admin::line::StatusLine;
+use crate::admin::routes::encoded;
 use crate::clock::wall;
-use crate::context::budget::grouped;
 use crate::wire::sse::Framer;
+use keys::{Key, KeyInput};
+use screen::{OpenView, ScreenSize, Top, TopAction};
 
-/// How many sessions are shown.
-const SHOWN: usize = 20;
+/// How many sessions are listed.
+const LISTED: usize = 100;
 /// How often ages advance.
 const TICK: Duration = Duration::from_secs(2);
-/// The shortest time between two pictures, however many exchanges end.
-const PAUSE: Duration = Duration::from_millis(200);
+/// The shortest time between two queries, however many exchanges end.
+const PAUSE: Duration = Duration::from_millis(500);
 /// The longest event that is read, in bytes: far longer than the report of any exchange.
 const EVENT_BYTES: usize = 4 << 20;
-/// How large a terminal is, in characters.
-#[derive(Clone, Copy)]
-struct ScreenSize {
-    columns: usize,
-    rows: usize,
-}
-
 /// The size that is used if the terminal does not report one.
 const SIZE: ScreenSize = ScreenSize { columns: 80, rows: 24 };
 
@@ -43,23 +41,24 @@ pub(super) async fn run(client: &AdminClient, as_json: bool) -> Result<(), CliEr
         return follow(client).await;
     }
     let progress = ProgressLine::begin("reading the sessions in use");
-    let first_picture = picture(client).await?;
+    let mut top = Top::new(false);
+    load(client, &mut top).await?;
     drop(progress);
     if !std::io::stdout().is_terminal() {
-        print::out(&first_picture);
+        print::line(&top.head);
+        print::styled(&screen::table(&top.sessions, wall()).lines(None));
         return Ok(());
     }
     let mut ending = ExitSignals::caught()?;
     let mut keys = KeyInput::begin();
-    Screen::default().control(TerminalControl::Enter).show();
-    drawn(&first_picture, size()).show();
+    top.set_keys(keys.is_terminal());
+    print::control(TerminalControl::Enter);
     let result = tokio::select! {
-        result = show(client) => result,
+        result = show(client, &mut top, &mut keys) => result,
         () = ending.received() => Ok(()),
-        () = keys.quit() => Ok(()),
     };
     // However it ends, the terminal is as it was before.
-    Screen::default().control(TerminalControl::Leave).show();
+    print::control(TerminalControl::Leave);
     result
 }
 
@@ -83,122 +82,76 @@ impl ExitSignals {
     }
 }
 
-/// Keys as they are pressed. The terminal shows none of them and waits for no line, until this is dropped.
-struct KeyInput {
-    /// How the terminal was before; `None` if standard input is none.
-    before: Option<Termios>,
-    keys: mpsc::Receiver<u8>,
-}
-
-impl KeyInput {
-    fn begin() -> Self {
-        let (sender, keys) = mpsc::channel(16);
-        let before = tcgetattr(std::io::stdin()).ok();
-        if let Some(mut termios) = before.clone() {
-            termios.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
-            let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &termios);
-            // A thread of its own: the end of the program does not wait for the next key.
-            std::thread::spawn(move || {
-                let mut pressed = [0; 16];
-                while let Ok(length @ 1..) = std::io::stdin().read(&mut pressed) {
-                    for key in &pressed[..length] {
-                        if sender.blocking_send(*key).is_err() {
-                            return;
-                        }
-                    }
-                }
-            });
-        }
-        Self { before, keys }
-    }
-
-    /// Returns once `q` is pressed.
-    async fn quit(&mut self) {
-        loop {
-            match self.keys.recv().await {
-                Some(b'q' | b'Q') => return,
-                Some(_) => {}
-                None => std::future::pending().await,
-            }
+async fn show(client: &AdminClient, top: &mut Top, keys: &mut KeyInput) -> Result<(), CliError> {
+    let mut events = client.ask(&Method::GET, "/api/v1/events").await?;
+    let mut resized = signal(SignalKind::window_change())?;
+    loop {
+        draw(top);
+        tokio::select! {
+            pressed = keys.next() => match press(top, &pressed) {
+                TopAction::Quit => return Ok(()),
+                TopAction::Load => load(client, top).await?,
+                TopAction::Draw => {}
+            },
+            () = change(&mut events) => load(client, top).await?,
+            _ = resized.recv() => {}
         }
     }
 }
 
-impl Drop for KeyInput {
-    fn drop(&mut self) {
-        if let Some(before) = &self.before {
-            let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, before);
+fn press(top: &mut Top, keys: &[Key]) -> TopAction {
+    let mut wanted = TopAction::Draw;
+    for key in keys {
+        match top.press(*key) {
+            TopAction::Quit => return TopAction::Quit,
+            TopAction::Load => wanted = TopAction::Load,
+            TopAction::Draw => {}
         }
     }
+    wanted
 }
 
-fn size() -> ScreenSize {
-    terminal_size::terminal_size().map_or(SIZE, |(columns, rows)| ScreenSize {
+async fn change(events: &mut Incoming) {
+    // An event or a timeout is a reason to query again. The end of the stream means that the proxy ended, which the next
+    // query reports.
+    let _ = tokio::time::timeout(TICK, events.frame()).await;
+    tokio::time::sleep(PAUSE).await;
+}
+
+fn draw(top: &Top) {
+    let size = terminal_size::terminal_size().map_or(SIZE, |(columns, rows)| ScreenSize {
         columns: columns.0.into(),
         rows: rows.0.into(),
-    })
+    });
+    print::picture(&top.lines(size, wall()), size.columns, style::has_colour());
 }
 
-fn drawn(picture: &str, size: ScreenSize) -> Screen {
-    // No wider and no higher than the terminal, which would scroll.
-    let ScreenSize { columns, rows } = size;
-    let mut screen = Screen::default();
-    screen.control(TerminalControl::Home);
-    for line in picture.lines().take(rows.max(2) - 1) {
-        screen.line(line, columns);
-    }
-    screen.control(TerminalControl::ClearBelow);
-    screen
-}
-
-async fn show(client: &AdminClient) -> Result<(), CliError> {
-    let mut events = client.ask(&Method::GET, "/api/v1/events").await?;
-    loop {
-        // An event or a timeout is a reason to query again. The end of the stream means that the proxy ended,
-        // which the next query reports.
-        let _ = tokio::time::timeout(TICK, events.frame()).await;
-        let picture = picture(client).await?;
-        drawn(&picture, size()).show();
-        tokio::time::sleep(PAUSE).await;
-    }
-}
-
-async fn picture(client: &AdminClient) -> Result<String, CliError> {
+/// Asks for what is shown.
+async fn load(client: &AdminClient, top: &mut Top) -> Result<(), CliError> {
     let about = client.about().await?;
-    let listed = client.sessions(SHOWN).await?;
-    let mut sessions = Vec::new();
-    for line in &listed.sessions {
-        if let Ok(session) = client.session(&line.id).await {
-            sessions.push(session);
+    let status: StatusLine = client.value("/api/v1/line").await?;
+    top.failure = admin_client::banner(&about);
+    top.head = format!(
+        "plimsoll {} · {} · ${:.2} today, UTC",
+        about.clients,
+        about.mode.as_ref(),
+        status.today
+    );
+    match &top.view {
+        OpenView::Session(id, _) => {
+            let path =
+                format!("/api/v1/sessions/{}/threads/latest/context?format=text", encoded(id));
+            top.session_text = match client.text(&path).await {
+                Ok(text) => times::local(&text),
+                Err(CliError(reason)) => reason,
+            };
+        }
+        _ => {
+            let listed = client.listed(&top.query(LISTED)).await?;
+            top.set_sessions(listed.sessions);
         }
     }
-    let mut input = 0;
-    let mut output = 0;
-    let mut cached = 0;
-    let mut dollars = 0.0;
-    let mut unpriced = 0;
-    for session in &sessions {
-        input += session.totals.input;
-        output += session.totals.output;
-        cached += session.totals.cache_read;
-        dollars += session.dollars;
-        unpriced += session.unpriced;
-    }
-    let mut text = format!(
-        "plimsoll {}   {} sessions   input {}  output {}  from cache {}  cost {}\n\n",
-        client.place(),
-        sessions.len(),
-        grouped(input),
-        grouped(output),
-        grouped(cached),
-        sessions::cost(dollars, unpriced),
-    );
-    if let Some(banner) = admin_client::banner(&about) {
-        let _ = writeln!(text, "{banner}\n");
-    }
-    text.push_str(&sessions::table(&sessions, wall()));
-    let _ = writeln!(text, "\nq ends");
-    Ok(text)
+    Ok(())
 }
 
 async fn follow(client: &AdminClient) -> Result<(), CliError> {
@@ -217,24 +170,4 @@ async fn follow(client: &AdminClient) -> Result<(), CliError> {
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{ScreenSize, drawn};
-
-    #[test]
-    fn screen_fits_terminal() {
-        let picture = "0123456789\né\nthird\nfourth\n";
-        let shown = "\x1b[H01234\x1b[K\né\x1b[K\n\x1b[J";
-        assert_eq!(drawn(picture, ScreenSize { columns: 5, rows: 3 }).text(), shown);
-        let smallest = drawn(picture, ScreenSize { columns: 0, rows: 0 });
-        assert_eq!(smallest.text(), "\x1b[H\x1b[K\n\x1b[J", "the smallest there is");
-    }
-
-    #[test]
-    fn control_characters_are_escaped() {
-        let screen = drawn("a\x1b[2J\u{9b}2Jb\n", ScreenSize { columns: 40, rows: 3 });
-        assert_eq!(screen.text(), "\x1b[Ha\\u{1b}[2J\\u{9b}2Jb\x1b[K\n\x1b[J");
-    }
 }

@@ -6,6 +6,7 @@
 
 mod report;
 mod session;
+mod story;
 
 use std::io;
 use std::net::SocketAddr;
@@ -25,10 +26,9 @@ pub fn count_tokens(text: &str) -> usize {
     bpe::load(Family::O200k).map_or(text.len() / 4, |o200k| o200k.count(text))
 }
 
-/// Plays agents' sessions through the proxy at `listen`, and prints after each turn what the admin listener
-/// (accessed with `token`) reports: one session in each of two protocols, one with a long task, and one that
-/// reads more than its window holds. At the end, prints how accurate the estimates were and what rewriting
-/// saved.
+/// Plays agents' sessions through the proxy at `listen`, and prints what the admin listener (accessed with `token`) reports:
+/// their story, or with `is_full` everything: one session in each of two protocols, one with a long task, and one that reads
+/// more than its window holds, after each turn, and at the end how accurate the estimates were and what rewriting saved.
 ///
 /// # Errors
 /// If one of the two does not respond as expected.
@@ -36,11 +36,15 @@ pub(super) async fn play(
     listen: SocketAddr,
     admin: SocketAddr,
     token: &str,
+    is_full: bool,
     out: &mut (dyn FnMut(&str) + Send),
 ) -> io::Result<()> {
     let http = session::http();
     let base = format!("http://{listen}");
     let mut report = DemoReport::from(&http, admin, token).await?;
+    if !is_full {
+        return story::play(&http, &base, &mut report, out).await;
+    }
     let mut rows = Vec::new();
     for mut agent in [
         Agent::new(Speaks::Anthropic, "claude-sonnet-4-6", "demo-anthropic"),

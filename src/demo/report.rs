@@ -83,6 +83,18 @@ impl DemoReport {
         self.text(&format!("requests/{id}/explain")).await
     }
 
+    /// The sums of all calls, once so many are stored.
+    pub(super) async fn history(&self, calls: u64) -> io::Result<Value> {
+        let until = Instant::now() + TIMEOUT;
+        loop {
+            let history: Value = serde_json::from_str(&self.text("history?range=15m").await?)?;
+            if history["total"]["calls"] == calls || Instant::now() > until {
+                return Ok(history);
+            }
+            tokio::time::sleep(RETRY_PAUSE).await;
+        }
+    }
+
     pub(super) async fn savings(&self) -> io::Result<String> {
         self.text("savings").await
     }
@@ -90,7 +102,8 @@ impl DemoReport {
     /// Fetches a view as text. On a slow disk an exchange is reported before its turn is stored, so the
     /// request is repeated for a while.
     async fn text(&self, of: &str) -> io::Result<String> {
-        let url = format!("http://{}/api/v1/{of}?format=text", self.admin);
+        let query = if of.contains('?') { "" } else { "?format=text" };
+        let url = format!("http://{}/api/v1/{of}{query}", self.admin);
         let until = Instant::now() + TIMEOUT;
         loop {
             match fetch(&self.http, get(&url, &self.token)?).await {

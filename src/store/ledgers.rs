@@ -45,6 +45,7 @@ use continued_end::ContinuedEnd;
 use drafts::Drafts;
 pub(crate) use drafts::{DraftGuard, DraftProgress};
 pub use fingerprints::RequestSource;
+pub(crate) use fingerprints::is_unnamed;
 use fingerprints::{FoundSession, SessionFingerprints, ShownFingerprint};
 use latest_requests::LatestRequests;
 pub(crate) use latest_requests::{LatestRequest, ProviderRecount, RecountError};

@@ -24,6 +24,9 @@ async fn filled() -> Place {
         if minute == 3 {
             turn.outcome = Outcome::Refused;
         }
+        if minute == 6 {
+            turn.outcome = Outcome::Interrupted;
+        }
         if minute == 4 {
             turn.estimate.as_mut().unwrap().tokens = turn.usage.input.unwrap();
             turn.model = "gpt-5.1".into();
@@ -54,11 +57,17 @@ async fn history_sums_are_those_of_spend() {
         }
         let since = &page["since"];
         let spend = place.json(&format!("/api/v1/spend?by=upstream&since={since}")).await;
+        let by_model = place.json(&format!("/api/v1/spend?by=model&since={since}")).await;
+        for line in by_model["lines"].as_array().unwrap() {
+            let mut models = page["models"].as_array().unwrap().iter();
+            let model = models.find(|model| model["model"] == line["name"]).unwrap();
+            assert_eq!(model["dollars"], line["dollars"], "{}", line["name"]);
+        }
         for name in ["input", "output", "cache_read", "dollars", "calls"] {
             let (own, other) = (&total[name], &spend["total"][name]);
             assert!((own.as_f64().unwrap() - other.as_f64().unwrap()).abs() < 1e-9, "{name}");
         }
-        assert_eq!(page["complete_since"], 0);
+        assert_eq!((&page["complete_since"], &page["reading"]), (&0.into(), &false.into()));
     }
 }
 

@@ -204,6 +204,13 @@ async fn completions_and_man_page_come_from_arguments() {
     assert!(done.code == 0);
     assert!(done.out.starts_with(".ie"));
     assert!(done.out.contains("serve"));
+    let done = run(&["man", "sessions"]).await;
+    assert!(
+        done.out.contains("plimsoll\\-sessions") && done.out.contains("\\-\\-watch"),
+        "{}",
+        done.out
+    );
+    assert_eq!(run(&["man", "nothing"]).await.code, 1);
 }
 
 /// `plimsoll man | head -1`: a closed pipe is not an error.

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::program::Serving;
-use super::support::http1::Provider;
+use super::support::http1::{Provider, Wire};
 
 /// A policy that cuts as soon as there is something to cut.
 pub const EAGER: &str = "[prune]\ngate = [\"always\"]\nprotect_tokens = 100\nprotect_messages = 2\n\
@@ -126,7 +126,7 @@ async fn one_line_turns_off_include_usage() {
 }
 
 #[tokio::test]
-async fn first_output_names_mode_data_folder_and_example_command() {
+async fn first_output_says_what_it_does() {
     let provider = Provider::start().await;
     for (flags, mode) in [
         (&[] as &[&str], "mode active: may clear old tool results"),
@@ -134,12 +134,29 @@ async fn first_output_names_mode_data_folder_and_example_command() {
         (&["--mode", "observe"], "mode observe: only watches"),
     ] {
         let serving = Serving::start(&provider.base(), flags).await;
-        let [says, data, example] = &serving.first_steps[..] else {
+        let [says, upstreams, clients, page, data] = &serving.first_steps[..] else {
             panic!("{:?}", serving.first_steps)
         };
         assert!(says.trim_start().starts_with(mode), "{says}");
         assert_eq!(data.trim(), format!("data: {}", serving.data.path().display()));
         let base = format!("http://{}", serving.clients);
-        assert_eq!(example.trim(), format!("try: ANTHROPIC_BASE_URL={base} claude"));
+        let named = format!(
+            "clients: ANTHROPIC_BASE_URL={base} OPENAI_BASE_URL={base}/v1 GOOGLE_GEMINI_BASE_URL={base}"
+        );
+        assert_eq!(clients.trim(), named);
+        let to = provider.base();
+        let named = format!("upstreams: anthropic {to}, openai {to}, gemini {to}");
+        assert_eq!(upstreams.trim(), named);
+        assert_eq!(page.trim(), format!("page: http://{}", serving.admin));
+        // Who opens the address reads the same, but not where this machine keeps its data.
+        let mut browser = Wire::connect(serving.clients).await;
+        let host = serving.clients;
+        browser.send(format!("GET / HTTP/1.1\r\nhost: {host}\r\n\r\n")).await;
+        let greeting = browser.response().await;
+        let greeting = greeting.text();
+        for line in [says, upstreams, clients] {
+            assert!(greeting.contains(line.as_str()), "{greeting}");
+        }
+        assert!(!greeting.contains("data:"), "{greeting}");
     }
 }

@@ -107,7 +107,15 @@ async fn sessions_and_contexts_are_shown() {
     assert!(row.contains("16 / 200,000 (0%)"), "{row}");
     let listed = serving.look(&["sessions", "--json"]).await;
     let listed: Value = serde_json::from_str(&listed.out).unwrap();
-    assert_eq!(listed["sessions"][0]["session"], "the-session");
+    let session = &listed["sessions"][0];
+    assert_eq!(session["session"], "the-session");
+    assert_eq!(session["thread_list"][0]["context"]["window"], 200_000);
+    let coloured = serving.look(&["sessions", "--color", "always"]).await.out;
+    assert!(coloured.contains("\x1b[1mthe-session\x1b[0m"), "{coloured}");
+    let failed = serving.look(&["context", "another", "--json"]).await;
+    let error: Value = serde_json::from_str(&failed.err).unwrap();
+    let message = error["error"]["message"].as_str().unwrap();
+    assert!(message.contains("Nothing is known of session"), "{message}");
 
     for arguments in [&["context"][..], &["context", "the-session"]] {
         let view = serving.look(arguments).await;
@@ -150,7 +158,7 @@ async fn sessions_and_contexts_are_shown() {
     let top = serving.look(&["top"]).await;
     assert!(top.code == 0, "{}", top.out);
     assert!(top.out.contains("the-session"), "{}", top.out);
-    assert!(!top.out.contains('\x1b'), "{}", top.out);
+    assert!(!top.out.contains('\x1b') && !top.out.contains("q quit"), "{}", top.out);
 }
 
 /// On a terminal, `top` ends with `q`, and leaves the terminal as it was.
@@ -174,12 +182,12 @@ async fn top_ends_with_q() {
         .unwrap();
     let mut ours = File::from(ours);
     let looking = tokio::task::spawn_blocking(move || {
-        let mut shown = Vec::new();
-        while !String::from_utf8_lossy(&shown).contains("q ends") {
-            let mut bytes = [0; 4096];
-            let length = ours.read(&mut bytes).unwrap();
-            shown.extend_from_slice(&bytes[..length]);
-        }
+        read_until(&mut ours, "q quit");
+        ours.write_all(b"?").unwrap();
+        read_until(&mut ours, "sort by the next column");
+        // Back, and sorted by the next column.
+        ours.write_all(b"\x1bs").unwrap();
+        read_until(&mut ours, "by cost");
         ours.write_all(b"q").unwrap();
         ours
     });
@@ -188,6 +196,15 @@ async fn top_ends_with_q() {
     assert!(ended.success());
     assert_eq!(tcgetattr(&terminal).unwrap().local_modes, before);
     drop(ours);
+}
+
+fn read_until(terminal: &mut File, text: &str) {
+    let mut shown = Vec::new();
+    while !String::from_utf8_lossy(&shown).contains(text) {
+        let mut bytes = [0; 4096];
+        let length = terminal.read(&mut bytes).unwrap();
+        shown.extend_from_slice(&bytes[..length]);
+    }
 }
 
 /// One exchange of a session with this many messages in its history.

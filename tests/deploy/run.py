@@ -112,7 +112,7 @@ class Monitoring:
     def start(self):
         self.folder = tempfile.TemporaryDirectory(prefix="plimsoll-deploy-")
         env = {name: value for name, value in os.environ.items() if not name.startswith("PLIMSOLL_")}
-        self.demo = subprocess.Popen([BINARY, "demo", "--keep"], stdout=subprocess.PIPE, text=True, env=env)
+        self.demo = subprocess.Popen([BINARY, "demo", "--full", "--keep"], stdout=subprocess.PIPE, text=True, env=env)
         self.children.append(self.demo)
         self.clients = self.admin = None
         for line in self.demo.stdout:

@@ -6,8 +6,10 @@
 
 import assert from 'node:assert/strict';
 import { spawn } from 'node:child_process';
-import { readFile, rm } from 'node:fs/promises';
+import { once } from 'node:events';
+import { mkdtemp, readFile, readdir, rm } from 'node:fs/promises';
 import http from 'node:http';
+import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { createInterface } from 'node:readline';
 import { fileURLToPath } from 'node:url';
@@ -26,6 +28,7 @@ const FIGURES = path.join(HERE, '../../docs/figures');
 const TIMEOUT_MS = 20_000;
 const MODEL = 'claude-sonnet-4-6';
 const VIEWS = ['overview', 'sessions', 'live', 'models'];
+const DAY_MS = 86_400_000;
 
 // A page that counts its requests and collects its errors.
 async function openPage(browser, stack, { url = stack.pageUrl, origin = stack.admin, ...options } = {}) {
@@ -166,7 +169,8 @@ async function checkViews(browser, stack, scheme) {
   for (const phone of [false, true]) {
     const page = await openPage(browser, stack, { colorScheme: scheme, ...(phone ? { viewport: { width: 390, height: 844 }, isMobile: true, hasTouch: true } : {}) });
     await isLive(page);
-    for (const view of VIEWS) {
+    const [{ id }] = (await stack.getJson('/api/v1/sessions')).sessions;
+    for (const view of [...VIEWS, `session/${encodeURIComponent(id)}`]) {
       await goTo(page, `#/${view}`);
       await page.locator(view === 'live' ? '.empty' : 'tbody tr').first().waitFor({ timeout: TIMEOUT_MS });
       await checkAxe(page, `${scheme}, ${phone ? 'phone' : 'desk'}: ${view}`);
@@ -174,6 +178,47 @@ async function checkViews(browser, stack, scheme) {
     }
     await closePage(page);
   }
+}
+
+// What is not known is not shown as something else: a price, the end of an interrupted call, calls that are still being read. A
+// call of another day has its date. The API's answers are changed on their way.
+async function checkUnknown(browser, stack) {
+  const page = await openPage(browser, stack);
+  await isLive(page);
+  const change = (path, edit) => page.route(path, async (route) => {
+    const response = await route.fetch();
+    const json = await response.json();
+    edit(json);
+    await route.fulfill({ response, json });
+  });
+  let asked = 0;
+  await change(/api\/v1\/history\?/, (history) => {
+    asked += 1;
+    Object.assign(history, { reading: asked === 1, complete_since: asked === 1 ? Date.now() : 0, today: 1.25 });
+    history.total.unpriced = 2;
+  });
+  await change(/api\/v1\/sessions\?/, ({ sessions }) => Object.assign(sessions[0], { dollars: 0.5, unpriced: 1 }));
+  await change(/\/turns\?/, ({ turns }) => {
+    for (const turn of turns) Object.assign(turn, { outcome: 'interrupted', dollars: null, at: turn.at - 2 * DAY_MS });
+  });
+  const { today } = await stack.getJson('/api/v1/history');
+  assert(today > 0, `${today}`);
+  await goTo(page, '#/models');
+  await goTo(page, '#/overview');
+  await page.getByText('$1.25 today, UTC · 2 calls without a known price').waitFor({ timeout: TIMEOUT_MS });
+  // While calls are being read, the page asks again by itself.
+  await page.waitForFunction(() => document.querySelector('.notice').hidden, null, { timeout: TIMEOUT_MS });
+  assert(asked > 1, `${asked}`);
+  await goTo(page, '#/sessions');
+  assert.equal(await page.evaluate(() => document.activeElement.textContent), 'Sessions', 'a new view has the focus');
+  assert.equal(await page.title(), 'Sessions · Plimsoll');
+  await page.getByText('$0.50 + ?').click();
+  const row = page.locator('tbody tr').first();
+  await row.getByText('interrupted').waitFor({ timeout: TIMEOUT_MS });
+  assert.equal(await page.locator('.tag.bad, rect.failed').count(), 0, 'an interrupted call is no error');
+  assert.match(await row.locator('td').nth(1).textContent(), /^[A-Z][a-z]+ \d/);
+  await page.unrouteAll({ behavior: 'wait' });
+  await closePage(page);
 }
 
 // Under load the page asks for no more than two answers a second, and shows the exchanges as they pass.
@@ -277,16 +322,19 @@ async function checkStorageFailure(browser, stack) {
 
 // The pictures of README and docs, from the demo's sessions.
 async function takePictures(browser) {
-  const demo = spawn(BINARY, ['demo', '--keep'], { stdio: ['pipe', 'pipe', 'inherit'] });
+  const temporary = await mkdtemp(path.join(tmpdir(), 'plimsoll-pictures-'));
+  const demo = spawn(BINARY, ['demo', '--full', '--keep'], { stdio: ['pipe', 'pipe', 'inherit'], env: { ...process.env, TMPDIR: temporary } });
   try {
     let admin;
     for await (const line of createInterface({ input: demo.stdout })) {
       admin = /Sessions: (http\S+)/.exec(line)?.[1] ?? admin;
       if (line.startsWith('Still serving')) break;
     }
+    const [data] = await readdir(temporary);
+    const token = (await readFile(path.join(temporary, data, 'admin.token'), 'utf8')).trim();
     for (const scheme of ['light', 'dark']) {
       const page = await (await browser.newContext({ colorScheme: scheme, viewport: { width: 1200, height: 860 } })).newPage();
-      await page.goto(admin);
+      await page.goto(`${admin}/#token=${token}`);
       await isLive(page);
       await page.getByRole('button', { name: '15m' }).click();
       await page.locator('.uplot canvas').first().waitFor({ timeout: TIMEOUT_MS });
@@ -300,6 +348,8 @@ async function takePictures(browser) {
     }
   } finally {
     demo.kill();
+    await once(demo, 'exit');
+    await rm(temporary, { recursive: true });
   }
 }
 
@@ -317,6 +367,7 @@ try {
     await checkViews(browser, stack, scheme);
     console.log(`ok page, ${scheme}`);
   }
+  await checkUnknown(browser, stack);
   await checkLoad(browser, stack);
   console.log('ok page, load');
   await checkManySessions(browser, stack);

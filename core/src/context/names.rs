@@ -52,6 +52,18 @@ impl SessionNames {
         names
     }
 
+    /// What people call it: its title, or else its agent and project; `None` if neither is known.
+    pub fn description(&self) -> Option<String> {
+        if let Some(title) = &self.title {
+            return Some(title.to_string());
+        }
+        let agent = self.agent.as_ref().map(ToString::to_string);
+        // A hash tells people nothing.
+        let project = self.project.as_deref().filter(|project| !project.starts_with('#'));
+        let words: Vec<String> = agent.into_iter().chain(project.map(str::to_owned)).collect();
+        if words.is_empty() { None } else { Some(words.join(" · ")) }
+    }
+
     fn complete(&mut self, turn: &Turn) {
         let Some(origin) = &turn.origin else { return };
         if self.agent.is_none() {
@@ -127,6 +139,19 @@ mod tests {
         assert_eq!(names.title.as_deref(), Some("Second"));
         assert_eq!(names.project, None);
         assert_eq!(names.main_thread, Some("main".into()));
+    }
+
+    #[test]
+    fn description_has_no_hash() {
+        let agent = Agent { name: "pi".into(), version: Some("1.2".into()) };
+        let mut names = SessionNames { agent: Some(agent), ..SessionNames::default() };
+        names.project = Some("#0123abcd".into());
+        assert_eq!(names.description().as_deref(), Some("pi 1.2"));
+        names.project = Some("site".into());
+        assert_eq!(names.description().as_deref(), Some("pi 1.2 · site"));
+        names.title = Some("Fix the build".into());
+        assert_eq!(names.description().as_deref(), Some("Fix the build"));
+        assert_eq!(SessionNames::default().description(), None);
     }
 
     /// The main thread goes on after a compaction by the client, with its hint or with the same head; sub-agents and

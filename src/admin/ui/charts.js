@@ -2,7 +2,7 @@
 //
 // Every chart is a picture for people who see it; the numbers are in the text beside it, and in tables.
 
-import { clock, dateTime, h } from "./dom.js";
+import { clock, h } from "./dom.js";
 
 const uPlot = window.uPlot;
 
@@ -72,8 +72,6 @@ export const valueAxis = (format, more = {}) => axis((_, ticks) => ticks.map((ti
 export const timeAxis = (span) => axis((_, ticks) => ticks.map((tick) => (span > 2 * 86_400_000
   ? new Date(tick).toLocaleDateString(undefined, { month: "short", day: "numeric" })
   : clock(tick).slice(0, span > 1_800_000 ? 5 : 8))), { grid: { show: false }, space: 64, size: 22 });
-
-export const timeTitle = (at, span) => (span > 2 * 86_400_000 ? dateTime(at) : clock(at));
 
 const none = { legend: { show: false }, select: { show: false }, ms: 1 };
 

@@ -117,11 +117,32 @@ export function age(then) {
 export const clock = (at) => new Date(at).toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 export const dateTime = (at) => new Date(at).toLocaleString(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit", hour12: false });
 
-// What a session is called: its title, or its agent and project, or its id.
-export function sessionName(session) {
-  if (session.title) return session.title;
-  const agent = session.agent && [session.agent.name, session.agent.version].filter(Boolean).join(" ");
-  return [agent, session.project].filter(Boolean).join(" · ") || session.session;
+// The time of today, or the day and the time.
+export const when = (at) => (new Date(at).toDateString() === new Date().toDateString() ? clock(at) : dateTime(at));
+
+// What calls cost; `+ ?` if the price of some is not known.
+export function cost(amount, unpriced) {
+  if (!unpriced) return dollars(amount);
+  return amount ? `${dollars(amount)} + ?` : "?";
+}
+
+export const calls = (number) => `${grouped(number)} ${number === 1 ? "call" : "calls"}`;
+export const unpricedNote = (unpriced) => (unpriced ? `${calls(unpriced)} without a known price` : "");
+
+const FAILURES = ["refused", "upstream_failed", "turned"];
+const OUTCOMES = { turned: "ended by Plimsoll" };
+
+// How an exchange ended. One that was interrupted did not fail: nobody knows its end.
+export const hasFailed = (outcome) => FAILURES.includes(outcome);
+export const outcomeName = (outcome) => OUTCOMES[outcome] ?? outcome.replace("_", " ");
+
+// What a session is called: its title; else its agent, project and beginning; else as its client calls it. A project may be
+// a hash, which tells nothing, and an id that the client did not choose neither.
+export function sessionName({ title, agent, project, session, began }) {
+  if (title) return title;
+  const words = [agent && [agent.name, agent.version].filter(Boolean).join(" "), project?.startsWith("#") ? "" : project].filter(Boolean);
+  if (words.length) return [...words, when(began)].join(" · ");
+  return session.startsWith("line-") ? `Session of ${when(began)}` : session;
 }
 
 // An id with a button that copies it.

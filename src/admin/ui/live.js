@@ -1,6 +1,6 @@
 // Live: exchanges as they end, from the stream alone.
 
-import { clock, dollars, duration, h, keyed, setText, short, signedPercent, throttled } from "./dom.js";
+import { dollars, duration, h, hasFailed, keyed, outcomeName, setText, short, signedPercent, throttled, when } from "./dom.js";
 
 const MOST = 200;
 const DRAW_MS = 500;
@@ -20,12 +20,12 @@ function changes(done) {
 
 function makeRow(exchange) {
   const id = exchange.tenant && exchange.session ? `${exchange.tenant}.${exchange.session}` : "";
-  const failed = !["complete", "client_left"].includes(exchange.outcome);
-  const status = exchange.status ? String(exchange.status) : exchange.outcome.replace("_", " ");
+  const failed = hasFailed(exchange.outcome);
+  const status = exchange.status ? String(exchange.status) : outcomeName(exchange.outcome);
   const name = exchange.agent?.name ?? exchange.session ?? exchange.path;
   const { usage } = exchange;
   return h("tr", {},
-    h("td", { "data-label": "Time" }, clock(exchange.at)),
+    h("td", { "data-label": "Time" }, when(exchange.at)),
     h("td", { class: "wide" }, id ? h("a", { class: "name", href: `#/session/${encodeURIComponent(id)}/${encodeURIComponent(exchange.id)}` }, name) : name,
       h("small", {}, [exchange.purpose && exchange.purpose !== "turn" ? exchange.purpose : "", exchange.agent ? exchange.session : ""].filter(Boolean).join(" · "))),
     h("td", { class: "wide" }, exchange.model ?? "–", h("small", {}, exchange.upstream ?? "")),

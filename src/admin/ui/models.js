@@ -1,8 +1,7 @@
 // Models: how good estimates are for each, and what it was used for.
 
-import { getJson } from "./api.js";
-import { chosenRange, rangeSwitch } from "./overview.js";
-import { dollars, grouped, h, keyed, percent, setText, short } from "./dom.js";
+import { cost, grouped, h, keyed, percent, setText, short, unpricedNote } from "./dom.js";
+import { getHistory, rangeSwitch, shownRange } from "./range.js";
 
 const BAND_GOAL = 0.9;
 
@@ -41,22 +40,26 @@ function updateRow(row, model, edges) {
   setText(calls, grouped(model.calls));
   setText(tokens, short(model.input + model.output));
   setText(cached, share(model.cache_read, model.input));
-  setText(spend, dollars(model.dollars));
+  setText(spend, cost(model.dollars, model.unpriced));
+  spend.title = unpricedNote(model.unpriced);
 }
 
 export function models(place) {
   const body = h("tbody");
   const empty = h("p", { class: "empty", hidden: true }, "No call in this range.");
   const heads = [["Model"], ["Error of estimates"], ["Median", 1], ["p95", 1], ["Exact", 1], ["In band", 1], ["Estimates", 1], ["Calls", 1], ["Tokens", 1], ["From cache", 1], ["Spend", 1]];
-  place.append(h("div", { class: "top" }, h("h1", {}, "Models"), rangeSwitch(() => refresh().catch(() => {}))),
+  const ranges = rangeSwitch(() => refresh().catch(() => {}));
+  place.append(h("div", { class: "top" }, h("h1", {}, "Models"), ranges),
     h("section", { class: "card" }, h("div", { class: "scroll" }, h("table", { class: "cards" },
       h("thead", {}, h("tr", {}, heads.map(([title, isNumber]) => h("th", { scope: "col", class: isNumber ? "number" : "" }, title)))), body)), empty),
     h("p", { class: "soft" }, "An error is the estimate less what the provider reported, as a share of that: too low at the left, too high at the right, within 0.1% in green. The band is the range that an estimate promises; nine of ten reports should be in it."));
 
   async function refresh() {
-    const page = await getJson(`history?range=${chosenRange()}`);
+    const page = await getHistory();
+    ranges.show(shownRange());
     keyed(body, page.models, (model) => model.model, makeRow, (row, model) => updateRow(row, model, page.error_edges));
     empty.hidden = page.models.length > 0;
+    return page.reading;
   }
   return { refresh };
 }

@@ -2,33 +2,11 @@
 
 import { getJson } from "./api.js";
 import { spark, stackedBars, stacked } from "./charts.js";
-import { age, dateTime, dollars, grouped, h, keyed, percent, sessionName, setClass, setText, short, gauge } from "./dom.js";
+import { age, cost, dateTime, dollars, grouped, h, keyed, percent, sessionName, setClass, setText, short, gauge, unpricedNote } from "./dom.js";
+import { getHistory, rangeSwitch, shownRange } from "./range.js";
 
-const RANGES = ["15m", "1h", "6h", "24h", "7d", "30d"];
 const MODEL_COLOURS = 5;
 const RECENT = 6;
-
-let range = localStorage.getItem("range") ?? "24h";
-if (!RANGES.includes(range)) range = "24h";
-
-// A switch of a few choices.
-export function segments(label, choices, chosen, choose) {
-  const buttons = choices.map((choice) => h("button", {
-    type: "button", "aria-pressed": String(choice === chosen),
-    onclick: () => {
-      for (const button of buttons) button.setAttribute("aria-pressed", String(button.textContent === choice));
-      choose(choice);
-    },
-  }, choice));
-  return h("div", { class: "segments", role: "group", "aria-label": label }, buttons);
-}
-
-export const rangeSwitch = (changed) => segments("Range", RANGES, range, (choice) => {
-  range = choice;
-  localStorage.setItem("range", choice);
-  changed();
-});
-export const chosenRange = () => range;
 
 function stat(title, name) {
   const value = h("p", { class: "value" }, "–");
@@ -81,7 +59,7 @@ function recentRows() {
     setText(name.lastChild, session.model ?? "");
     row.bar.set((session.percent ?? 0) / 100);
     setText(fill.firstChild.lastChild, session.percent === undefined ? "–" : `${Math.round(session.percent)}%`);
-    setText(spend, dollars(session.dollars));
+    setText(spend, cost(session.dollars, session.unpriced));
     setText(used, age(session.newest));
   });
   return body;
@@ -109,27 +87,30 @@ export function overview(place) {
   const recentCard = h("section", { class: "card" }, h("header", {}, h("h2", {}, "Last used"), h("a", { href: "#/sessions" }, "All sessions")),
     h("div", { class: "scroll" }, h("table", { class: "cards" }, h("thead", {}, h("tr", {}, h("th", {}, "Session"), h("th", {}, "Context"), h("th", { class: "number" }, "Spend"), h("th", { class: "number" }, "Last used"))), recent)));
   const body = h("div", { class: "body" }, h("div", { class: "stats" }, Object.values(all)), h("div", { class: "pair" }, spendCard, tokenCard), recentCard);
-  place.append(h("div", { class: "top" }, h("h1", {}, "Overview"), rangeSwitch(() => refresh())), incomplete, empty, body);
+  const ranges = rangeSwitch(() => refresh());
+  place.append(h("div", { class: "top" }, h("h1", {}, "Overview"), ranges), incomplete, empty, body);
 
   function drawStats(page, times) {
     const { total } = page;
     const series = (of) => page.steps.map(of);
     const { estimates } = total;
-    all.spend.show(dollars(total.dollars), total.unpriced ? `${grouped(total.unpriced)} calls without a known price` : `${dollars(total.calls ? total.dollars / total.calls : 0)} a call`, series((step) => step.dollars), times);
+    const perCall = `${dollars(total.calls ? total.dollars / total.calls : 0)} a call`;
+    all.spend.show(cost(total.dollars, total.unpriced), `${dollars(page.today)} today, UTC · ${unpricedNote(total.unpriced) || perCall}`, series((step) => step.dollars), times);
     all.tokens.show(short(total.input + total.output), `${percent(total.input ? total.cache_read / total.input : 0)} of input from cache`, series((step) => step.input + step.output), times);
     all.sessions.show(grouped(total.sessions), `${page.models.length} ${page.models.length === 1 ? "model" : "models"}`, series((step) => step.sessions), times);
     all.error.show(estimates.compared ? percent(estimates.median) : "–", estimates.compared ? `median · p95 ${percent(estimates.p95)} · ${percent(estimates.exact / estimates.compared)} exact` : "nothing to compare yet", series((step) => step.estimates.median), times);
     all.calls.show(grouped(total.calls), total.summaries ? `and ${grouped(total.summaries)} ${total.summaries === 1 ? "summary" : "summaries"} of our own` : "by clients", series((step) => step.calls), times);
     all.failed.show(grouped(total.failed), `${percent(total.calls ? total.failed / total.calls : 0)} of calls`, series((step) => step.failed), times);
     setClass(all.failed.children[1], "bad", total.failed > 0);
-    all.overflows.show(grouped(total.overflows_avoided), total.overflows ? `${grouped(total.overflows)} not avoided` : "none was lost", series((step) => step.overflows_avoided), times);
-    all.saved.show(dollars(total.saved), `${short(total.removed)} tokens not sent`, series((step) => step.saved), times);
+    all.overflows.show(grouped(total.overflows_avoided), total.overflows ? `${grouped(total.overflows)} not avoided` : total.overflows_avoided ? "all of them" : "no request was too long", series((step) => step.overflows_avoided), times);
+    const net = (sums) => sums.saved - sums.summary_dollars;
+    const summaries = total.summary_dollars ? ` · ${dollars(total.summary_dollars)} for summaries` : "";
+    all.saved.show(dollars(net(total)), `${short(total.removed)} tokens not sent${summaries}`, series(net), times);
   }
 
   function drawCharts(page, times) {
     const dearest = page.models.filter((model) => model.dollars > 0);
     const named = dearest.slice(0, MODEL_COLOURS).map((model) => model.model);
-    // Models that only took part in calls of others have no line of their own.
     const hasOthers = page.steps.some((step) => Object.keys(step.dollars_by_model).some((model) => !named.includes(model)));
     const names = hasOthers ? [...named, "others"] : named;
     const values = names.map((name) => page.steps.map((step) => (name !== "others" ? step.dollars_by_model[name] ?? 0
@@ -147,23 +128,27 @@ export function overview(place) {
     tokenCard.legend(TOKEN_KINDS.map((kind) => ({ name: kind.name, colour: kind.colour, value: short(kind.of(page.total)) })));
   }
 
+  let asked = 0;
   async function refresh() {
-    const asked = range;
-    const [page, list] = await Promise.all([getJson(`history?range=${range}`), getJson(`sessions?details=true&limit=${RECENT}`)]);
-    // Another range was chosen meanwhile.
-    if (asked !== range) return;
+    asked += 1;
+    const mine = asked;
+    const [page, list] = await Promise.all([getHistory(), getJson(`sessions?details=true&limit=${RECENT}`)]);
+    // A later answer is on its way.
+    if (mine !== asked) return false;
+    ranges.show(shownRange());
     const isEmpty = list.sessions.length === 0;
     if (isEmpty && !empty.firstChild) empty.append(emptyNote(await getJson("about")));
     empty.hidden = !isEmpty;
     body.hidden = isEmpty;
-    if (isEmpty) return;
+    if (isEmpty) return false;
     span = page.until - page.since;
     const times = page.steps.map((step) => step.at + page.step_ms / 2);
     drawStats(page, times);
     drawCharts(page, times);
     recent.show(list.sessions);
     incomplete.hidden = page.complete_since <= page.since;
-    setText(incomplete, `Older calls are still being read, or left out: complete since ${dateTime(page.complete_since)}.`);
+    setText(incomplete, `Older calls are ${page.reading ? "still being read" : "left out"}: complete since ${dateTime(page.complete_since)}.`);
+    return page.reading;
   }
   return { refresh };
 }

@@ -20,6 +20,7 @@ const VIEWS = { overview, sessions, session, live, models };
 const at = (id) => document.getElementById(id);
 let view = null;
 let hasRefused = false;
+let hasRouted = false;
 
 function state(kind, text) {
   at("state").className = kind;
@@ -43,7 +44,8 @@ async function refresh() {
   if (document.hidden || hasRefused) return;
   const shown = view;
   try {
-    await shown?.refresh();
+    const hasMore = await shown?.refresh();
+    if (hasMore && shown === view) refreshSoon();
     if (storeFailure === "") at("failure").hidden = true;
   } catch (error) {
     if (shown === view) fail(error);
@@ -76,6 +78,12 @@ function route() {
     else link.removeAttribute("aria-current");
   }
   view = open(at("view"), rest.map(decodeURIComponent));
+  const heading = at("view").querySelector("h1");
+  document.title = `${heading.textContent} · Plimsoll`;
+  // Who hears or steps through the page continues with the new view. The first one opens where the page does.
+  heading.tabIndex = -1;
+  if (hasRouted) heading.focus({ preventScroll: true });
+  hasRouted = true;
   scrollTo(0, 0);
   refresh();
 }

@@ -2,8 +2,9 @@
 
 import { getJson, getText } from "./api.js";
 import { MARKS, contextChart, errorDots, stacked, turnBars } from "./charts.js";
-import { chartCard, segments } from "./overview.js";
-import { clock, copyable, dateTime, dollars, duration, grouped, h, keyed, percent, sessionName, setClass, setText, short, signedPercent } from "./dom.js";
+import { copyable, calls, cost as costText, dateTime, dollars, duration, grouped, h, hasFailed, keyed, outcomeName, percent, sessionName, setClass, setText, short, signedPercent, unpricedNote, when } from "./dom.js";
+import { chartCard } from "./overview.js";
+import { segments } from "./range.js";
 
 const PARTS = ["system", "tools", "messages", "reasoning"];
 const CACHE = [["read", "read from cache"], ["write", "written to cache"], ["fresh", "new input"], ["output", "output"]];
@@ -82,7 +83,7 @@ function waterfall(choose) {
       label.className = `label d${depth}${thread.turns.at(-1).purpose === "turn" ? "" : " side"}`;
       setText(label, threadName(thread, main));
       label.title = thread.id;
-      setText(count, `${grouped(thread.turns.length)} ${thread.turns.length === 1 ? "call" : "calls"}`);
+      setText(count, calls(thread.turns.length));
       button.setAttribute("aria-pressed", String(thread.id === chosenThread));
       keyed(picture, thread.turns, (turn) => turn.request, () => h("svg:g", {}, h("svg:rect", { y: 2, height: 12, rx: 2, class: "wait" }), h("svg:rect", { y: 2, height: 12, rx: 2 }), h("svg:title")), (group, turn) => {
         const [wait, body, title] = group.children;
@@ -93,10 +94,10 @@ function waterfall(choose) {
         body.setAttribute("width", Math.max(3, x(turn.ended) - x(first)));
         for (const rect of [wait, body]) {
           setClass(rect, "side", turn.purpose !== "turn");
-          setClass(rect, "failed", !["complete", "client_left"].includes(turn.outcome));
+          setClass(rect, "failed", hasFailed(turn.outcome));
         }
         setClass(body, "chosen", turn.request === chosenTurn);
-        setText(title, `${clock(turn.at)}, ${duration(turn.ended - turn.at)}${turn.first_byte_ms === undefined ? "" : `, first byte after ${duration(turn.first_byte_ms)}`}`);
+        setText(title, `${when(turn.at)}, ${duration(turn.ended - turn.at)}${turn.first_byte_ms === undefined ? "" : `, first byte after ${duration(turn.first_byte_ms)}`}`);
       });
     });
   };
@@ -120,7 +121,7 @@ function turnTable(choose) {
   (row, { turn, at }) => {
     const [number, time, context, input, cached, output, spend, error, took, changed] = row.children;
     setText(number.firstChild, String(at + 1));
-    setText(time, clock(turn.at));
+    setText(time, when(turn.at));
     setText(context, turn.context ? `${short(turn.context.total)} · ${percent(turn.context.total / turn.context.window)}` : "–");
     setText(input, turn.usage.input === undefined ? "–" : short(turn.usage.input));
     setText(cached, turn.usage.input ? percent((turn.usage.cache_read ?? 0) / turn.usage.input) : "–");
@@ -129,11 +130,10 @@ function turnTable(choose) {
     setText(error, signedPercent(turn.estimate?.error_ratio));
     setText(took, duration(turn.ended - turn.at));
     row.setAttribute("aria-selected", String(turn.request === chosen));
-    const failed = !["complete", "client_left"].includes(turn.outcome);
-    const tags = [...(failed ? ["failed"] : []), ...marksOf(turn)].join();
+    const tags = [turn.outcome, ...marksOf(turn)].join();
     if (changed.dataset.tags !== tags) {
       changed.dataset.tags = tags;
-      changed.replaceChildren(...(failed ? [h("span", { class: "tag bad" }, turn.outcome.replace("_", " ")), " "] : []), ...marksOf(turn).flatMap((kind) => [h("span", { class: "tag act" }, MARKS[kind].name), " "]));
+      changed.replaceChildren(...(turn.outcome === "complete" ? [] : [h("span", { class: hasFailed(turn.outcome) ? "tag bad" : "tag" }, outcomeName(turn.outcome)), " "]), ...marksOf(turn).flatMap((kind) => [h("span", { class: "tag act" }, MARKS[kind].name), " "]));
     }
   });
   return element;
@@ -165,7 +165,7 @@ export function session(place, [id, asked]) {
   let explained = null;
   let isFitted = false;
   // The turns of the thread with a context: what the charts show.
-  const line = () => turns.filter((turn) => turn.thread === thread && turn.context);
+  let line = [];
   const title = h("h1", {}, "Session");
   const crumbs = h("div", { class: "crumbs" });
   const loop = h("p", { class: "notice", hidden: true });
@@ -173,11 +173,11 @@ export function session(place, [id, asked]) {
   const readout = h("p", { class: "readout" });
   const marks = markLegend();
   const sync = `session-${id}`;
-  const pointed = { moved: (at) => read(line()[at]), chosen: (at) => { const turn = line()[at]; if (turn) choose(turn.request); }, sync };
+  const pointed = { moved: (at) => read(line[at]), chosen: (at) => { const turn = line[at]; if (turn) choose(turn.request); }, sync };
   const context = contextChart({
     ...pointed, label: "The context of the conversation over its turns, as a stacked area below the model's window",
-    lines: () => ({ window: line().at(-1)?.context.window ?? 0, softer: softLines(line().at(-1)) }),
-    marks: (at) => marksOf(line()[at] ?? { new: {} }), fits: () => isFitted,
+    lines: () => ({ window: line.at(-1)?.context.window ?? 0, softer: softLines(line.at(-1)) }),
+    marks: (at) => marksOf(line[at] ?? { new: {} }), fits: () => isFitted,
   });
   const cache = turnBars(96, "Tokens of each turn: read from cache, written to cache, new, output", CACHE.map(([name]) => name), short, pointed);
   const cost = turnBars(76, "Cost of each turn, US dollars", ["accent"], dollars, pointed);
@@ -185,7 +185,9 @@ export function session(place, [id, asked]) {
   const contextCard = chartCard("Context over its turns", context);
   contextCard.insertBefore(readout, contextCard.lastChild);
   contextCard.append(h("div", { class: "row marks" }, marks));
-  contextCard.querySelector("header").append(segments("Scale", ["window", "content"], "window", (choice) => { isFitted = choice === "content"; context.rebuild(); }));
+  const scale = segments("Scale", ["window", "content"], (choice) => { isFitted = choice === "content"; context.rebuild(); });
+  scale.show("window");
+  contextCard.querySelector("header").append(scale);
   const below = h("section", { class: "card stack chart" }, h("header", {}, h("h2", {}, "Tokens"), tokenLegend()), cache, h("h2", {}, "Cost"), cost, h("h2", {}, "Error of the estimate"), error);
   const tree = waterfall((wanted) => { thread = wanted; chosen = null; show(); });
   const table = turnTable((request, scrolls) => choose(request, scrolls));
@@ -195,11 +197,11 @@ export function session(place, [id, asked]) {
     h("section", { class: "card" }, h("header", {}, h("h2", {}, "Calls")), table));
 
   function read(turn) {
-    const shown = turn ?? line().find(({ request }) => request === chosen) ?? line().at(-1);
+    const shown = turn ?? line.find(({ request }) => request === chosen) ?? line.at(-1);
     if (!shown) return;
     const { context: parts } = shown;
     const free = Math.max(0, parts.window - parts.total);
-    const texts = [[`turn ${line().indexOf(shown) + 1}`, clock(shown.at)], ...PARTS.map((name) => [name, short(parts[name])]), ["free", short(free)], ["full", percent(parts.total / parts.window)], ["cost", dollars(shown.dollars)], ["estimate", signedPercent(shown.estimate?.error_ratio)]];
+    const texts = [[`turn ${line.indexOf(shown) + 1}`, when(shown.at)], ...PARTS.map((name) => [name, short(parts[name])]), ["free", short(free)], ["full", percent(parts.total / parts.window)], ["cost", dollars(shown.dollars)], ["estimate", signedPercent(shown.estimate?.error_ratio)]];
     texts.forEach(([name, value], at) => {
       const item = readout.children[at] ?? readout.appendChild(h("span", {}, h("span"), " ", h("b")));
       setText(item.firstChild, name);
@@ -224,7 +226,8 @@ export function session(place, [id, asked]) {
   }
 
   function show() {
-    const own = line();
+    line = turns.filter((turn) => turn.thread === thread && turn.context);
+    const own = line;
     const x = own.map((_, at) => at + 1);
     tree.show(turns, main, thread, chosen);
     table.show(turns.filter((turn) => turn.thread === thread), chosen);
@@ -253,13 +256,13 @@ export function session(place, [id, asked]) {
     const repeated = Math.max(0, ...known.threads.map((line) => line.repeated_calls ?? 0));
     loop.hidden = repeated === 0;
     setText(loop, `A loop, probably: the same call had the same result in ${repeated} of the last 10 turns.`);
-    const newest = line().at(-1);
+    const newest = line.at(-1);
     const next = known.threads.find((other) => other.id === main)?.context?.next_input;
     const removed = turns.reduce((sum, turn) => sum + turn.removed, 0);
     const errors = turns.map((turn) => turn.estimate?.error_ratio).filter((ratio) => ratio !== null && ratio !== undefined).map(Math.abs).sort((one, other) => one - other);
     const entries = [
       ["Context", newest ? percent(newest.context.total / newest.context.window) : "–", newest ? `${short(newest.context.total)} of ${short(newest.context.window)}` : ""],
-      ["Spend", dollars(known.dollars), known.unpriced ? `${known.unpriced} unpriced` : ""],
+      ["Spend", costText(known.dollars, known.unpriced), unpricedNote(known.unpriced)],
       ["Next call", dollars(next?.dollars), next ? (next.dollars < next.cold ? `${dollars(next.cold)} once cold` : "its input, cold") : ""], ["Calls", grouped(known.turns), ""],
       ["Input", short(known.totals.input), `${percent(known.totals.input ? known.totals.cache_read / known.totals.input : 0)} cached`],
       ["Output", short(known.totals.output), known.totals.reasoning ? `${short(known.totals.reasoning)} reasoning` : ""],
@@ -284,14 +287,14 @@ export function session(place, [id, asked]) {
       thread = turns.find((turn) => turn.request === chosen)?.thread ?? main;
       if (chosen) choose(chosen);
     }
-    head(known);
     show();
+    head(known);
   }
 
   const keys = (event) => {
     if (event.altKey || event.ctrlKey || event.metaKey || event.shiftKey) return;
     if (!["ArrowLeft", "ArrowRight"].includes(event.key) || event.target.closest("input, select, pre, .segments")) return;
-    const own = line();
+    const own = line;
     const here = own.findIndex((turn) => turn.request === chosen);
     const next = own[here < 0 ? own.length - 1 : Math.min(own.length - 1, Math.max(0, here + (event.key === "ArrowLeft" ? -1 : 1)))];
     if (next && next.request !== chosen) choose(next.request);
@@ -299,9 +302,6 @@ export function session(place, [id, asked]) {
   document.addEventListener("keydown", keys);
   return {
     refresh,
-    close: () => {
-      document.removeEventListener("keydown", keys);
-      document.title = "Plimsoll";
-    },
+    close: () => document.removeEventListener("keydown", keys),
   };
 }

@@ -1,7 +1,7 @@
 // Sessions: a list that the server sorts, filters and pages, so that it stays quick with 100,000 of them.
 
 import { getJson } from "./api.js";
-import { age, dollars, gauge, grouped, h, keyed, sessionName, setClass, setText, short, signedPercent } from "./dom.js";
+import { age, cost, gauge, grouped, h, keyed, sessionName, setClass, setText, short, signedPercent, unpricedNote } from "./dom.js";
 
 const PAGE = 50;
 const COLUMNS = [
@@ -44,7 +44,8 @@ function updateRow(row, session) {
   row.bar.set((session.percent ?? 0) / 100);
   setText(context.firstChild.lastChild, session.percent === undefined ? "–" : `${Math.round(session.percent)}%`);
   setText(context.lastChild, session.context === undefined ? "" : `${short(session.context)} of ${short(session.window)}`);
-  setText(spend, dollars(session.dollars));
+  setText(spend, cost(session.dollars, session.unpriced));
+  spend.title = unpricedNote(session.unpriced);
   setText(error, signedPercent(session.error_ratio));
   setClass(error, "warn", Math.abs(session.error_ratio ?? 0) > 0.05);
   setText(turns, grouped(session.turns));
@@ -105,7 +106,7 @@ export function sessions(place) {
     for (const key of ["search", "model", "upstream", "tenant"]) if (wanted[key]) query.set(key, wanted[key]);
     const list = await getJson(`sessions?${query}`);
     // A later answer is on its way.
-    if (mine !== asked) return;
+    if (mine !== asked) return false;
     keyed(body, list.sessions, (session) => session.id, makeRow, updateRow);
     heads.forEach((head, at) => {
       if (COLUMNS[at][0] === wanted.sort) head.setAttribute("aria-sort", wanted.order === "asc" ? "ascending" : "descending");
@@ -115,15 +116,16 @@ export function sessions(place) {
     const first = list.sessions.length ? wanted.skip + 1 : 0;
     const most = list.found === undefined ? "" : ` of ${grouped(list.found)}`;
     setText(shown, `${grouped(first)}–${grouped(wanted.skip + list.sessions.length)}${most}`);
-    setText(count, list.incomplete ? "of the newest sessions; older ones are not in this order" : "");
+    setText(count, list.reading ? "older sessions are still being read" : list.incomplete ? "of the newest sessions; older ones are not in this order" : "");
     previous.disabled = wanted.skip === 0;
     next.disabled = list.next === null;
-    if (hasNames) return;
+    if (hasNames) return list.reading;
     hasNames = true;
     const names = await getJson("history?range=30d");
     filters.model.show(names.models.map((model) => model.model));
     filters.upstream.show(names.upstreams);
     filters.tenant.show(names.tenants);
+    return list.reading;
   }
   return { refresh };
 }

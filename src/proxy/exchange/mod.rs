@@ -75,14 +75,18 @@ pub(super) async fn run(
     // 2. Route.
     // Clients probe the root path, which no upstream has.
     let is_probe = head.uri.path() == "/" && [Method::GET, Method::HEAD].contains(&head.method);
-    let RoutedRequest { upstream, head, upgrade } = match RoutedRequest::new(&proxy, head, dialect)
-    {
-        Ok(routed) => routed,
-        Err(ProxyError::NoUpstream { .. }) if is_probe => {
-            return *live_exchange::answer(answer::greeting(), Outcome::Complete, recorder);
-        }
-        Err(fault) => return *refuse(&fault, dialect, recorder),
+    let greeting = match is_probe {
+        true => Some(answer::greeting(&proxy.config, &head.uri, &head.headers)),
+        false => None,
     };
+    let RoutedRequest { upstream, head, upgrade } =
+        match (RoutedRequest::new(&proxy, head, dialect), greeting) {
+            (Ok(routed), _) => routed,
+            (Err(ProxyError::NoUpstream { .. }), Some(greeting)) => {
+                return *live_exchange::answer(greeting, Outcome::Complete, recorder);
+            }
+            (Err(fault), _) => return *refuse(&fault, dialect, recorder),
+        };
     recorder.record_upstream(&upstream);
     let exchange = LiveExchange { recorder, client, upstream, phase: Received };
     let responded = match upgrade {

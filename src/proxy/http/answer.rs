@@ -4,10 +4,12 @@
 //! reports it like a provider's error. Only this file maps faults to statuses.
 
 use bytes::{Bytes, BytesMut};
-use http::header::{CONNECTION, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
-use http::{HeaderValue, Response, StatusCode};
+use http::header::{CONNECTION, CONTENT_TYPE, HOST, RETRY_AFTER, WWW_AUTHENTICATE};
+use http::uri::Authority;
+use http::{HeaderMap, HeaderValue, Response, StatusCode, Uri};
 use jiff::Timestamp;
 
+use crate::config::Config;
 use crate::context::Outcome;
 use crate::context::caps::CapState;
 use crate::dialect::Dialect;
@@ -17,11 +19,17 @@ use crate::wire::sse::write_event;
 /// Marks a response as ours; its value is [`ProxyError::code`].
 pub(super) const ERROR: &str = "x-plimsoll-error";
 
-/// The response to `GET /` and `HEAD /`, which clients use as a probe.
-const GREETING: &str = "Plimsoll, an LLM proxy: set a client's base URL to this address.\n";
-
-pub(crate) fn greeting() -> Response<Bytes> {
-    let mut response = Response::new(Bytes::from_static(GREETING.as_bytes()));
+/// The response to `GET /` and `HEAD /`, which people open and clients use as a probe.
+pub(crate) fn greeting(config: &Config, uri: &Uri, headers: &HeaderMap) -> Response<Bytes> {
+    let host = headers.get(HOST).and_then(|host| host.to_str().ok()).map(str::parse::<Authority>);
+    let host = host.and_then(Result::ok).or_else(|| uri.authority().cloned());
+    let host = host.map_or_else(|| config.listen.to_string(), |host| host.to_string());
+    let scheme = if config.tls.is_some() { "https" } else { "http" };
+    let introduction = config.introduction(&format!("{scheme}://{host}"));
+    let version = env!("CARGO_PKG_VERSION");
+    let mut response = Response::new(Bytes::from(format!(
+        "Plimsoll {version}, an LLM proxy: set a client's base URL to this address.\n{introduction}\n"
+    )));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
     response

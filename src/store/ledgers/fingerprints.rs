@@ -449,7 +449,8 @@ pub(super) fn name_for(exchange: &ExchangeId) -> SessionId {
     format!("{UNNAMED}{exchange}").into()
 }
 
-pub(super) fn is_unnamed(session: &SessionId) -> bool {
+/// Whether the client does not name it.
+pub(crate) fn is_unnamed(session: &SessionId) -> bool {
     session.as_str().starts_with(UNNAMED)
 }
 
