@@ -7,8 +7,10 @@
 mod admin_client;
 mod backup;
 mod check;
+mod clients;
 #[cfg(feature = "demo")]
 mod demo;
+mod doctor;
 mod lessons;
 mod line;
 mod models;
@@ -17,7 +19,9 @@ mod replay;
 mod run;
 mod say;
 mod serve;
+mod service;
 mod sessions;
+mod setup;
 mod socket;
 mod tokens;
 mod top;
@@ -232,17 +236,20 @@ enum Command {
         #[command(flatten)]
         at: AdminTarget,
     },
-    /// Run a client with its base URLs pointed at Plimsoll, which is started if it is not running.
+    /// Run an agent behind Plimsoll, which is started if it is not running.
     Run {
         #[command(flatten)]
         settings: ConfigFlags,
-        /// Print the summary as one line of JSON on standard error.
-        #[arg(long)]
-        json: bool,
-        /// The command and its arguments.
-        #[arg(last = true, required = true, value_name = "COMMAND")]
-        command: Vec<String>,
+        #[command(flatten)]
+        options: run::RunOptions,
     },
+    /// Print an agent's lasting configuration, write it, or take back what was written.
+    Setup(setup::SetupOptions),
+    /// Look whether everything works here: listener, keys, store, clock, agents. Exits with 1 if something does not.
+    Doctor(doctor::DoctorOptions),
+    /// Have this user's service manager (systemd or launchd) run `plimsoll serve`.
+    #[command(subcommand)]
+    Service(service::ServiceCommand),
     /// Measure how wrong the estimates would have been on recorded sessions.
     Replay(replay::ReplayArguments),
     /// Print shell completions.
@@ -419,6 +426,13 @@ fn status_line(
     line::printed(format, outcome)
 }
 
+fn completions(shell: clap_complete::Shell) {
+    let mut text = Vec::new();
+    let name = env!("CARGO_PKG_NAME");
+    clap_complete::generate(shell, &mut Arguments::command(), name, &mut text);
+    print::out(&String::from_utf8_lossy(&text));
+}
+
 fn execute(command: &Command) -> Result<ExitCode, CliError> {
     match command {
         Command::Serve(settings) => serve::run(&settings.sources())?,
@@ -479,16 +493,12 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
             at.ask(async |client| lessons::run(&client, forget, share, wall(), at.json).await)?;
         }
         Command::Top { at } => at.ask(async |client| top::run(&client, at.json).await)?,
-        Command::Run { settings, json, command } => {
-            return run::run(settings.sources(), command, *json);
-        }
+        Command::Run { settings, options } => return run::run(settings.sources(), options),
+        Command::Setup(options) => setup::run(options)?,
+        Command::Doctor(options) => return doctor::run(options),
+        Command::Service(command) => service::run(command)?,
         Command::Replay(options) => replay::run(options)?,
-        Command::Completions { shell } => {
-            let mut text = Vec::new();
-            let name = env!("CARGO_PKG_NAME");
-            clap_complete::generate(*shell, &mut Arguments::command(), name, &mut text);
-            print::out(&String::from_utf8_lossy(&text));
-        }
+        Command::Completions { shell } => completions(*shell),
         Command::Man => {
             let mut text = Vec::new();
             clap_mangen::Man::new(Arguments::command()).render(&mut text)?;
