@@ -7,8 +7,10 @@
 mod admin_client;
 mod backup;
 mod check;
+mod clients;
 #[cfg(feature = "demo")]
 mod demo;
+mod doctor;
 mod flags;
 mod lessons;
 mod line;
@@ -18,7 +20,9 @@ mod replay;
 mod run;
 mod say;
 mod serve;
+mod service;
 mod sessions;
+mod setup;
 mod socket;
 mod style;
 mod table;
@@ -257,17 +261,20 @@ enum Command {
         #[command(flatten)]
         at: AdminTarget,
     },
-    /// Run a client with its base URLs pointed at Plimsoll, which is started if it is not running.
+    /// Run an agent behind Plimsoll, which is started if it is not running.
     Run {
         #[command(flatten)]
         settings: ConfigFlags,
-        /// Print the summary as one line of JSON on standard error.
-        #[arg(long)]
-        json: bool,
-        /// The command and its arguments.
-        #[arg(last = true, required = true, value_name = "COMMAND")]
-        command: Vec<String>,
+        #[command(flatten)]
+        options: run::RunOptions,
     },
+    /// Print an agent's lasting configuration, write it, or take back what was written.
+    Setup(setup::SetupOptions),
+    /// Look whether everything works here: listener, keys, store, clock, agents. Exits with 1 if something does not.
+    Doctor(doctor::DoctorOptions),
+    /// Have this user's service manager (systemd or launchd) run `plimsoll serve`.
+    #[command(subcommand)]
+    Service(service::ServiceCommand),
     /// Measure how wrong the estimates would have been on recorded sessions.
     Replay(replay::ReplayArguments),
     /// Print shell completions.
@@ -329,10 +336,11 @@ impl Command {
             | Command::Export { at, .. }
             | Command::Say { at, .. }
             | Command::Lessons { at, .. }
+            | Command::Models { at, .. }
             | Command::Top { at } => at.json,
-            Command::Check { json, .. }
-            | Command::Models { json, .. }
-            | Command::Run { json, .. } => *json,
+            Command::Check { json, .. } => *json,
+            Command::Run { options, .. } => options.json,
+            Command::Doctor(options) => options.json,
             _ => false,
         }
     }
@@ -462,9 +470,10 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
             at.ask(async |client| lessons::run(&client, forget, share, wall(), at.json).await)?;
         }
         Command::Top { at } => at.ask(async |client| top::run(&client, at.json).await)?,
-        Command::Run { settings, json, command } => {
-            return run::run(settings.sources(), command, *json);
-        }
+        Command::Run { settings, options } => return run::run(settings.sources(), options),
+        Command::Setup(options) => setup::run(options)?,
+        Command::Doctor(options) => return doctor::run(options),
+        Command::Service(command) => service::run(command)?,
         Command::Replay(options) => replay::run(options)?,
         Command::Completions { shell } => print::out(&completions(*shell)),
         Command::Man { command } => print::out(&manual(command.as_deref())?),

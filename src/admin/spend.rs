@@ -19,6 +19,7 @@ use crate::config::PriceList;
 use crate::context::budget::grouped;
 use crate::context::ledger::Ledger;
 use crate::context::policy::DecisionMode;
+use crate::context::savings::{ExchangeSavings, SavingsInput};
 use crate::context::{Millis, SessionNames, Turn};
 use crate::dialect::hints::RequestClass;
 use crate::dialect::{Purpose, Usage};
@@ -80,6 +81,12 @@ pub struct SpendLine {
     pub cache_read: u64,
     /// Their output, tokens.
     pub output: u64,
+    /// Tokens that rewriting left out of them.
+    #[serde(default)]
+    pub removed: u64,
+    /// What that saved, less what it cost, US dollars, as far as prices are known.
+    #[serde(default)]
+    pub saved: f64,
 }
 
 /// What was spent since a time, by one kind of name.
@@ -121,17 +128,21 @@ impl SpendSums {
         let names = SessionNames::from_ledger(ledger);
         for turn in ledger.turns().filter(|turn| turn.at >= since) {
             let price = |model: &str| prices.of_turn(turn, model);
+            let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
+            let saved = SavingsInput::from_turn(turn, parent.map(AsRef::as_ref), price).saved();
             let name = match by {
                 SpendBy::Model => {
                     for (model, usage, dollars) in turn.costs_by_model(price) {
                         sums.add(model.to_owned(), usage, dollars);
                     }
+                    sums.save(turn.answered_by(), &saved);
                     continue;
                 }
                 SpendBy::Tag => {
                     let dollars = turn.cost(price);
                     for tag in tags(turn) {
                         sums.add(tag.to_owned(), &turn.usage, dollars);
+                        sums.save(tag, &saved);
                     }
                     continue;
                 }
@@ -142,6 +153,7 @@ impl SpendSums {
                 SpendBy::Class => class(turn),
                 SpendBy::Day => day(turn.at),
             };
+            sums.save(&name, &saved);
             sums.add(name, &turn.usage, turn.cost(price));
         }
         for one in ledger.summaries(DecisionMode::Active).filter(|one| one.at >= since) {
@@ -176,6 +188,15 @@ impl SpendSums {
         self.lines.entry(name).or_default().join(line);
     }
 
+    fn save(&mut self, name: &str, saved: &ExchangeSavings) {
+        self.lines.entry(name.to_owned()).or_default().join(SpendLine {
+            name: name.to_owned(),
+            removed: saved.gone(),
+            saved: saved.money.map_or(0.0, |money| money.saved - money.broken),
+            ..SpendLine::default()
+        });
+    }
+
     pub(super) fn join(&mut self, other: Self) {
         for (name, line) in other.lines {
             self.lines.entry(name).or_default().join(line);
@@ -201,7 +222,9 @@ impl SpendPage {
     pub(crate) fn csv(&self) -> String {
         let mut csv =
             format!("{},dollars,calls,unpriced,input,cache_read,output\n", self.by.as_ref());
-        for SpendLine { name, calls, dollars, unpriced, input, cache_read, output } in &self.lines {
+        for SpendLine { name, calls, dollars, unpriced, input, cache_read, output, .. } in
+            &self.lines
+        {
             let name = clean(name).replace('"', "\"\"");
             csv += &format!(
                 "\"{name}\",{dollars:.6},{calls},{unpriced},{input},{cache_read},{output}\n"
@@ -220,6 +243,8 @@ impl SpendLine {
         self.input = self.input.saturating_add(other.input);
         self.cache_read = self.cache_read.saturating_add(other.cache_read);
         self.output = self.output.saturating_add(other.output);
+        self.removed = self.removed.saturating_add(other.removed);
+        self.saved += other.saved;
     }
 }
 

@@ -80,6 +80,9 @@ pub struct ServerInfo {
     pub mode: Mode,
     /// The configured upstreams.
     pub upstreams: Vec<UpstreamLine>,
+    /// Whether clients may put tags into their base URL: `/~name=value/v1/…`.
+    #[serde(default)]
+    pub path_tags: bool,
     /// Exchanges in flight, or whose turns are still being stored.
     #[serde(default)]
     pub in_flight: usize,
@@ -446,6 +449,7 @@ impl ServerInfo {
             admin: url(config.admin_tls.is_some(), admin),
             mode: config.mode,
             upstreams: upstreams.collect(),
+            path_tags: true,
             // Filled in when somebody asks.
             in_flight: 0,
             store_failure: None,

@@ -19,7 +19,7 @@ use crate::tls::TlsTerminator;
 pub(super) fn run(sources: &ConfigSources, as_json: bool) -> Result<(), CliError> {
     match config::load(sources) {
         Ok(mut loaded) => {
-            let store = StoreCheck::new(&loaded.config)?;
+            let store = serve::block_on(StoreCheck::new(&loaded.config))?;
             loaded.warnings.extend(store.room.clone());
             if as_json {
                 print::json(&served_json(&loaded, &store));
@@ -41,21 +41,21 @@ pub(super) fn run(sources: &ConfigSources, as_json: bool) -> Result<(), CliError
 }
 
 /// The state of the store.
-struct StoreCheck {
+pub(super) struct StoreCheck {
     /// Why the store or the listener's certificate cannot be used.
-    trouble: Option<String>,
+    pub(super) trouble: Option<String>,
     /// How much disk space is missing, or what is odd about the server.
-    room: Option<String>,
+    pub(super) room: Option<String>,
     /// Its size in bytes.
-    bytes: u64,
+    pub(super) bytes: u64,
 }
 
 impl StoreCheck {
-    fn new(config: &Config) -> Result<Self, CliError> {
+    pub(super) async fn new(config: &Config) -> Result<Self, CliError> {
         let server = match &config.shared_store {
             Some(shared) => {
                 let server = serve::redis_server(config, shared)?;
-                serve::block_on(async { Ok(server.examine().await) })?
+                server.examine().await
             }
             None => Ok(None),
         };

@@ -496,7 +496,10 @@ async fn plimsoll_run_within_another_uses_same_server() {
                   credential = \"env:TEAM_KEY\"\n";
     std::fs::write(&file, config).unwrap();
     let inner = env!("CARGO_BIN_EXE_plimsoll");
-    let script = format!("echo $OPENAI_BASE_URL; {inner} run -- sh -c 'echo $OPENAI_BASE_URL'");
+    // Each run has a tag of its own after the address.
+    let script = format!(
+        "echo ${{OPENAI_BASE_URL%%/~*}}; {inner} run -- sh -c 'echo ${{OPENAI_BASE_URL%%/~*}}'"
+    );
     let more = ["--config", file.to_str().unwrap(), "--listen", FREE, "--admin", FREE];
     let secrets = [("TEAM_KEY", "the-key-of-the-team"), ("MY_TOKEN", "a-token-of-the-operators")];
     let ran = with(running(data.path(), &more, &script), &secrets).await;

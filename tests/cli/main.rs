@@ -5,11 +5,13 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod agents;
 mod canary;
 mod caps;
 mod content;
 mod counting;
 mod keeping;
+mod lasting;
 mod loops;
 mod mode;
 mod models;

@@ -41,6 +41,7 @@ use crate::proxy::http::arriving::ClientBody;
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::connection::ClientConnection;
 use crate::proxy::http::headers::{self, HopByHopFilter};
+use crate::proxy::http::path_tags;
 use crate::proxy::http::upstream::route;
 use crate::proxy::response::response_body::ResponseBody;
 use crate::proxy::response::tap::ResponseActions;
@@ -50,10 +51,11 @@ use crate::proxy::state::{Proxy, ServingPhase};
 /// Handles one request.
 pub(super) async fn run(
     proxy: Arc<Proxy>,
-    request: Request<ClientBody>,
+    mut request: Request<ClientBody>,
     connection: Arc<ClientConnection>,
     phase: watch::Receiver<ServingPhase>,
 ) -> Response<ResponseBody> {
+    path_tags::take(&mut request);
     let mut recorder = ExchangeRecorder::open(&proxy, &request, &connection, phase);
     // 1. Accept: the connection has its permit, the headers have their limit.
     if headers::size(request.headers()) > proxy.config.limits.header_bytes {

@@ -204,8 +204,13 @@ pub(crate) fn tags(headers: &HeaderMap) -> Vec<Box<str>> {
     known
 }
 
+/// Adds tags to a request.
+pub(super) fn add_tags(headers: &mut HeaderMap, tags: HeaderValue) {
+    headers.append(TAGS, tags);
+}
+
 /// Whether it is `name=value`, of letters, digits and `-_./:@`.
-fn is_tag(tag: &str) -> bool {
+pub(super) fn is_tag(tag: &str) -> bool {
     let is_word = |word: &str| {
         !word.is_empty()
             && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./:@".contains(&byte))

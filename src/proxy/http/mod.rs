@@ -12,6 +12,7 @@ pub(super) mod headers;
 mod interim;
 pub(super) mod memory;
 pub(super) mod opening;
+pub(super) mod path_tags;
 mod peer_activity;
 pub(super) mod pieces;
 pub(super) mod transport;

@@ -5,6 +5,7 @@
 //! sends no key to another provider. Paths are joined as received: not decoded, normalised or re-ordered
 //! (`docs/configuration.md` "Which upstream"). Pure: no sockets.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use http::header::{AUTHORIZATION, HOST};
@@ -14,7 +15,7 @@ use http::{HeaderMap, HeaderName, Method, Uri};
 use crate::config::{Upstream, errors};
 use crate::dialect::Dialect;
 use crate::dialect::credentials::CredentialRules;
-use crate::dialect::paths::{self, Provider};
+use crate::dialect::paths::{self, Provider, endpoint};
 
 /// Where a request goes.
 #[derive(Clone, Copy, Debug)]
@@ -61,8 +62,8 @@ pub(crate) fn address(
     credentials: &CredentialRules,
 ) -> Option<Uri> {
     let base = route.upstream.base.path().trim_end_matches('/');
-    let path = without_overlap(base, route.path);
-    let path = credentials.without(path, route.upstream.credential.is_some());
+    let path = with_version(base, without_overlap(base, route.path));
+    let path = credentials.without(&path, route.upstream.credential.is_some());
     let joined = match came {
         Some(unchanged) if base.is_empty() && unchanged.as_str() == path => unchanged.clone(),
         _ => PathAndQuery::try_from([base, &path].concat()).ok()?,
@@ -263,6 +264,21 @@ fn without_overlap<'p>(base: &str, path: &'p str) -> &'p str {
         return path;
     }
     path.strip_prefix('/').and_then(|path| stripped(path, last)).unwrap_or(path)
+}
+
+/// A path of Anthropic or Gemini with its version, if neither the base nor the path has one: the AI SDK appends `/messages` to
+/// `ANTHROPIC_BASE_URL`, and LiteLLM `/models/…` to `GEMINI_API_BASE`. Those of OpenAI's protocols stay as they are, because
+/// some providers have no version there.
+fn with_version<'p>(base: &str, path: &'p str) -> Cow<'p, str> {
+    if base.split('/').any(is_version) {
+        return Cow::Borrowed(path);
+    }
+    let version = match path.split(['/', '?']).nth(1) {
+        Some("messages") => "/v1",
+        Some("models") if endpoint(&Method::POST, path).is_some() => "/v1beta",
+        _ => return Cow::Borrowed(path),
+    };
+    Cow::Owned([version, path].concat())
 }
 
 /// `v1`, `v1beta`, `v2`, …

@@ -236,6 +236,44 @@ fn unknown_names_are_not_routed() {
     check(&known, "/any/x", at, "https://api.deepseek.com/any/x");
 }
 
+/// Clients whose base URL is to end with the version get a root address from a variable.
+#[test]
+fn missing_version_is_added() {
+    let mut known = known();
+    let anthropic = "https://api.anthropic.com/v1/messages";
+    for path in
+        ["/messages", "/messages?beta=true", "/messages/count_tokens", "/anthropic/messages"]
+    {
+        let end = path.split_once("messages").unwrap().1;
+        check(&known, path, &[], &format!("{anthropic}{end}"));
+    }
+    check(
+        &known,
+        "/models/g:generateContent",
+        &[],
+        "https://generativelanguage.googleapis.com/v1beta/models/g:generateContent",
+    );
+    // Others have their versions elsewhere, or none.
+    known.push(upstream("vertex", "https://a.example/v1/projects/p", &[]));
+    check(
+        &known,
+        "/vertex/models/g:generateContent",
+        &[],
+        "https://a.example/v1/projects/p/models/g:generateContent",
+    );
+    known.push(upstream("copilot", "https://api.githubcopilot.com", &[]));
+    for path in ["/chat/completions", "/responses", "/models"] {
+        check(
+            &known,
+            &format!("/copilot{path}"),
+            &[],
+            &format!("https://api.githubcopilot.com{path}"),
+        );
+    }
+    known[0] = upstream("anthropic", "https://gateway.example/team", &[Dialect::Anthropic]);
+    check(&known, "/messages", &[], "https://gateway.example/team/v1/messages");
+}
+
 #[test]
 fn base_paths_join_without_doubling() {
     let mut one = vec![upstream("r", "https://openrouter.ai/api/v1", &[])];

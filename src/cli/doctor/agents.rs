@@ -1,0 +1,144 @@
+//! Which agents are installed, in which version, and where each is pointed.
+//!
+//! Runs nothing but `PROGRAM --version`, for a short time.
+
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::process::Command;
+
+use super::{Findings, Level};
+use crate::cli::clients::edit::values_at;
+use crate::cli::clients::{Client, Environment, TABLE};
+
+/// How long an agent may take to say its version.
+const VERSION_WITHIN: Duration = Duration::from_secs(10);
+
+pub(super) async fn examine(root: &str, environment: &Environment, findings: &mut Findings) {
+    let mut asking = Vec::new();
+    for client in &TABLE.clients {
+        if let Some((name, path)) = installed(client, environment) {
+            asking.push((client, name, tokio::spawn(version(path))));
+        }
+    }
+    if asking.is_empty() {
+        findings.add(Level::Look, "agents", "none that Plimsoll knows is on the PATH");
+    }
+    for (client, name, version) in asking {
+        let version = version.await.ok().flatten();
+        let (level, place) = pointed(client, name, root, environment);
+        let (is_new, version) = compared(client, version.as_deref());
+        let level = if is_new { Level::Look } else { level };
+        findings.add(level, &client.name, format!("{version}; {place}"));
+    }
+}
+
+fn installed<'c>(client: &'c Client, environment: &Environment) -> Option<(&'c str, PathBuf)> {
+    let folders = environment.get("PATH")?;
+    for name in &client.programs {
+        for folder in std::env::split_paths(folders).filter(|folder| folder.is_absolute()) {
+            let path = folder.join(name);
+            if path.is_file() {
+                return Some((name, path));
+            }
+        }
+    }
+    None
+}
+
+async fn version(program: PathBuf) -> Option<String> {
+    let mut command = Command::new(program);
+    command.arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    let done = tokio::time::timeout(VERSION_WITHIN, command.output()).await.ok()?.ok()?;
+    let text = String::from_utf8_lossy(&done.stdout).into_owned();
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '.' || c == '-'));
+    let mut numbers = words.map(|word| word.trim_start_matches('v'));
+    let found = numbers
+        .find(|word| word.starts_with(|first: char| first.is_ascii_digit()) && word.contains('.'));
+    found.map(|word| word.trim_end_matches('.').chars().take(32).collect())
+}
+
+/// Whether this version is new to us, and what is to be said of it.
+fn compared(client: &Client, version: Option<&str>) -> (bool, String) {
+    match (version, client.tested.as_deref()) {
+        (None, _) => (false, "says no version".to_owned()),
+        (Some(version), None) => (true, format!("{version}, not tried by us in any version")),
+        (Some(version), Some(tested)) if version == tested => (false, version.to_owned()),
+        (Some(version), Some(tested)) => {
+            let is_new = numbers(version) > numbers(tested);
+            let text = if is_new { "new to us" } else { "older" };
+            (is_new, format!("{version}, {text}: we tried {tested}"))
+        }
+    }
+}
+
+fn numbers(version: &str) -> Vec<u64> {
+    version.split(['.', '-']).map_while(|part| part.parse().ok()).collect()
+}
+
+/// Where its variables and its file send it.
+fn pointed(
+    client: &Client,
+    program: &str,
+    root: &str,
+    environment: &Environment,
+) -> (Level, String) {
+    let mut addresses = Vec::new();
+    let read = client.reads.iter().flat_map(|names| names.split(", "));
+    for name in read.chain(client.environment.keys().map(String::as_str)) {
+        if let Some(address) = environment.get(name) {
+            addresses.push((name.to_owned(), address.clone()));
+        }
+    }
+    if let Some(file) = &client.file
+        && let Some(path) = file.path(environment)
+        && let Ok(text) = std::fs::read_to_string(path)
+    {
+        let places =
+            file.set.iter().filter(|(_, value)| value.contains("{root}") || value.contains("{v1}"));
+        for (path, _) in places {
+            for address in values_at(file.format, &text, path) {
+                addresses.push((file.shown(), address));
+            }
+        }
+    }
+    if let Some((place, address)) = addresses.iter().find(|(_, value)| !value.starts_with(root)) {
+        return (Level::Look, format!("{place} points it at {}", shown(address)));
+    }
+    match addresses.first() {
+        Some((place, _)) => (Level::Ok, format!("{place} points it here")),
+        None => (Level::Ok, format!("not pointed here: `plimsoll run -- {program}` does that")),
+    }
+}
+
+/// An address without what may be secret in it.
+fn shown(address: &str) -> String {
+    let address = address.split(['?', '#']).next().unwrap_or_default();
+    match address.split_once("://") {
+        Some((scheme, rest)) => {
+            format!("{scheme}://{}", rest.rsplit_once('@').map_or(rest, |(_, host)| host))
+        }
+        None => "something that is no address".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn newer_versions_are_new() {
+        let codex = TABLE.by_name("codex").unwrap();
+        let tested = codex.tested.as_deref().unwrap();
+        assert_eq!(compared(codex, Some(tested)), (false, tested.to_owned()));
+        assert!(compared(codex, Some("9.0")).0);
+        assert!(!compared(codex, Some("0.9.1-beta")).0);
+    }
+
+    #[test]
+    fn addresses_are_shown_without_secrets() {
+        assert_eq!(shown("https://me:pw@host/v1?key=x"), "https://host/v1");
+        assert_eq!(shown("sk-secret"), "something that is no address");
+    }
+}

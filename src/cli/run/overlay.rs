@@ -1,0 +1,152 @@
+//! A temporary copy of an agent's configuration folder: links to everything of the user's, and one changed file.
+//!
+//! The user's folder is not touched by us. What the agent itself writes belongs there, and is moved there at the end: agents replace
+//! files by renaming new ones over them, which replaces a link. Only the changed file is dropped.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, symlink};
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+
+use crate::cli::clients::edit::with_values;
+use crate::cli::clients::{ClientFile, Environment, Template};
+use crate::cli::print;
+
+/// The copy; it is gone when this is dropped.
+pub(super) struct ConfigCopy {
+    /// Private to this user, as the file may have keys.
+    place: TempDir,
+    /// The copy of the folder, in it.
+    folder: PathBuf,
+    /// The user's own.
+    source: PathBuf,
+    variable: (String, PathBuf),
+    /// The changed file's path in the folder.
+    file: PathBuf,
+    /// As we wrote it.
+    text: String,
+}
+
+impl ConfigCopy {
+    /// Copies the folder. Says why if that cannot be done.
+    pub(super) fn new(
+        file: &ClientFile,
+        environment: &Environment,
+        template: Template<'_>,
+    ) -> Result<Self, String> {
+        let shown = file.shown();
+        let source = file.folder(environment).ok_or_else(|| "there is no HOME".to_owned())?;
+        let original = match fs::read_to_string(source.join(&file.name)) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(format!("{shown} cannot be read: {error}")),
+        };
+        let text = with_values(file.format, &original, &file.values(&template))
+            .map_err(|why| format!("{shown} {why}, so its addresses stay as they are"))?;
+        Self::copy(file, source, text).map_err(|error| format!("{shown} cannot be copied: {error}"))
+    }
+
+    fn copy(file: &ClientFile, source: PathBuf, text: String) -> io::Result<Self> {
+        let place = tempfile::Builder::new().prefix("plimsoll-run-").tempdir()?;
+        let folder = place.path().join(file.folder_name());
+        fs::create_dir(&folder)?;
+        let name = PathBuf::from(&file.name);
+        link(&source, &folder, &name, &text)?;
+        let (variable, value) =
+            file.moved_to(&folder).ok_or_else(|| io::Error::other("nothing moves it"))?;
+        let variable = (variable.to_owned(), value);
+        Ok(Self { place, folder, source, variable, file: name, text })
+    }
+
+    /// The variable that shows the agent its folder.
+    pub(super) fn variable(&self) -> (&str, &Path) {
+        (&self.variable.0, &self.variable.1)
+    }
+
+    /// Moves what the agent wrote to the user's folder, and removes the copy.
+    pub(super) fn end(self) {
+        let changed = fs::read_to_string(self.folder.join(&self.file));
+        if changed.is_ok_and(|text| text != self.text) {
+            let file = self.source.join(&self.file);
+            print::note(&format!(
+                "the agent changed its copy of {}; that is dropped",
+                file.display()
+            ));
+        }
+        if let Err(error) = give_back(&self.folder, &self.source, &self.file) {
+            let kept = self.place.keep();
+            print::note(&format!(
+                "what the agent wrote could not be moved to {} ({error}); it is in {}",
+                self.source.display(),
+                kept.display()
+            ));
+        }
+    }
+}
+
+/// Links what is in `source` from `folder`, which is there; `file` has this text.
+fn link(source: &Path, folder: &Path, file: &Path, text: &str) -> io::Result<()> {
+    let mut names = file.components();
+    let Some(first) = names.next() else { return Ok(()) };
+    let rest = names.as_path();
+    match fs::read_dir(source) {
+        Ok(entries) => {
+            for entry in entries {
+                let name = entry?.file_name();
+                if name != first.as_os_str() {
+                    symlink(std::path::absolute(source.join(&name))?, folder.join(&name))?;
+                }
+            }
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+    }
+    let changed = folder.join(first);
+    if rest.as_os_str().is_empty() {
+        let mut created =
+            fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&changed)?;
+        return created.write_all(text.as_bytes());
+    }
+    fs::create_dir(&changed)?;
+    link(&source.join(first), &changed, rest, text)
+}
+
+/// Moves what is no link of ours to `source`; the changed `file` stays.
+fn give_back(folder: &Path, source: &Path, file: &Path) -> io::Result<()> {
+    let mut names = file.components();
+    let first = names.next();
+    let rest = names.as_path();
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let target = source.join(&name);
+        if first.is_some_and(|first| name == first.as_os_str()) {
+            if !rest.as_os_str().is_empty() {
+                give_back(&entry.path(), &target, rest)?;
+            }
+        } else if !entry.file_type()?.is_symlink() {
+            fs::create_dir_all(source)?;
+            move_to(&entry.path(), &target)?;
+        }
+    }
+    Ok(())
+}
+
+fn move_to(from: &Path, to: &Path) -> io::Result<()> {
+    if from.is_dir() {
+        fs::create_dir_all(to)?;
+        for entry in fs::read_dir(from)? {
+            let entry = entry?;
+            move_to(&entry.path(), &to.join(entry.file_name()))?;
+        }
+        return Ok(());
+    }
+    // The temporary folder may be on another disk; the file appears whole.
+    let folder = to.parent().unwrap_or(Path::new("."));
+    let beside = tempfile::Builder::new().prefix(".plimsoll-").tempfile_in(folder)?;
+    fs::copy(from, beside.path())?;
+    beside.persist(to)?;
+    Ok(())
+}

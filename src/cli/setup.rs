@@ -1,0 +1,246 @@
+//! `plimsoll setup AGENT`: an agent's lasting configuration, printed or written, and taken back to the byte.
+//!
+//! Before a file is changed, its bytes are saved in the data folder. A file that was changed since is not taken back: the user's
+//! work counts more than ours.
+
+mod record;
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use super::admin_client;
+use super::clients::edit::with_values;
+use super::clients::{self, Client, ClientFile, Environment, TABLE, Template};
+use super::flags::ConfigFlags;
+use super::print::{self, CliError};
+use super::run::proxy::reachable;
+use crate::config::Config;
+use record::{ChangeState, FileChange, SetupRecord};
+
+/// What is to be done.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct SetupOptions {
+    /// The agent.
+    #[arg(required_unless_present_any = ["list", "undo"])]
+    agent: Option<String>,
+    /// Write it into the agent's own file.
+    #[arg(long, conflicts_with_all = ["list", "undo"])]
+    write: bool,
+    /// Take back what was written, of this agent or of all.
+    #[arg(long, conflicts_with = "list")]
+    undo: bool,
+    /// List the agents.
+    #[arg(long)]
+    list: bool,
+    #[command(flatten)]
+    settings: ConfigFlags,
+}
+
+pub(super) fn run(options: &SetupOptions) -> Result<(), CliError> {
+    let client = match &options.agent {
+        Some(name) => Some(TABLE.by_name(name).ok_or_else(|| clients::unknown(name))?),
+        None => None,
+    };
+    if options.list {
+        for client in &TABLE.clients {
+            print::line(&format!("{:<16} {}", client.name, client.title));
+        }
+        return Ok(());
+    }
+    let config = admin_client::load_config(&options.settings.sources())?;
+    if options.undo {
+        return undo(&config.data, client);
+    }
+    let Some(client) = client else { return Ok(()) };
+    let environment = clients::environment();
+    let root = root(&config);
+    let template = Template::new(&root);
+    for limit in client.limits(&environment) {
+        print::note(&format!("{}: {}", client.title, template.fill(limit)));
+    }
+    if let Some(effects) = &client.effects {
+        print::note(&format!("{}: {effects}", client.title));
+    }
+    match &client.file {
+        Some(file) if options.write => write(&config.data, client, file, &environment, template),
+        None if options.write => Err(CliError(format!(
+            "{} has no file for this. Put these lines into your shell's profile:\n{}",
+            client.title,
+            exports(client, &environment, template)
+        ))),
+        Some(file) => {
+            print::out(&shown(file, template)?);
+            Ok(())
+        }
+        None => {
+            print::out(&exports(client, &environment, template));
+            Ok(())
+        }
+    }
+}
+
+/// The address that clients use.
+pub(super) fn root(config: &Config) -> String {
+    let scheme = if config.tls.is_some() { "https" } else { "http" };
+    reachable(&format!("{scheme}://{}", config.listen))
+}
+
+fn shown(file: &ClientFile, template: Template<'_>) -> Result<String, CliError> {
+    let values = file.values(&template);
+    let mut text = format!("# {}\n", file.shown());
+    if values.iter().any(|(path, _)| path.contains(['?', '['])) {
+        for (path, value) in &values {
+            let _ = writeln!(text, "{path} = {value}");
+        }
+    } else {
+        text += &with_values(file.format, "", &values).map_err(CliError)?;
+    }
+    Ok(text)
+}
+
+fn exports(client: &Client, environment: &Environment, template: Template<'_>) -> String {
+    let mut variables = BTreeMap::new();
+    for name in client.reads.iter().flat_map(|names| names.split(", ")) {
+        if let Some(value) = TABLE.environment.get(name) {
+            variables.insert(name, template.fill(value));
+        }
+    }
+    for (name, value) in client.environment.iter().chain(&client.unless_set) {
+        variables.insert(name, template.fill(value));
+    }
+    if let Some((row, _)) = client.for_key(environment) {
+        // The key itself stays where it is.
+        let key = format!("${}", row.key);
+        let template = Template { key: &key, ..template };
+        for (name, value) in row.environment.iter().chain(&row.unless_set) {
+            variables.insert(name, template.fill(value));
+        }
+    }
+    let mut text = String::new();
+    for (name, value) in variables {
+        let quote = if value.starts_with('$') { '"' } else { '\'' };
+        let _ = writeln!(text, "export {name}={quote}{value}{quote}");
+    }
+    if !client.arguments.is_empty() {
+        let arguments: Vec<String> =
+            client.arguments.iter().map(|word| format!("'{}'", template.fill(word))).collect();
+        let _ = writeln!(text, "# and start it with {}", arguments.join(" "));
+    }
+    text
+}
+
+fn write(
+    data: &Path,
+    client: &Client,
+    file: &ClientFile,
+    environment: &Environment,
+    template: Template<'_>,
+) -> Result<(), CliError> {
+    let named = file.path(environment).ok_or_else(|| CliError("there is no HOME".to_owned()))?;
+    // A link stays a link: its target is changed.
+    let path = named.canonicalize().unwrap_or(named);
+    let shown = path.display();
+    let original = read(&path)?;
+    let text = String::from_utf8(original.clone().unwrap_or_default())
+        .map_err(|_| CliError(format!("{shown} is not text")))?;
+    let values = file.values(&template);
+    let edited = with_values(file.format, &text, &values)
+        .map_err(|why| CliError(format!("{shown} {why}; nothing was changed")))?;
+    if original.as_deref() == Some(edited.as_bytes()) {
+        print::line(&format!("{shown} is as it should be"));
+        return Ok(());
+    }
+    let mut record = SetupRecord::load(data)?;
+    record.add(FileChange::new(
+        &client.name,
+        &path,
+        original.as_deref(),
+        edited.as_bytes(),
+        &values,
+    ));
+    record.save(data)?;
+    replace(&path, edited.as_bytes())?;
+    print::line(&format!("{shown} is written; `plimsoll setup --undo` takes it back"));
+    Ok(())
+}
+
+fn undo(data: &Path, client: Option<&Client>) -> Result<(), CliError> {
+    let mut record = SetupRecord::load(data)?;
+    let mut refused = Vec::new();
+    let mut kept = Vec::new();
+    // The newest first: a file may have been changed twice.
+    while let Some(change) = record.pop() {
+        if client.is_some_and(|client| client.name != change.agent) {
+            kept.push(change);
+            continue;
+        }
+        let path = change.file.clone();
+        let shown = path.display();
+        let current = read(&path)?;
+        match change.state(current.as_deref()) {
+            ChangeState::AsWritten => {
+                take_back(&change)?;
+                print::line(&format!("{shown} is as it was"));
+            }
+            ChangeState::Gone => print::line(&format!("{shown} has nothing of ours any more")),
+            ChangeState::ChangedSince => {
+                let names: Vec<&str> = change.values.iter().map(|(name, _)| &**name).collect();
+                refused.push(format!(
+                    "{shown} was changed since, so it stays. Remove {} yourself",
+                    names.join(", ")
+                ));
+                kept.push(change);
+            }
+        }
+    }
+    kept.reverse();
+    record.replace(kept);
+    record.save(data)?;
+    if refused.is_empty() { Ok(()) } else { Err(CliError(refused.join("\n"))) }
+}
+
+fn take_back(change: &FileChange) -> Result<(), CliError> {
+    if let Some(original) = change.original()? {
+        return replace(&change.file, &original);
+    }
+    fs::remove_file(&change.file).map_err(|error| failed(&change.file, &error))?;
+    for folder in &change.folders {
+        // One that is in use meanwhile stays.
+        let _ = fs::remove_dir(folder);
+    }
+    Ok(())
+}
+
+/// The file's bytes; `None` if there is none.
+fn read(path: &Path) -> Result<Option<Vec<u8>>, CliError> {
+    match fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(failed(path, &error)),
+    }
+}
+
+fn replace(path: &Path, bytes: &[u8]) -> Result<(), CliError> {
+    write_whole(path, bytes).map_err(|error| failed(path, &error))
+}
+
+/// Writes a whole file in one step; its permissions stay. A new one is for this user only.
+pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let mut beside = tempfile::Builder::new().prefix(".plimsoll-").tempfile_in(folder)?;
+    beside.write_all(bytes)?;
+    if let Ok(metadata) = fs::metadata(path) {
+        beside.as_file().set_permissions(metadata.permissions())?;
+    }
+    beside.as_file().sync_all()?;
+    beside.persist(path)?;
+    Ok(())
+}
+
+fn failed(path: &Path, error: &io::Error) -> CliError {
+    CliError(format!("{}: {error}", path.display()))
+}
