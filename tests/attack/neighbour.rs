@@ -221,7 +221,7 @@ async fn another_users_server_is_not_used() {
     let admin = rest.trim_end_matches(')');
 
     let own = tempfile::tempdir().unwrap();
-    let script = "echo $ANTHROPIC_BASE_URL";
+    let script = "echo ${ANTHROPIC_BASE_URL%%/~*}";
     let ran =
         with(running(own.path(), &["--listen", FREE], script), &[("PLIMSOLL_ADMIN", admin)]).await;
     assert!(ran.out.starts_with("http://127.0.0.1:") && ran.out.trim() != clients, "{}", ran.out);

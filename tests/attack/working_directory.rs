@@ -82,9 +82,11 @@ async fn plimsoll_run_ignores_upstream_in_cloned_folder() {
     let mut child = command.spawn().unwrap();
     let mut out = program::lines(child.stdout.take().unwrap());
     let base = within("the base URL", out.next_line()).await.unwrap().unwrap();
-    let address = base.trim_start_matches("http://").parse().unwrap();
+    // After the address stands the tag of this run.
+    let (address, tag) = base.trim_start_matches("http://").split_once('/').unwrap();
+    let path = format!("/{tag}/v1/messages");
     let key = [("x-api-key", "sk-of-the-user")];
-    let mut client = program::post(address, "/v1/messages", "{}", &key).await;
+    let mut client = program::post(address.parse().unwrap(), &path, "{}", &key).await;
     provider.call().await.answer("200 OK", "{}").await;
     assert_eq!(client.response().await.status(), 200);
     child.stdin.take().unwrap().write_all(b"go on\n").await.unwrap();

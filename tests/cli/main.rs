@@ -302,9 +302,12 @@ async fn plimsoll_run_sets_base_urls_and_returns_exit_code() {
     assert_eq!(versioned, format!("{root}/v1"));
     assert_eq!(gemini, root);
     // The client's request goes through the proxy that was started for it.
-    let address = root.strip_prefix("http://").unwrap().parse().unwrap();
+    // After the address stands the tag of this run.
+    let (address, tag) = root.strip_prefix("http://").unwrap().split_once('/').unwrap();
+    let address = address.parse().unwrap();
     let request = anthropic();
-    let mut client = program::post(address, request.path, request.request, &[]).await;
+    let path = format!("/{tag}{}", request.path);
+    let mut client = program::post(address, &path, request.request, &[]).await;
     let mut call = provider.call().await;
     call.begin_events().await;
     for event in &request.events {
@@ -316,8 +319,7 @@ async fn plimsoll_run_sets_base_urls_and_returns_exit_code() {
     let done = within("the program to end", child.wait_with_output()).await.unwrap();
     let err = String::from_utf8_lossy(&done.stderr);
     assert_eq!(done.status.code(), Some(7), "{err}");
-    assert!(err.contains("input 11, output 5"), "the summary:\n{err}");
-    assert!(err.contains("claude-sonnet-4-5"), "{err}");
+    assert!(err.contains("tokens  11 in (0% from the cache), 5 out"), "the summary:\n{err}");
     let log = std::fs::read_to_string(folder.path().join("run.log")).unwrap();
     assert!(log.contains(" input=11 output=5"), "{log}");
 }
@@ -390,8 +392,11 @@ async fn plimsoll_run_forwards_to_base_url_that_user_has_set() {
     let mut out = program::lines(child.stdout.take().unwrap());
     let root = within("a line", out.next_line()).await.unwrap().unwrap();
     assert_ne!(root, provider.base());
-    let address = root.strip_prefix("http://").unwrap().parse().unwrap();
-    let mut client = program::post(address, "/v1/messages", "{}", &[]).await;
+    // After the address stands the tag of this run.
+    let (address, tag) = root.strip_prefix("http://").unwrap().split_once('/').unwrap();
+    let address = address.parse().unwrap();
+    let path = format!("/{tag}/v1/messages");
+    let mut client = program::post(address, &path, "{}", &[]).await;
     provider.call().await.answer("200 OK", "{}").await;
     assert_eq!(client.response().await.status(), 200);
     child.stdin.take().unwrap().write_all(b"go on\n").await.unwrap();
@@ -399,7 +404,7 @@ async fn plimsoll_run_forwards_to_base_url_that_user_has_set() {
     let err = String::from_utf8_lossy(&done.stderr);
     assert!(err.contains("anthropic is forwarded to"), "{err}");
     let summary: serde_json::Value = serde_json::from_str(err.lines().last().unwrap()).unwrap();
-    assert!(summary["sessions"].is_array(), "{summary}");
+    assert!(summary["calls"].is_u64(), "{summary}");
 }
 
 /// A running proxy is used, whatever its address for clients is.
@@ -409,7 +414,8 @@ async fn plimsoll_run_uses_server_that_is_already_running() {
     let mut serving = Serving::start(&provider.base(), &[]).await;
     let data = serving.data.path().to_str().unwrap().to_owned();
     let done = run(&["run", "--data", &data, "--", "sh", "-c", "echo $OPENAI_BASE_URL"]).await;
-    assert_eq!(done.out, format!("http://{}/v1\n", serving.clients), "{}", done.err);
+    let address = format!("http://{}/~run=", serving.clients);
+    assert!(done.out.starts_with(&address) && done.out.ends_with("/v1\n"), "{}", done.out);
     assert!(done.err.contains("nothing came through the proxy"), "{}", done.err);
     serving.signal("TERM").await;
     assert_eq!(serving.ended().await, 0);
