@@ -443,13 +443,8 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
             })?;
         }
         Command::Line { session, format, at } => status_line(session.as_deref(), *format, at)?,
-        Command::Models { missing: true, at, .. } => {
-            let sources = at.sources();
-            at.ask(async |client| models::missing(&sources, &client, at.json).await)?;
-        }
-        Command::Models { names, compare, at, .. } => {
-            models::run(&at.sources(), names, compare.as_deref(), at.json)?;
-        }
+        Command::Models { missing: true, at, .. } => models::missing(at)?,
+        Command::Models { names, compare, at, .. } => models::run(at, names, compare.as_deref())?,
         Command::Export { session, content, at } => {
             at.ask(async |client| sessions::export(&client, session.as_deref(), *content).await)?;
         }

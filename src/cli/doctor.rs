@@ -32,7 +32,7 @@ pub(super) struct DoctorOptions {
     online: bool,
     /// Print JSON.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     #[command(flatten)]
     settings: ConfigFlags,
 }

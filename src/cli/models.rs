@@ -7,11 +7,11 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use super::admin_client::AdminClient;
+use super::flags::AdminTarget;
 use super::print::{self, CliError};
 use super::table::columns;
 use crate::admin::spend::SpendPage;
-use crate::config::{self, ConfigSources};
+use crate::config;
 use crate::context::budget::grouped;
 use crate::dialect::models::{Catalogue, Model, ModelTable};
 use crate::telemetry::log::clean;
@@ -28,20 +28,18 @@ struct KnownModel<'n> {
 
 /// Prints what is known about `names`, or of how many models; with `compare`, where that table differs.
 pub(super) fn run(
-    sources: &ConfigSources,
+    at: &AdminTarget,
     names: &[String],
     compare: Option<&Path>,
-    as_json: bool,
 ) -> Result<(), CliError> {
-    let loaded = config::load(sources).map_err(|errors| CliError(errors.to_string()))?;
-    let catalogue = loaded.config.catalogue;
+    let catalogue = catalogue(at)?;
     if let Some(file) = compare {
         let text = std::fs::read_to_string(file)
             .map_err(|error| CliError(format!("{}: {error}", file.display())))?;
         let table = ModelTable::read(&text)
             .map_err(|error| CliError(format!("{}: {error}", file.display())))?;
         let (compared, differences) = differences(&catalogue, &table);
-        if as_json {
+        if at.json {
             print::json(&differences);
         } else {
             print::out(&listed(compared, &differences));
@@ -64,7 +62,7 @@ pub(super) fn run(
             KnownModel { name, known: model.known, model }
         })
         .collect();
-    if as_json {
+    if at.json {
         print::json(&models);
         return Ok(());
     }
@@ -180,27 +178,30 @@ struct MissingModel {
 }
 
 /// Prints the models of the last 30 days whose window is a guess or whose price is not known.
-pub(super) async fn missing(
-    sources: &ConfigSources,
-    client: &AdminClient,
-    as_json: bool,
-) -> Result<(), CliError> {
-    let loaded = config::load(sources).map_err(|errors| CliError(errors.to_string()))?;
-    let spent: SpendPage = client.value("/api/v1/spend?by=model").await?;
-    let mut missing = Vec::new();
-    for line in spent.lines {
-        let model = loaded.config.catalogue.model(&line.name, "");
-        if !model.known || model.price.is_none() {
-            let (window, price) = (!model.known, model.price.is_none());
-            missing.push(MissingModel { model: line.name, calls: line.calls, window, price });
+pub(super) fn missing(at: &AdminTarget) -> Result<(), CliError> {
+    let catalogue = catalogue(at)?;
+    at.ask(async |client| {
+        let spent: SpendPage = client.value("/api/v1/spend?by=model").await?;
+        let mut missing = Vec::new();
+        for line in spent.lines {
+            let model = catalogue.model(&line.name, "");
+            if !model.known || model.price.is_none() {
+                let (window, price) = (!model.known, model.price.is_none());
+                missing.push(MissingModel { model: line.name, calls: line.calls, window, price });
+            }
         }
-    }
-    if as_json {
-        print::json(&missing);
-    } else {
-        print::out(&advice(&missing));
-    }
-    Ok(())
+        if at.json {
+            print::json(&missing);
+        } else {
+            print::out(&advice(&missing));
+        }
+        Ok(())
+    })
+}
+
+fn catalogue(at: &AdminTarget) -> Result<Catalogue, CliError> {
+    let loaded = config::load(&at.sources()).map_err(|errors| CliError(errors.to_string()))?;
+    Ok(loaded.config.catalogue)
 }
 
 fn advice(missing: &[MissingModel]) -> String {

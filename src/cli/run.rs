@@ -35,7 +35,7 @@ const CLIENT_KEYS: &[&str] =
 pub(super) struct RunOptions {
     /// Print the summary as one line of JSON on standard error.
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     /// Which agent the command starts, if its name does not say: `plimsoll setup --list`.
     #[arg(long, value_name = "NAME")]
     agent: Option<String>,

@@ -19,8 +19,8 @@ use plimsoll::store::Store;
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::telemetry::Exchange;
 use scripted_provider::strict::{
-    self, Clock, Dialect, LoggedRequest, OddReply, Operation, RequestVerdict, Rule, Rules,
-    ScriptedPart, ScriptedReply, StrictProvider,
+    self, Clock, Dialect, LoggedRequest, Miscount, OddReply, Operation, RequestVerdict, Rule,
+    Rules, ScriptedPart, ScriptedReply, StrictProvider,
 };
 use serde_json::Value;
 
@@ -252,6 +252,13 @@ fn show(status: u16, mode: Option<&str>, body: &Value, exchange: &Exchange, log:
     }
 }
 
+fn show_answer(odd: Option<OddReply>, text: &str) {
+    println!("  {odd:?}");
+    if number("PLIMSOLL_HARMLESS_BODIES").is_some() {
+        println!("  answer {}", text.replace('\n', " "));
+    }
+}
+
 impl Play {
     /// The user writes a message, and the model replies until it calls no more tools.
     async fn turn(&mut self) -> Result<(), String> {
@@ -445,10 +452,7 @@ impl Play {
         let sibling = self.choose_sibling(may && miscount.is_none(), &body);
         let may = is_main_thread && !is_implausible && breaks_after.is_none();
         let may = may && miscount.is_none() && sibling.is_none();
-        let odd = match self.choose_odd_reply(may) {
-            None => self.choose_decline(may),
-            odd => odd,
-        };
+        let odd = self.choose_odd_reply(may).or_else(|| self.choose_decline(may));
         let has_sibling = sibling.is_some();
         let answered = match sibling {
             Some(sibling) => self.send_beside(&body, sibling).await,
@@ -464,10 +468,7 @@ impl Play {
         self.count(&exchange, mode);
         if self.verbose {
             show(response.0, mode, &body, &exchange, &log);
-            println!("  {odd:?}");
-            if number("PLIMSOLL_HARMLESS_BODIES").is_some() {
-                println!("  answer {}", response.1.replace('\n', " "));
-            }
+            show_answer(odd, &response.1);
         }
         let status = response.0;
         let checked = CheckedExchange {
@@ -479,11 +480,7 @@ impl Play {
             original: &original,
             is_implausible,
         };
-        self.check(&checked)?;
-        self.check_counts(&checked, miscount)?;
-        self.check_signatures(&checked)?;
-        self.check_stand_ins(&checked)?;
-        self.count_estimate(&checked);
+        self.check_exchange(&checked, miscount)?;
         self.is_after_hidden = matches!(odd, Some(OddReply::HiddenReasoning { .. }));
         if is_main_thread {
             let expected = self.expected_place.take();
@@ -519,6 +516,20 @@ impl Play {
             self.expected_place = place;
         }
         Ok(Some(calls))
+    }
+
+    /// What holds after every exchange, whatever was drawn.
+    fn check_exchange(
+        &mut self,
+        checked: &CheckedExchange<'_>,
+        miscount: Option<Miscount>,
+    ) -> Result<(), String> {
+        self.check(checked)?;
+        self.check_counts(checked, miscount)?;
+        self.check_signatures(checked)?;
+        self.check_stand_ins(checked)?;
+        self.count_estimate(checked);
+        Ok(())
     }
 
     /// What the provider received of this conversation.
