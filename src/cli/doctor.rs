@@ -3,13 +3,13 @@
 //! Asks only this machine, unless `--online`. Keys are named, never shown. Changes nothing.
 
 mod agents;
+mod findings;
 mod online;
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use jiff::Timestamp;
-use serde::Serialize;
 use tokio::net::TcpStream;
 
 use super::admin_client::AdminClient;
@@ -23,6 +23,7 @@ use crate::admin::view::ServerInfo;
 use crate::clock::wall;
 use crate::config::{self, Config};
 use crate::context::budget::grouped;
+use findings::{Finding, Findings, KEYS, Level};
 
 /// What is asked.
 #[derive(Clone, Debug, clap::Args)]
@@ -35,34 +36,6 @@ pub(super) struct DoctorOptions {
     pub json: bool,
     #[command(flatten)]
     settings: ConfigFlags,
-}
-
-/// How good it is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-enum Level {
-    Ok,
-    /// Worth a look; everything works.
-    Look,
-    Fault,
-}
-
-/// One line.
-#[derive(Debug, Serialize)]
-struct Finding {
-    level: Level,
-    about: String,
-    text: String,
-}
-
-/// All lines so far.
-#[derive(Default, Serialize)]
-struct Findings(Vec<Finding>);
-
-impl Findings {
-    fn add(&mut self, level: Level, about: &str, text: impl Into<String>) {
-        self.0.push(Finding { level, about: about.to_owned(), text: text.into() });
-    }
 }
 
 /// Prints the lines. The exit code is 1 if there is a fault.
@@ -172,13 +145,6 @@ fn clock(about: Option<&ServerInfo>, findings: &mut Findings) {
     let shown = shown.map_or(String::new(), |now| now.strftime("%Y-%m-%d %H:%M UTC").to_string());
     findings.add(Level::Ok, "clock", shown);
 }
-
-/// The variables with keys, and the upstream of each.
-const KEYS: &[(&str, &[&str])] = &[
-    ("anthropic", &["ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"]),
-    ("openai", &["OPENAI_API_KEY"]),
-    ("gemini", &["GEMINI_API_KEY", "GOOGLE_API_KEY"]),
-];
 
 fn keys(config: &Config, environment: &Environment, findings: &mut Findings) {
     let mut lines = BTreeMap::new();

@@ -100,9 +100,11 @@ impl StyledLine {
         for (style, text) in &self.pieces {
             let text: String = terminal::visible(text).chars().take(left).collect();
             left -= text.chars().count();
-            match style.sequence().filter(|_| has_colour && !self.is_chosen) {
-                Some(sequence) => line.extend([sequence, &text, "\x1b[0m"]),
-                None => line.push_str(&text),
+            match style.sequence() {
+                Some(sequence) if has_colour && !self.is_chosen => {
+                    line.extend([sequence, &text, "\x1b[0m"]);
+                }
+                _ => line.push_str(&text),
             }
         }
         if self.is_chosen {
@@ -127,12 +129,12 @@ pub(super) fn with_gauge(text: &str) -> Vec<StyledLine> {
     let mut percent = None;
     for line in text.lines() {
         let is_bar = !line.is_empty() && line.chars().all(|c| c == '━');
-        match percent.filter(|_| is_bar) {
-            Some(percent) => lines.push(StyledLine {
+        match percent {
+            Some(percent) if is_bar => lines.push(StyledLine {
                 pieces: gauge(percent, line.chars().count()).into(),
                 is_chosen: false,
             }),
-            None => lines.push(StyledLine::new(Style::Plain, line)),
+            _ => lines.push(StyledLine::new(Style::Plain, line)),
         }
         percent = percent_of(line);
     }

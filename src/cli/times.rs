@@ -54,7 +54,8 @@ fn with_hours(text: &str, zone: &TimeZone, now: Timestamp) -> String {
         let hours = local.get(local.len().saturating_sub(5)..).unwrap_or_default();
         // A day before it makes it a time of that day, which the server wrote in full.
         let has_day = local.len() > 6 && local.as_bytes()[local.len() - 7].is_ascii_digit();
-        let time = hours.parse::<civil::Time>().ok().filter(|_| hours.contains(':') && !has_day);
+        let is_time = hours.contains(':') && !has_day;
+        let time = if is_time { hours.parse::<civil::Time>().ok() } else { None };
         let today = Offset::UTC.to_datetime(now).date();
         let at = time.and_then(|time| Offset::UTC.to_timestamp(today.to_datetime(time)).ok());
         match at {

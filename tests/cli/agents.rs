@@ -252,7 +252,7 @@ async fn odd_file_is_left_alone() {
     machine.agent("cline", "echo ${CLINE_DATA_DIR:-none}");
     let ran = done(machine.behind(&["cline"])).await;
     assert_eq!(ran.out.as_str(), "none\n");
-    let said = "Cline CLI: ~/.cline/data/settings/providers.json is not plain JSON";
+    let said = "; ~/.cline/data/settings/providers.json is not plain JSON";
     assert!(ran.err.contains(said), "{}", ran.err);
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::process::Command;
 
-use super::{Findings, Level};
+use super::findings::{Findings, Level};
 use crate::cli::clients::edit::values_at;
 use crate::cli::clients::{Client, Environment, TABLE};
 

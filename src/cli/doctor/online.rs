@@ -13,7 +13,7 @@ use hyper_util::rt::TokioIo;
 use jiff::fmt::rfc2822;
 use tokio::net::TcpStream;
 
-use super::{Findings, KEYS, Level};
+use super::findings::{Findings, KEYS, Level};
 use crate::admin::view::ServerInfo;
 use crate::cli::clients::Environment;
 use crate::cli::print::CliError;
