@@ -84,7 +84,8 @@ async fn root_path_gets_greeting() {
     assert_eq!(greeting.status(), 200);
     assert_eq!(greeting.header("x-plimsoll-error"), None);
     assert!(greeting.text().contains("Plimsoll"), "{}", greeting.text());
-    assert_eq!(greeting.text().lines().count(), 1);
+    assert!(greeting.text().contains("\n  mode "), "{}", greeting.text());
+    assert!(greeting.text().contains("http://127.0.0.1:1"), "{}", greeting.text());
     assert_eq!(server.next_exchange().await.status, Some(200));
     client.send("HEAD /?x=y HTTP/1.1\r\nhost: localhost\r\n\r\n").await;
     let probe = client.message(false).await;
