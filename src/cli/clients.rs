@@ -20,13 +20,13 @@ pub(super) struct ClientTable {
     /// The variables that every command gets.
     pub(super) environment: BTreeMap<String, String>,
     #[serde(rename = "client")]
-    pub(super) clients: Vec<Client>,
+    pub(super) clients: Vec<ClientEntry>,
 }
 
 /// One agent.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Client {
+pub(super) struct ClientEntry {
     /// Its name in commands.
     pub(super) name: String,
     /// Its name for people.
@@ -114,12 +114,12 @@ pub(super) fn environment() -> Environment {
 
 impl ClientTable {
     /// The agent of this name.
-    pub(super) fn by_name(&self, name: &str) -> Option<&Client> {
+    pub(super) fn by_name(&self, name: &str) -> Option<&ClientEntry> {
         self.clients.iter().find(|client| client.name == name)
     }
 
     /// The agent whose program this is.
-    pub(super) fn by_program(&self, program: &str) -> Option<&Client> {
+    pub(super) fn by_program(&self, program: &str) -> Option<&ClientEntry> {
         let program = Path::new(program).file_name()?.to_str()?;
         self.clients.iter().find(|client| client.programs.iter().any(|known| known == program))
     }
@@ -130,7 +130,7 @@ impl ClientTable {
     }
 }
 
-impl Client {
+impl ClientEntry {
     /// What it cannot be made to do, in this environment.
     pub(super) fn limits<'a>(
         &'a self,

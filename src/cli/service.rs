@@ -23,25 +23,25 @@ pub(super) enum ServiceCommand {
         settings: Box<ConfigFlags>,
         /// The service manager [default: this system's].
         #[arg(long)]
-        manager: Option<ServiceManager>,
+        manager: Option<InitSystem>,
     },
     /// Remove the file.
     Remove {
         /// The service manager [default: this system's].
         #[arg(long)]
-        manager: Option<ServiceManager>,
+        manager: Option<InitSystem>,
     },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum ServiceManager {
+pub(super) enum InitSystem {
     /// A user unit of systemd.
     Systemd,
     /// A user agent of launchd.
     Launchd,
 }
 
-impl ServiceManager {
+impl InitSystem {
     fn of_system() -> Self {
         if cfg!(target_os = "macos") { Self::Launchd } else { Self::Systemd }
     }
@@ -111,7 +111,7 @@ pub(super) fn run(command: &ServiceCommand) -> Result<(), CliError> {
     let environment = clients::environment();
     match command {
         ServiceCommand::Install { settings, manager } => {
-            let manager = manager.unwrap_or_else(ServiceManager::of_system);
+            let manager = manager.unwrap_or_else(InitSystem::of_system);
             let file = manager.file(&environment)?;
             // A service whose configuration is wrong would only be restarted.
             crate::config::load_for_query(&settings.sources())?;
@@ -127,7 +127,7 @@ pub(super) fn run(command: &ServiceCommand) -> Result<(), CliError> {
             );
         }
         ServiceCommand::Remove { manager } => {
-            let manager = manager.unwrap_or_else(ServiceManager::of_system);
+            let manager = manager.unwrap_or_else(InitSystem::of_system);
             let file = manager.file(&environment)?;
             if !belongs_to_us(&file)? {
                 return Err(CliError(format!("{} is not there", file.display())));
@@ -189,9 +189,9 @@ mod tests {
     #[test]
     fn words_are_escaped() {
         let words = ["/a b/50%$x\"".to_owned(), "<&>".to_owned()];
-        let unit = ServiceManager::Systemd.text(&words);
+        let unit = InitSystem::Systemd.text(&words);
         assert!(unit.contains("ExecStart=\"/a b/50%%$$x\\\"\" \"<&>\"\n"), "{unit}");
-        let plist = ServiceManager::Launchd.text(&words);
+        let plist = InitSystem::Launchd.text(&words);
         assert!(plist.contains("<string>&lt;&amp;&gt;</string>"), "{plist}");
     }
 }

@@ -13,7 +13,7 @@ use std::path::Path;
 
 use super::admin_client;
 use super::clients::edit::with_values;
-use super::clients::{self, Client, ClientFile, Environment, TABLE, Template};
+use super::clients::{self, ClientEntry, ClientFile, Environment, TABLE, Template};
 use super::flags::ConfigFlags;
 use super::print::{self, CliError};
 use super::run::proxy::reachable;
@@ -101,7 +101,7 @@ fn shown(file: &ClientFile, template: Template<'_>) -> Result<String, CliError> 
     Ok(text)
 }
 
-fn exports(client: &Client, environment: &Environment, template: Template<'_>) -> String {
+fn exports(client: &ClientEntry, environment: &Environment, template: Template<'_>) -> String {
     let mut variables = BTreeMap::new();
     for name in client.reads.iter().flat_map(|names| names.split(", ")) {
         if let Some(value) = TABLE.environment.get(name) {
@@ -134,7 +134,7 @@ fn exports(client: &Client, environment: &Environment, template: Template<'_>) -
 
 fn write(
     data: &Path,
-    client: &Client,
+    client: &ClientEntry,
     file: &ClientFile,
     environment: &Environment,
     template: Template<'_>,
@@ -167,7 +167,7 @@ fn write(
     Ok(())
 }
 
-fn undo(data: &Path, client: Option<&Client>) -> Result<(), CliError> {
+fn undo(data: &Path, client: Option<&ClientEntry>) -> Result<(), CliError> {
     let mut record = SetupRecord::load(data)?;
     let mut refused = Vec::new();
     let mut kept = Vec::new();

@@ -10,7 +10,7 @@ use tokio::process::Command;
 
 use super::findings::{Findings, Level};
 use crate::cli::clients::edit::values_at;
-use crate::cli::clients::{Client, Environment, TABLE};
+use crate::cli::clients::{ClientEntry, Environment, TABLE};
 
 /// How long an agent may take to say its version.
 const VERSION_WITHIN: Duration = Duration::from_secs(10);
@@ -34,7 +34,7 @@ pub(super) async fn examine(root: &str, environment: &Environment, findings: &mu
     }
 }
 
-fn installed<'c>(client: &'c Client, environment: &Environment) -> Option<(&'c str, PathBuf)> {
+fn installed<'c>(client: &'c ClientEntry, environment: &Environment) -> Option<(&'c str, PathBuf)> {
     let folders = environment.get("PATH")?;
     for name in &client.programs {
         for folder in std::env::split_paths(folders).filter(|folder| folder.is_absolute()) {
@@ -60,7 +60,7 @@ async fn version(program: PathBuf) -> Option<String> {
 }
 
 /// Whether this version is new to us, and what is to be said of it.
-fn compared(client: &Client, version: Option<&str>) -> (bool, String) {
+fn compared(client: &ClientEntry, version: Option<&str>) -> (bool, String) {
     match (version, client.tested.as_deref()) {
         (None, _) => (false, "says no version".to_owned()),
         (Some(version), None) => (true, format!("{version}, not tried by us in any version")),
@@ -79,7 +79,7 @@ fn numbers(version: &str) -> Vec<u64> {
 
 /// Where its variables and its file send it.
 fn pointed(
-    client: &Client,
+    client: &ClientEntry,
     program: &str,
     root: &str,
     environment: &Environment,

@@ -7,7 +7,7 @@ use std::ffi::OsString;
 
 use super::overlay::ConfigCopy;
 use crate::admin::view::ServerInfo;
-use crate::cli::clients::{self, Client, Environment, TABLE, Template};
+use crate::cli::clients::{self, ClientEntry, Environment, TABLE, Template};
 use crate::cli::print::{self, CliError};
 use crate::config::Config;
 
@@ -22,7 +22,7 @@ const KEYS: &[(&str, &str)] = &[
 
 /// What a command is started with.
 pub(super) struct Launch<'a> {
-    client: Option<&'static Client>,
+    client: Option<&'static ClientEntry>,
     config: &'a Config,
     about: &'a ServerInfo,
     /// The user's own environment.
@@ -35,7 +35,7 @@ pub(super) struct Launch<'a> {
 
 impl<'a> Launch<'a> {
     pub(super) fn new(
-        client: Option<&'static Client>,
+        client: Option<&'static ClientEntry>,
         config: &'a Config,
         about: &'a ServerInfo,
     ) -> Self {

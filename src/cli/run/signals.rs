@@ -1,4 +1,6 @@
 //! The signals that end a command from outside are passed on to it, and its exit code becomes ours.
+//!
+//! An interrupt typed at the terminal reaches it directly.
 
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitCode, ExitStatus};
