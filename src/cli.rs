@@ -29,6 +29,7 @@ mod table;
 mod times;
 mod tokens;
 mod top;
+mod whole_file;
 
 #[cfg(feature = "demo")]
 use std::net::SocketAddr;

@@ -132,10 +132,14 @@ impl SpendSums {
             let saved = SavingsInput::from_turn(turn, parent.map(AsRef::as_ref), price).saved();
             let name = match by {
                 SpendBy::Model => {
-                    for (model, usage, dollars) in turn.costs_by_model(price) {
+                    let costs = turn.costs_by_model(price);
+                    // What was left out of the request is saved where its reply is billed.
+                    if let Some((model, ..)) = costs.first() {
+                        sums.save(model, &saved);
+                    }
+                    for (model, usage, dollars) in costs {
                         sums.add(model.to_owned(), usage, dollars);
                     }
-                    sums.save(turn.answered_by(), &saved);
                     continue;
                 }
                 SpendBy::Tag => {

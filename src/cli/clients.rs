@@ -95,6 +95,13 @@ pub(super) struct ClientLimit {
     pub(super) unless: Vec<String>,
 }
 
+/// The variables from which agents read their keys, by upstream; the usual one first.
+pub(super) const KEYS: &[(&str, &[&str])] = &[
+    ("anthropic", &["ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"]),
+    ("openai", &["OPENAI_API_KEY"]),
+    ("gemini", &["GEMINI_API_KEY", "GOOGLE_API_KEY"]),
+];
+
 /// The table.
 pub(super) static TABLE: LazyLock<ClientTable> = LazyLock::new(|| {
     // A test reads it, so it has no errors.

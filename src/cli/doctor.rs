@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 
 use super::admin_client::AdminClient;
 use super::check::StoreCheck;
-use super::clients::{self, Environment};
+use super::clients::{self, Environment, KEYS};
 use super::flags::ConfigFlags;
 use super::print::{self, CliError};
 use super::run::proxy::reachable;
@@ -23,7 +23,7 @@ use crate::admin::view::ServerInfo;
 use crate::clock::wall;
 use crate::config::{self, Config};
 use crate::context::budget::grouped;
-use findings::{Finding, Findings, KEYS, Level};
+use findings::{Finding, Findings, Level};
 
 /// What is asked.
 #[derive(Clone, Debug, clap::Args)]

@@ -14,7 +14,7 @@ use std::process::{ExitCode, ExitStatus};
 
 use tokio::process::Command;
 
-use super::clients::{self, TABLE};
+use super::clients::{self, KEYS, TABLE};
 use super::print::{self, CliError};
 use super::{admin_client, serve};
 use crate::clock::wall;
@@ -26,9 +26,6 @@ use summary::RunTag;
 
 /// Our own variables that are not secret, and through which a command finds the same server.
 const KEPT: &[&str] = &["PLIMSOLL_DATA", "PLIMSOLL_CONFIG"];
-/// Provider keys that clients read themselves.
-const CLIENT_KEYS: &[&str] =
-    &["ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"];
 
 /// How a command is run.
 #[derive(Clone, Debug, clap::Args)]
@@ -125,8 +122,8 @@ fn is_ours(name: &std::ffi::OsStr) -> bool {
 fn secrets(config: &Config) -> Vec<OsString> {
     // Upstream credentials stay with us, unless clients read them themselves.
     let ours = std::env::vars_os().map(|(name, _)| name).filter(|name| is_ours(name));
-    let others =
-        config.secret_variables.iter().filter(|name| !CLIENT_KEYS.contains(&name.as_str()));
+    let is_agents = |name: &&String| KEYS.iter().any(|(_, keys)| keys.contains(&name.as_str()));
+    let others = config.secret_variables.iter().filter(|name| !is_agents(name));
     ours.chain(others.map(OsString::from)).collect()
 }
 

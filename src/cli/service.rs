@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::clients::{self, Environment};
 use super::flags::ConfigFlags;
 use super::print::{self, CliError};
-use super::setup;
+use super::whole_file::write_whole;
 
 /// In the first lines of our files.
 const MARK: &str = "Written by `plimsoll service install`";
@@ -119,7 +119,7 @@ pub(super) fn run(command: &ServiceCommand) -> Result<(), CliError> {
             let mut words = vec![word(&program)?, "serve".to_owned()];
             words.extend(flags(settings)?);
             belongs_to_us(&file)?;
-            setup::write_whole(&file, manager.text(&words).as_bytes())?;
+            write_whole(&file, manager.text(&words).as_bytes())?;
             print::line(&format!("{} is written. Start it:", file.display()));
             print::line(&manager.start(&file));
             print::note(

@@ -8,7 +8,7 @@ mod record;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::Path;
 
 use super::admin_client;
@@ -17,6 +17,7 @@ use super::clients::{self, ClientEntry, ClientFile, Environment, TABLE, Template
 use super::flags::ConfigFlags;
 use super::print::{self, CliError};
 use super::run::proxy::reachable;
+use super::whole_file::write_whole;
 use crate::config::Config;
 use record::{ChangeState, FileChange, SetupRecord};
 
@@ -225,20 +226,6 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, CliError> {
 
 fn replace(path: &Path, bytes: &[u8]) -> Result<(), CliError> {
     write_whole(path, bytes).map_err(|error| failed(path, &error))
-}
-
-/// Writes a whole file in one step; its permissions stay. A new one is for this user only.
-pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    fs::create_dir_all(folder)?;
-    let mut beside = tempfile::Builder::new().prefix(".plimsoll-").tempfile_in(folder)?;
-    beside.write_all(bytes)?;
-    if let Ok(metadata) = fs::metadata(path) {
-        beside.as_file().set_permissions(metadata.permissions())?;
-    }
-    beside.as_file().sync_all()?;
-    beside.persist(path)?;
-    Ok(())
 }
 
 fn failed(path: &Path, error: &io::Error) -> CliError {

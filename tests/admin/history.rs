@@ -31,6 +31,10 @@ async fn filled() -> Place {
             turn.estimate.as_mut().unwrap().tokens = turn.usage.input.unwrap();
             turn.model = "gpt-5.1".into();
         }
+        if minute == 7 {
+            turn.model = "gpt-4.1".into();
+            turn.usage.served_by = Some("gpt-4.1-mini".into());
+        }
         if minute == 5 {
             let usage = Usage { input: Some(20), output: Some(1), ..Usage::default() };
             let model = Some("claude-opus-4-6".into());
@@ -62,6 +66,7 @@ async fn history_sums_are_those_of_spend() {
             let mut models = page["models"].as_array().unwrap().iter();
             let model = models.find(|model| model["model"] == line["name"]).unwrap();
             assert_eq!(model["dollars"], line["dollars"], "{}", line["name"]);
+            assert_ne!(line["calls"], 0, "{}", line["name"]);
         }
         for name in ["input", "output", "cache_read", "dollars", "calls"] {
             let (own, other) = (&total[name], &spend["total"][name]);

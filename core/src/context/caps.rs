@@ -391,9 +391,8 @@ impl CapSums {
     }
 
     fn is_lifted(&self, number: usize, subject: &str, period: u64) -> bool {
-        [None, Some(subject.into())]
-            .into_iter()
-            .any(|subject| self.lifted.get(&(number, subject)) == Some(&period))
+        self.lifted.get(&(number, None)) == Some(&period)
+            || self.lifted.get(&(number, Some(subject.into()))) == Some(&period)
     }
 
     /// What is spent of each cap now, the fullest first. A cap that nobody has spent of yet has a line, too.

@@ -12,6 +12,8 @@ pub(super) fn definition(family: Family, name: &str) -> u32 {
         "str_replace_editor" | "str_replace_based_edit_tool" => 700,
         "memory" => 1_042,
         "web_search" => 1_650,
+        // Not recorded: Anthropic's page "Pricing" says 735 in all.
+        "computer" => 700,
         _ if is_search => 130,
         _ => 0,
     };

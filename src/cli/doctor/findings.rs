@@ -1,6 +1,6 @@
-//! The lines of `plimsoll doctor`, and the keys that it looks for.
+//! The lines of `plimsoll doctor`, in the order in which they are found.
 //!
-//! Keys are named, never shown.
+//! Knows nothing of what is looked at.
 
 use serde::Serialize;
 
@@ -31,10 +31,3 @@ impl Findings {
         self.0.push(Finding { level, about: about.to_owned(), text: text.into() });
     }
 }
-
-/// The variables with keys, and the upstream of each.
-pub(super) const KEYS: &[(&str, &[&str])] = &[
-    ("anthropic", &["ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"]),
-    ("openai", &["OPENAI_API_KEY"]),
-    ("gemini", &["GEMINI_API_KEY", "GOOGLE_API_KEY"]),
-];

@@ -13,9 +13,9 @@ use hyper_util::rt::TokioIo;
 use jiff::fmt::rfc2822;
 use tokio::net::TcpStream;
 
-use super::findings::{Findings, KEYS, Level};
+use super::findings::{Findings, Level};
 use crate::admin::view::ServerInfo;
-use crate::cli::clients::Environment;
+use crate::cli::clients::{Environment, KEYS};
 use crate::cli::print::CliError;
 use crate::cli::run::proxy::reachable;
 use crate::clock::wall;

@@ -7,18 +7,12 @@ use std::ffi::OsString;
 
 use super::overlay::ConfigCopy;
 use crate::admin::view::ServerInfo;
-use crate::cli::clients::{self, ClientEntry, Environment, TABLE, Template};
+use crate::cli::clients::{self, ClientEntry, Environment, KEYS, TABLE, Template};
 use crate::cli::print::{self, CliError};
 use crate::config::Config;
 
 /// Headers that Claude Code sends with each request, one per line.
 const CLAUDE_HEADERS: &str = "ANTHROPIC_CUSTOM_HEADERS";
-/// The variables from which clients read their keys, and the upstream of each.
-const KEYS: &[(&str, &str)] = &[
-    ("ANTHROPIC_API_KEY", "anthropic"),
-    ("OPENAI_API_KEY", "openai"),
-    ("GEMINI_API_KEY", "gemini"),
-];
 
 /// What a command is started with.
 pub(super) struct Launch<'a> {
@@ -136,11 +130,11 @@ fn with_token(config: &Config, environment: &Environment) -> Vec<(&'static str, 
     };
     let mut variables = Vec::new();
     let mut others = Vec::new();
-    for (variable, name) in KEYS {
+    for (name, keys) in KEYS {
         let mut upstreams = config.upstreams.iter();
         // Where the upstream has a key of its own, the client's key may be the token.
         if upstreams.any(|upstream| *upstream.name == **name && upstream.credential.is_some()) {
-            variables.push((*variable, token.to_owned()));
+            variables.push((keys[0], token.to_owned()));
         } else if *name != "anthropic" {
             // Claude Code sends the header.
             others.push(*name);

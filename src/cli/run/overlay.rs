@@ -135,12 +135,23 @@ fn give_back(folder: &Path, source: &Path, file: &Path) -> io::Result<()> {
 }
 
 fn move_to(from: &Path, to: &Path) -> io::Result<()> {
-    if from.is_dir() {
+    let kind = fs::symlink_metadata(from)?.file_type();
+    if kind.is_symlink() {
+        if fs::symlink_metadata(to).is_ok() {
+            fs::remove_file(to)?;
+        }
+        return symlink(fs::read_link(from)?, to);
+    }
+    if kind.is_dir() {
         fs::create_dir_all(to)?;
         for entry in fs::read_dir(from)? {
             let entry = entry?;
             move_to(&entry.path(), &to.join(entry.file_name()))?;
         }
+        return Ok(());
+    }
+    // A socket or a pipe is of no use to anybody else.
+    if !kind.is_file() {
         return Ok(());
     }
     // The temporary folder may be on another disk; the file appears whole.
@@ -149,4 +160,30 @@ fn move_to(from: &Path, to: &Path) -> io::Result<()> {
     fs::copy(from, beside.path())?;
     beside.persist(to)?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    /// A link to the folder above would never end, and a socket cannot be copied.
+    #[test]
+    fn links_stay_links_and_sockets_are_left() {
+        let place = tempfile::tempdir().unwrap();
+        let from = place.path().join("from");
+        let to = place.path().join("to");
+        fs::create_dir(&from).unwrap();
+        fs::write(from.join("notes"), "kept").unwrap();
+        symlink("..", from.join("up")).unwrap();
+        let _socket = UnixListener::bind(from.join("hub")).unwrap();
+        // Twice: what is there is replaced.
+        for _ in 0..2 {
+            move_to(&from, &to).unwrap();
+            assert_eq!(fs::read_to_string(to.join("notes")).unwrap(), "kept");
+            assert_eq!(fs::read_link(to.join("up")).unwrap(), Path::new(".."));
+            assert!(!to.join("hub").exists());
+        }
+    }
 }

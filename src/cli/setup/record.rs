@@ -3,7 +3,7 @@
 //! It is in the data folder, for this user only, because a file may have keys.
 
 use std::fs;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 
 use base64::Engine as _;
@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::cli::clients::TABLE;
 use crate::cli::clients::edit::values_at;
 use crate::cli::print::CliError;
+use crate::cli::whole_file::write_whole;
 use crate::store::folder;
 
 /// Its name in the data folder.
@@ -112,10 +113,7 @@ impl SetupRecord {
             };
         }
         folder::make(data)?;
-        let mut beside = tempfile::Builder::new().prefix(".setup-").tempfile_in(data)?;
-        beside.write_all(&serde_json::to_vec(self)?)?;
-        beside.as_file().sync_all()?;
-        beside.persist(path)?;
+        write_whole(&path, &serde_json::to_vec(self)?)?;
         Ok(())
     }
 

@@ -230,7 +230,9 @@ impl OpenTurn {
         // Backends of a router count alike: only what they refuse differs.
         let source = LessonSource { model: info.model_name(), ..info.lesson_source() };
         let learned = match sample {
-            Some(it) => proxy.calibration.learn(&proxy.ledgers, &source, &it, &info.learned),
+            Some(sample) => {
+                proxy.calibration.learn(&proxy.ledgers, &source, &sample, &info.learned)
+            }
             None => info.learned.clone(),
         };
         let limits = proxy.config.content;

@@ -270,14 +270,15 @@ fn without_overlap<'p>(base: &str, path: &'p str) -> &'p str {
 /// `ANTHROPIC_BASE_URL`, and LiteLLM `/models/…` to `GEMINI_API_BASE`. Those of OpenAI's protocols stay as they are, because
 /// some providers have no version there.
 fn with_version<'p>(base: &str, path: &'p str) -> Cow<'p, str> {
-    if base.split('/').any(is_version) {
-        return Cow::Borrowed(path);
-    }
     let version = match path.split(['/', '?']).nth(1) {
         Some("messages") => "/v1",
-        Some("models") if endpoint(&Method::POST, path).is_some() => "/v1beta",
+        Some("models") => "/v1beta",
         _ => return Cow::Borrowed(path),
     };
+    // Somebody else's path that begins alike stays as it is.
+    if base.split('/').any(is_version) || endpoint(&Method::POST, path).is_none() {
+        return Cow::Borrowed(path);
+    }
     Cow::Owned([version, path].concat())
 }
 

@@ -270,6 +270,8 @@ fn missing_version_is_added() {
             &format!("https://api.githubcopilot.com{path}"),
         );
     }
+    known.push(upstream("mail", "https://mail.example", &[]));
+    check(&known, "/mail/messages/17", &[], "https://mail.example/messages/17");
     known[0] = upstream("anthropic", "https://gateway.example/team", &[Dialect::Anthropic]);
     check(&known, "/messages", &[], "https://gateway.example/team/v1/messages");
 }
