@@ -1,5 +1,7 @@
 //! A summary is written in the background, used at the threshold, and stays.
 
+use std::time::Duration;
+
 use plimsoll::config::presets::Preset;
 use plimsoll::config::{self, ConfigSources, Mode};
 use plimsoll::context::plan::{Change, Decision, DecisionReason};
@@ -312,6 +314,8 @@ async fn request_that_would_not_fit_waits_for_its_summary() {
     let (_, question) = play.fill_to_mark().await;
     play.add_user_message(70, 3000);
     let client = play.send_request().await;
+    // Planning takes a slow machine a while: only a summary that comes after it is waited for.
+    tokio::time::sleep(Duration::from_secs(1)).await;
     send_summary(question, SUMMARY).await;
     let scene = play.read_reply(client).await;
     assert!(is_compacted(&scene));
