@@ -51,9 +51,10 @@ PRICED_BY = {
     "Cohere": "cohere",
 }
 
-# Models that are not chat models, or that another company resells: those are listed under their maker.
+# Models that are not chat models, whose price LiteLLM has wrong, or that another company resells: those are listed under
+# their maker.
 EXCLUDED = re.compile(
-    r"^ft:|audio|-tts|lyria|learnlm|container|realtime|voxtral|^zai-|^mistral/|robotics|streaming"
+    r"^ft:gpt-4o-2024-11-20$|audio|-tts|lyria|learnlm|container|realtime|voxtral|^zai-|^mistral/|robotics|streaming"
     r"|beta|experimental|gv2|labs-|vibe-cli|-omni-|^gemini-exp|^gemini-gemma|muse-voice|muse-image"
 )
 RESOLD = {"dashscope": re.compile(r"^(deepseek|glm|kimi)"), "mistral": re.compile(r"^(zai|glm|deepseek)")}
@@ -113,7 +114,9 @@ BY_HAND = {
         "grok-3-mini": (131_072, 131_072, (0.3, 0.5, 0.07, 0.3)),
     },
     "Moonshot": {
-        "kimi-k2": (262_144, 262_144, None),
+        # "Pricing", platform.moonshot.ai (November 2025), as models.dev has it; genai-prices has a reseller's.
+        "kimi-k2": (262_144, 262_144, (0.6, 2.5, 0.15, 0.6)),
+        "kimi-k2-0711-preview": (131_072, 131_072, (0.6, 2.5, 0.15, 0.6)),
         "kimi-k2.7-code-highspeed": (262_144, 262_144, None),
         "kimi-latest": (131_072, 131_072, None),
     },
@@ -184,6 +187,22 @@ WINDOWS = {
     r"gpt-5\.1-codex|gpt-5-pro$|gpt-5\.6-cyber$": 272_000,
     r"minimax-m2\.[15]": 204_800,
 }
+
+# Names that LiteLLM has as they were before they came to mean another model: Alibaba's "Models"; DeepSeek's "Models &
+# Pricing" (from 2026-04-24 until they end).
+NOW_MEANS = {
+    "qwen-plus": "qwen-plus-latest",
+    "qwen-turbo": "qwen-turbo-latest",
+    "deepseek-chat": "deepseek-v4-flash",
+    "deepseek-reasoner": "deepseek-v4-flash",
+}
+
+# Models whose price in genai-prices is another one: a reseller's, the one that a name meant before it meant a newer
+# model (Mistral's model cards, 2026-03 and 2026-04; xAI's list of models), or that of what was fine-tuned.
+PRICED_BY_LITELLM = re.compile(
+    r"ft:|deepseek-v3\.2$|kimi-k2$|grok-code-fast"
+    r"|magistral-(medium|small)-latest$|mistral-(large|medium)-latest$|mistral-medium$"
+)
 
 # By the beginning of a name, for models newer than this file: the tokenizer is certain, the rest is a guess.
 FAMILIES = {
@@ -317,7 +336,8 @@ def toml(value):
     return f"{value:_}" if isinstance(value, int) else number(value)
 
 
-def line(maker, name, window, output, price):
+def line(maker, listed_as, window, output, price):
+    name = listed_as.removeprefix("ft:")
     least, ttl = cache(maker, name)
     window = next((fits for start, fits in WINDOWS.items() if re.match(start, name)), window)
     fields = [f"window = {window:_}", f"max_output = {output:_}", f'family = "{family(name)}"']
@@ -338,7 +358,7 @@ def line(maker, name, window, output, price):
     fields += [f"cache_min = {least}", f"cache_ttl_s = {ttl}"]
     if price:
         fields.append(f"price = {toml(price)}")
-    return f'"{name}" = {{ {", ".join(fields)} }}'
+    return f'"{listed_as}" = {{ {", ".join(fields)} }}'
 
 
 def with_defaults(prices):
@@ -388,6 +408,12 @@ def regional(name):
 
 def price(entry):
     """LiteLLM's price; `long`: that of a prompt above a number of tokens."""
+    # Of three steps or more, the catalogue could say two only.
+    steps = entry.get("tiered_pricing") or []
+    if len(steps) == 2 and "input_cost_per_token" not in entry:
+        below, above = ({key: value for key, value in step.items() if key.endswith("_token") or key.endswith("_cost")} for step in steps)
+        start = f"_above_{int(steps[1]['range'][0]) // 1000}k_tokens"
+        entry = {**entry, **below, **{key + start: value for key, value in above.items()}}
 
     def at(suffix=""):
         keys = ("input_cost_per_token", "output_cost_per_token", "cache_read_input_token_cost", "cache_creation_input_token_cost")
@@ -484,6 +510,7 @@ def models_of(data, provider, prefix):
         if not window or not output or EXCLUDED.search(name) or (resold and resold.match(name)) or "/" in name:
             continue
         found[name] = (int(window), int(output), price(entry))
+    found.update((name, found[other]) for name, other in NOW_MEANS.items() if name in found)
     # A name with a date is left out if the name without it has the same values.
     for name in list(found):
         plain = re.sub(r"-(\d{8}|\d{4}-\d{2}-\d{2}|latest)$", "", name)
@@ -530,7 +557,10 @@ def main():
                 listed = with_defaults(listed)
             # What the makers' own table does not say holds as LiteLLM says it, except a step in the length of a prompt:
             # there it would not say that there is none.
-            own = makers_price(maker, name)
+            own = None if PRICED_BY_LITELLM.match(name) else makers_price(maker, NOW_MEANS.get(name, name))
+            # Reading from the cache at the price of input: that table says nothing of the cache.
+            if own and listed and own["cache_read"] == own["input"] == round(listed["input"], 9):
+                own["cache_read"] = listed["cache_read"]
             kept = {key: value for key, value in (listed or {}).items() if key != "long" or not own}
             price = {**kept, **(own or {}), "regional": regional(name)} if own or listed else None
             if price and not has_price_of_a_search(name):

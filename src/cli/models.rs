@@ -13,7 +13,7 @@ use super::table::columns;
 use crate::admin::spend::SpendPage;
 use crate::config;
 use crate::context::budget::grouped;
-use crate::dialect::models::{Catalogue, Model, ModelTable};
+use crate::dialect::models::{Catalogue, Difference, Model, ModelTable};
 use crate::telemetry::log::clean;
 
 /// What is known about a name.
@@ -38,7 +38,7 @@ pub(super) fn run(
             .map_err(|error| CliError(format!("{}: {error}", file.display())))?;
         let table = ModelTable::read(&text)
             .map_err(|error| CliError(format!("{}: {error}", file.display())))?;
-        let (compared, differences) = differences(&catalogue, &table);
+        let (compared, differences) = table.differences(&catalogue);
         if at.json {
             print::json(&differences);
         } else {
@@ -116,51 +116,11 @@ fn described(KnownModel { name, model, .. }: &KnownModel<'_>) -> String {
     text
 }
 
-/// Where a table says something else than is used here.
-#[derive(Serialize)]
-struct Difference<'t> {
-    model: &'t str,
-    what: &'static str,
-    ours: f64,
-    theirs: f64,
-}
-
-/// Where a table says another window or price than is used here, of the models that both know; and how many they are.
-fn differences<'t>(catalogue: &Catalogue, table: &'t ModelTable) -> (usize, Vec<Difference<'t>>) {
-    let mut differences = Vec::new();
-    let mut compared = 0;
-    let mut names: Vec<&str> = table.models.keys().map(AsRef::as_ref).collect();
-    names.sort_unstable();
-    for name in names {
-        let model = catalogue.model(name, "");
-        if !model.known || name.contains('/') {
-            continue;
-        }
-        compared += 1;
-        let other = &table.models[name];
-        let price = model.price.as_ref();
-        let their_price = other.price.as_ref();
-        for (what, ours, theirs) in [
-            ("window", Some(model.window as f64), other.window.map(|window| window as f64)),
-            ("input", price.map(|at| at.input), their_price.map(|at| at.input)),
-            ("output", price.map(|at| at.output), their_price.map(|at| at.output)),
-            ("cache read", price.map(|at| at.cache_read), their_price.map(|at| at.cache_read)),
-        ] {
-            if let (Some(ours), Some(theirs)) = (ours, theirs)
-                && (ours - theirs).abs() > 0.005 * theirs.abs()
-            {
-                differences.push(Difference { model: name, what, ours, theirs });
-            }
-        }
-    }
-    (compared, differences)
-}
-
-fn listed(compared: usize, differences: &[Difference<'_>]) -> String {
+fn listed(compared: usize, differences: &[Difference]) -> String {
     let mut rows = vec![["MODEL", "WHAT", "HERE", "THERE"].map(String::from)];
     rows.extend(differences.iter().map(|difference| {
         let Difference { model, what, ours, theirs } = difference;
-        [(*model).into(), (*what).into(), ours.to_string(), theirs.to_string()]
+        [model.to_string(), (*what).into(), ours.to_string(), theirs.to_string()]
     }));
     let count = differences.len();
     format!("{}{compared} names are in both; {count} differences.\n", columns(&rows))

@@ -18,7 +18,7 @@ pub use family::Family;
 pub use pictures::PictureRule;
 pub(crate) use pictures::{PageCost, Patches, PictureCost, Shrinking};
 pub use price::{CallTerms, Price, Rates};
-pub use tables::{ModelTable, TableError};
+pub use tables::{Difference, ModelTable, TableError};
 
 use foldhash::HashMap;
 use serde::{Deserialize, Serialize};
@@ -302,8 +302,12 @@ fn find(name: &str) -> Model {
         return model.with_pictures(&[name.to_owned()]);
     }
     let spellings = spellings(name);
-    if let Some(model) = spellings.iter().skip(1).find_map(|name| listed(name)) {
-        return model.with_pictures(&spellings);
+    let known = spellings.iter().skip(1).find_map(|name| Some((name, listed(name)?)));
+    if let Some((found, model)) = known {
+        // What was fine-tuned costs more than its base.
+        let is_tuned = spellings.iter().any(|name| name.starts_with("ft:"));
+        let price = model.price.filter(|_| !is_tuned || found.starts_with("ft:"));
+        return Model { price, ..model }.with_pictures(&spellings);
     }
     let guess = spellings.iter().find_map(|name| {
         let fitting = file.families.iter().filter(|(start, _)| name.starts_with(&***start));

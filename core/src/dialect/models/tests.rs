@@ -1,5 +1,7 @@
 //! Spellings of models' names, and the models that they lead to.
 
+use serde::Deserialize;
+
 use super::*;
 
 fn model(name: &str) -> Model {
@@ -44,7 +46,9 @@ fn names_are_found_in_every_spelling() {
     assert_eq!(model("gemini-2.0-flash-001"), model("gemini-2.0-flash"));
     assert_eq!(model("openai/gpt-oss-120b:free"), model("gpt-oss-120b"));
     assert_eq!(model("gpt-4o-mini-2024-07-18"), model("gpt-4o-mini"));
-    assert_eq!(model("ft:gpt-4o-mini-2024-07-18:org::abc"), model("gpt-4o-mini"));
+    let tuned = model("ft:gpt-4o-mini-2024-07-18:org::abc");
+    assert_eq!(tuned.price.map(|price| price.input), Some(0.3));
+    assert_eq!(Model { price: None, ..model("gpt-5-mini") }, model("ft:gpt-5-mini:org::abc"));
     assert_eq!(model("HuggingFaceTB/SmolLM2-135M-Instruct"), model("smollm2-135m"));
     assert_eq!(model("qwen3:8b"), model("qwen3"));
     assert_eq!(model("x-ai/grok-4"), model("grok-4"));
@@ -433,4 +437,47 @@ fn table_stands_between_catalogue_and_configuration() {
     assert_eq!(model.window, 500_000);
     assert!(!model.is_configured, "a refusal may know better");
     assert_eq!(clone.model("gpt-9-mini", "").window, 4_000);
+}
+
+/// Why a public table says something else than ours (`tests/data/model-tables/differences.toml`).
+#[derive(Deserialize)]
+struct Explained {
+    /// A name, or its start with `*` at the end.
+    models: Vec<String>,
+    what: Vec<String>,
+    why: String,
+}
+
+impl Explained {
+    fn covers(&self, difference: &Difference) -> bool {
+        let named = self.models.iter().any(|name| match name.strip_suffix('*') {
+            Some(start) => difference.model.starts_with(start),
+            None => **name == *difference.model,
+        });
+        named && self.what.iter().any(|what| what == difference.what)
+    }
+}
+
+/// Each difference from two well-known tables has its reason, and no reason is out of date.
+#[test]
+fn differences_from_public_tables_are_explained() {
+    let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/model-tables");
+    let read = |file: &str| std::fs::read_to_string(format!("{folder}/{file}")).unwrap();
+    let explained: HashMap<String, Vec<Explained>> =
+        toml::from_str(&read("differences.toml")).unwrap();
+    for (table, least) in [("litellm", 300), ("models_dev", 150)] {
+        let (compared, differences) = ModelTable::read(&read(&format!("{table}.json")))
+            .unwrap()
+            .differences(&Catalogue::default());
+        assert!(compared >= least, "{table}: only {compared} names are in both");
+        let reasons = &explained[table];
+        let open: Vec<_> = differences
+            .iter()
+            .filter(|one| !reasons.iter().any(|reason| reason.covers(one)))
+            .collect();
+        assert!(open.is_empty(), "{table}: {open:#?}");
+        for reason in reasons {
+            assert!(differences.iter().any(|one| reason.covers(one)), "{table}: {}", reason.why);
+        }
+    }
 }
