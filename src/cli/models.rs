@@ -123,7 +123,7 @@ fn listed(compared: usize, differences: &[Difference]) -> String {
         [model.to_string(), (*what).into(), ours.to_string(), theirs.to_string()]
     }));
     let count = differences.len();
-    format!("{}{compared} names are in both; {count} differences.\n", columns(&rows))
+    format!("{}{compared} names are in both; differences: {count}.\n", columns(&rows))
 }
 
 /// A model that was used and is not wholly known.

@@ -251,6 +251,7 @@ impl Server {
         let telemetry = self.telemetry.clone();
         let late_admin = admin.clone();
         let followed = self.config.clone();
+        let fetching = self.proxy.clone();
         let sweeping = tokio::spawn(async move {
             let was_late = reopen_store(&config, &store).await;
             // The socket and its file live as long as this task.
@@ -263,9 +264,7 @@ impl Server {
         let drained = tokio::select! {
             drained = proxy::serve(self.proxy, self.clients, becomes_true(stop)) => drained,
             never = reclaim::run() => match never {},
-            never = catalogue::follow(followed.catalogue_file.as_deref(), &followed.catalogue) => {
-                match never {}
-            }
+            never = catalogue::follow(&followed, &fetching) => match never {},
         };
         if let DrainOutcome::Broken(left) = drained {
             tracing::warn!("{left} exchanges were aborted at the deadline (limits.drain_s)");

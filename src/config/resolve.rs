@@ -6,6 +6,7 @@
 mod admin;
 mod caps;
 mod clients;
+mod models;
 mod policy;
 mod store;
 mod upstreams;
@@ -23,7 +24,6 @@ use super::raw::{RawConfig, RawLogFormat};
 use super::settings::{Config, Secret, ServerLimits};
 use super::sources::ConfigSources;
 use super::{memory_limits, permissions};
-use crate::dialect::models::{Catalogue, ModelOverride, ModelTable};
 
 pub(super) use clients::oddities;
 
@@ -78,12 +78,12 @@ pub(super) fn resolve(
         .map(|path| resolver.pem(&["extra_ca"], path, PemKind::Certificates));
     let upstreams = resolver.upstreams(&raw, listen);
     let clients = resolver.clients(&raw, listen);
-    let (catalogue, catalogue_file) = resolver.catalogue(&raw);
     let policy = resolver.policy(&raw);
     let compact_models = resolver.compact_models(&raw);
     let caps = resolver.caps(&raw);
     let shared_store = resolver.shared_store(&raw);
     let data = resolver.data(raw.data.as_deref());
+    let models = resolver.catalogue(&raw, data.as_deref());
     Some(Config {
         listen: listen?,
         client_token: clients.token,
@@ -121,8 +121,9 @@ pub(super) fn resolve(
         policy: Arc::new(policy),
         caps,
         compact_models,
-        catalogue,
-        catalogue_file,
+        catalogue: models.catalogue,
+        catalogue_file: models.file,
+        catalogue_url: models.url,
         log_json: raw.log == RawLogFormat::Json,
         log_level: raw.log_level,
         request_id_header: raw.request_id_header,
@@ -337,57 +338,6 @@ impl Resolver<'_> {
         let what = "there is no home folder for the data";
         self.wrong(&["data"], what, "Name a folder: --data DIR or data = \"DIR\".");
         None
-    }
-
-    /// What is known about models, and the file that some of it comes from.
-    fn catalogue(&mut self, raw: &RawConfig) -> (Catalogue, Option<PathBuf>) {
-        let catalogue = Catalogue::new(self.models(raw));
-        let file = raw.catalogue.as_deref().map(|file| self.table(file, &catalogue));
-        (catalogue, file)
-    }
-
-    fn table(&mut self, raw: &str, catalogue: &Catalogue) -> PathBuf {
-        let file = self.file(&["catalogue"], raw);
-        let read = std::fs::read_to_string(&file).map_err(|error| error.to_string());
-        let table =
-            read.and_then(|text| ModelTable::read(&text).map_err(|error| error.to_string()));
-        match table {
-            Ok(table) => catalogue.set_table(table),
-            Err(reason) => {
-                let todo = "Name a table of models that exists and is readable.";
-                self.wrong(&["catalogue"], format!("{raw}: {reason}"), todo);
-            }
-        }
-        file
-    }
-
-    fn models(&mut self, raw: &RawConfig) -> Vec<ModelOverride> {
-        let names = self.entry.keys(&["model"]);
-        let mut models = Vec::new();
-        for name in names {
-            let Some(model) = raw.model.get(&name) else { continue };
-            if name.trim_end_matches('*').contains('*') {
-                let todo = "Put `*` only at the end.";
-                self.wrong(&["model", &name], "`*` is inside the name", todo);
-            }
-            for (key, value) in [
-                ("window_tokens", model.window_tokens),
-                ("max_output_tokens", model.max_output_tokens),
-            ] {
-                if value == Some(0) {
-                    self.wrong(&["model", &name, key], "0 is too small", "Write 1 or more.");
-                }
-            }
-            self.price(&["model", &name, "price"], model.price.as_ref());
-            models.push(ModelOverride {
-                name: name.as_str().into(),
-                window: model.window_tokens,
-                max_output: model.max_output_tokens,
-                family: model.family,
-                price: model.price,
-            });
-        }
-        models
     }
 
     fn price(&mut self, path: &[&str], raw: Option<&crate::dialect::models::Price>) {

@@ -129,6 +129,8 @@ pub struct Config {
     pub catalogue: Catalogue,
     /// The file, which is read again when it changes.
     pub catalogue_file: Option<PathBuf>,
+    /// The address that the file is a copy of.
+    pub catalogue_url: Option<http::Uri>,
     /// Whether log lines are JSON.
     pub log_json: bool,
     /// Which diagnostics are logged, in addition to the exchanges.

@@ -61,6 +61,7 @@ impl Config {
             compact_models: Vec::new(),
             catalogue: Catalogue::default(),
             catalogue_file: None,
+            catalogue_url: None,
             log_json: false,
             log_level: LogLevel::default(),
             request_id_header: false,

@@ -8,6 +8,8 @@ mod offload;
 
 mod state;
 
+mod fetch;
+
 mod learning;
 mod plan;
 mod response;

@@ -55,7 +55,7 @@ async fn table_of_others_is_compared() {
     let lines: Vec<Vec<&str>> =
         done.out.lines().map(|line| line.split_whitespace().collect()).collect();
     assert!(lines.contains(&vec!["claude-opus-5", "window", "1000000", "200000"]), "{}", done.out);
-    assert!(done.out.ends_with("names are in both; 2 differences.\n"), "{}", done.out);
+    assert!(done.out.ends_with("names are in both; differences: 1.\n"), "{}", done.out);
 }
 
 #[tokio::test]
@@ -84,4 +84,32 @@ async fn used_models_that_nobody_knows_are_listed() {
     assert!(missing.out.contains("our-own-model  1      window (a guess"), "{}", missing.out);
     assert!(missing.out.contains("[model.\"our-own-model\"]"), "{}", missing.out);
     assert!(!missing.out.contains("claude"), "{}", missing.out);
+}
+
+/// A table at a URL is fetched, and its copy is what commands and the next start read.
+#[tokio::test]
+async fn table_at_a_url_is_fetched() {
+    let provider = Provider::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plimsoll.toml");
+    let text = format!("catalogue = \"{}/models.json\"\n", provider.base());
+    std::fs::write(&file, text).unwrap();
+    let config = file.to_str().unwrap();
+    let data = folder.path().join("data");
+    let places = ["--config", config, "--data", data.to_str().unwrap()];
+    let about = [["models", "gpt-9"].as_slice(), &places].concat();
+    assert!(run(&about).await.out.contains("a guess"), "nothing was fetched yet");
+    let mut serving = Serving::start(&provider.base(), &places).await;
+    let mut asked = provider.call().await;
+    assert!(asked.message.head.starts_with("GET /models.json "), "{}", asked.message.head);
+    asked.answer("200 OK", TABLE).await;
+    serving.wait_for_log("has 4 models").await;
+    let done = run(&about).await;
+    assert!(done.out.contains("window:     500,000 tokens of input\n"), "{}", done.out);
+    for wrong in ["http://tables.example/a.json", "ftp://tables.example/a.json"] {
+        std::fs::write(&file, format!("catalogue = \"{wrong}\"\n")).unwrap();
+        let refused = run(&["check", "--config", config]).await;
+        assert_eq!(refused.code, 1);
+        assert!(refused.err.contains("is no address of a table"), "{}", refused.err);
+    }
 }
