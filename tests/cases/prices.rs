@@ -202,7 +202,7 @@ async fn limits_are_shown_as_response_tells_them() {
         .await;
     let mut call = provider.call().await;
     let headers = "anthropic-ratelimit-unified-5h-utilization: 0.91\r\n\
-                   anthropic-ratelimit-unified-5h-reset: 4102444800\r\n";
+                   anthropic-ratelimit-unified-5h-reset: 4102444800\r\nconnection: close\r\n";
     call.send(format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{headers}content-length: 2\r\n\r\n{{}}"))
         .await;
     let response = client.response().await;
@@ -216,4 +216,24 @@ async fn limits_are_shown_as_response_tells_them() {
     let metrics = looking.get("/metrics").await;
     let gauge = metrics.text().lines().find(|line| line.starts_with("plimsoll_quota_fill_ratio{"));
     assert!(gauge.is_some_and(|line| line.ends_with(" 0.91")), "{gauge:?}");
+    // Gemini tells of a limit in the refusal alone.
+    let body = r#"{"contents":[{"role":"user","parts":[{"text":"a"}]}]}"#;
+    let length = body.len();
+    let mut client = Wire::connect(server.address).await;
+    client
+        .send(format!(
+            "POST /v1beta/models/gemini-3-pro:generateContent HTTP/1.1\r\nhost: localhost\r\nx-goog-api-key: k\r\n\
+             content-length: {length}\r\n\r\n{body}"
+        ))
+        .await;
+    let refusal = r#"{"error":{"code":429,"message":"Quota exceeded.","status":"RESOURCE_EXHAUSTED","details":[
+        {"violations":[{"quotaId":"GenerateRequestsPerMinutePerProjectPerModel","quotaValue":"10"}]},
+        {"retryDelay":"3600s"}]}}"#;
+    provider.call().await.answer("429 Too Many Requests", refusal).await;
+    assert_eq!(client.response().await.status(), 429);
+    server.next_exchange().await;
+    let limits = looking.json("/api/v1/limits").await;
+    assert_eq!(limits["limits"][0]["kind"], "requests");
+    assert_eq!(limits["limits"][0]["limit"], 10);
+    assert_eq!(limits["limits"][0]["used"], 1.0);
 }

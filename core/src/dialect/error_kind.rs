@@ -107,7 +107,8 @@ mod tests {
     fn failed_reply_has_error_kind() {
         let reply = |stop, error: Option<&str>| Reply {
             stop,
-            error: error.map(|kind| ProviderError { kind: Some(kind.into()), message: None }),
+            error: error
+                .map(|kind| ProviderError { kind: Some(kind.into()), ..ProviderError::default() }),
             ..Reply::default()
         };
         let of = |stop, error| ErrorKind::in_reply(&reply(stop, error));
@@ -139,7 +140,7 @@ mod tests {
             ("2013", ErrorKind::Other),
             ("hm", ErrorKind::Other),
         ] {
-            let error = ProviderError { kind: Some(name.into()), message: None };
+            let error = ProviderError { kind: Some(name.into()), ..ProviderError::default() };
             assert_eq!(ErrorKind::from_error(&error), kind, "{name}");
         }
         assert_eq!(ErrorKind::from_error(&ProviderError::default()), ErrorKind::Other);

@@ -293,10 +293,15 @@ mod tests {
             assert_eq!(overflow_of(404, body), None);
         }
         assert_eq!(overflow_of(400, r#"{"error":{"message":"no","n_ctx":512}}"#), None);
-        let error = ProviderError { kind: Some("1261".into()), message: Some("No.".into()) };
+        let error = ProviderError {
+            kind: Some("1261".into()),
+            message: Some("No.".into()),
+            ..ProviderError::default()
+        };
         assert!(overflow_in_reply(&error, "").is_some());
         let wrapped = r#"Upstream: {"error":{"code":"context_length_exceeded","message":"No."}}"#;
-        let error = ProviderError { kind: None, message: Some(wrapped.into()) };
+        let error =
+            ProviderError { kind: None, message: Some(wrapped.into()), ..ProviderError::default() };
         assert!(overflow_in_reply(&error, "").is_some());
     }
 

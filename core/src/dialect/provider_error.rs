@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::quota::{self, ExhaustedQuota};
 use crate::wire::json::Value;
 
 /// An error that the provider reported, in a body or in a stream.
@@ -13,6 +14,9 @@ pub struct ProviderError {
     pub kind: Option<Box<str>>,
     /// The message. Never logged: providers quote prompts in it.
     pub message: Option<Box<str>>,
+    /// The limits that it says are used up.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub exhausted: Vec<ExhaustedQuota>,
 }
 
 impl ProviderError {
@@ -34,6 +38,7 @@ pub(super) fn error_in(value: Value<'_>) -> ProviderError {
             .filter(|code| is_name(code))
             .map(Into::into)
             .or_else(|| first_word(inner, &["type", "status", "code"])),
+        exhausted: quota::in_refusal(inner),
         message: inner.text().map(Into::into).or_else(|| first_word(inner, &["message", "detail"])),
     }
 }

@@ -1,12 +1,15 @@
-//! How much of a limit is left, as a response's headers say it (`docs/protocols.md` 14).
+//! How much of a limit is left, as a response's headers say it, or Gemini's refusal (`docs/protocols.md` 14).
 //!
 //! One form for all providers. What is not said is `None`; a header that cannot be understood says nothing. Which
 //! credential a limit belongs to, and what follows from it, is not known here.
 
 use http::HeaderMap;
+use jiff::tz::{Offset, TimeZone};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter};
+
+use crate::wire::json::Value;
 
 /// What a limit counts.
 #[derive(
@@ -29,6 +32,8 @@ use strum::{AsRefStr, EnumIter};
 pub enum QuotaKind {
     /// Requests, usually per minute.
     Requests,
+    /// Requests per day.
+    DailyRequests,
     /// Tokens, usually per minute.
     Tokens,
     /// Input tokens, usually per minute.
@@ -134,6 +139,59 @@ pub fn from_headers(headers: &HeaderMap, now: u64) -> Vec<Quota> {
     }
     quotas.extend(text(headers, PREMIUM).and_then(premium));
     quotas
+}
+
+/// A limit that is used up, as a refusal names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExhaustedQuota {
+    /// What it counts.
+    pub kind: QuotaKind,
+    /// How many are allowed.
+    pub limit: Option<u64>,
+    /// When to try again, milliseconds from now.
+    pub wait_ms: Option<u64>,
+}
+
+/// The limits that a refusal of Google's names: `details` has `QuotaFailure`, and `RetryInfo` how long to wait.
+pub(super) fn in_refusal(error: Value<'_>) -> Vec<ExhaustedQuota> {
+    let Some(details) = error.get("details") else { return Vec::new() };
+    let delays = details.items().filter_map(|detail| detail.get_text("retryDelay"));
+    let wait_ms = delays.filter_map(|delay| moment(&delay, 0)).max();
+    let violations = details.items().filter_map(|detail| detail.get("violations"));
+    let quotas = violations.flat_map(|all| all.items()).filter_map(|violation| {
+        let id = violation.get_text("quotaId")?;
+        let kind = match &*id {
+            id if id.contains("InputTokens") => QuotaKind::InputTokens,
+            id if id.contains("Tokens") => QuotaKind::Tokens,
+            id if id.contains("RequestsPerDay") => QuotaKind::DailyRequests,
+            id if id.contains("Requests") => QuotaKind::Requests,
+            _ => return None,
+        };
+        let limit = violation.get_text("quotaValue").and_then(|limit| limit.parse().ok());
+        Some(ExhaustedQuota { kind, limit, wait_ms })
+    });
+    quotas.collect()
+}
+
+impl ExhaustedQuota {
+    /// The limit as of `now`, milliseconds since 1970. Those of a day are whole again at midnight in California ("Rate
+    /// limits", Gemini API), whatever the refusal says.
+    pub fn at(self, now: u64) -> Quota {
+        let resets_at = match self.kind {
+            QuotaKind::DailyRequests => next_day(now),
+            _ => self.wait_ms.map(|wait| now.saturating_add(wait)),
+        };
+        Quota { kind: self.kind, limit: self.limit, used: 1.0, resets_at }
+    }
+}
+
+fn next_day(now: u64) -> Option<u64> {
+    // Without a table of time zones: eight hours behind, as in winter.
+    let california = TimeZone::get("America/Los_Angeles");
+    let zone = california.unwrap_or_else(|_| TimeZone::fixed(Offset::constant(-8)));
+    let now = Timestamp::from_millisecond(i64::try_from(now).ok()?).ok()?.to_zoned_datetime(zone);
+    let midnight = now.tomorrow().and_then(|tomorrow| tomorrow.start_of_day()).ok()?;
+    u64::try_from(midnight.timestamp().as_millisecond()).ok()
 }
 
 impl Quota {

@@ -26,6 +26,7 @@ use crate::context::savings::ExchangeSavings;
 use crate::context::{Estimate, ExchangeId, Millis, Outcome, SessionId, Turn};
 use crate::dialect::credentials::redact;
 use crate::dialect::error_kind::ErrorKind;
+use crate::dialect::quota::ExhaustedQuota;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::RepairCause;
 use crate::dialect::{Dialect, Note, Purpose, Reply, StopReason, Usage};
@@ -269,7 +270,12 @@ impl ExchangeRecorder {
         }
     }
 
-    pub(crate) fn record_reply(&mut self, reply: ReplyRecord) {
+    pub(crate) fn record_reply(&mut self, mut reply: ReplyRecord) {
+        let exhausted = std::mem::take(&mut reply.exhausted).into_iter();
+        if let Some(upstream) = &self.event.upstream {
+            let quotas = exhausted.map(|quota| quota.at(now())).collect();
+            self.proxy.telemetry.quotas_told(upstream, self.event.tenant.as_ref(), quotas, now());
+        }
         reply.write(&mut self.event);
     }
 
@@ -364,6 +370,7 @@ pub(crate) struct ReplyRecord {
     pub(crate) streamed: bool,
     pub(crate) stop: Option<StopReason>,
     pub(crate) error_kind: Option<ErrorKind>,
+    pub(crate) exhausted: Vec<ExhaustedQuota>,
     pub(crate) usage: Usage,
     pub(crate) notes: Vec<Note>,
     pub(crate) fail_open: Vec<FailOpen>,
@@ -394,6 +401,7 @@ impl ReplyRecord {
             streamed: false,
             stop: None,
             error_kind: None,
+            exhausted: Vec::new(),
             usage: Usage::default(),
             notes: Vec::new(),
             fail_open: Vec::new(),
@@ -411,6 +419,8 @@ impl ReplyRecord {
 
     pub(crate) fn take(&mut self, reply: &Reply) {
         self.error_kind = ErrorKind::in_reply(reply);
+        self.exhausted =
+            reply.error.as_ref().map(|error| error.exhausted.clone()).unwrap_or_default();
         // A status 200 with an error in the body is not a success.
         if self.outcome == Outcome::Complete && self.error_kind.is_some() {
             self.outcome = Outcome::UpstreamFailed;

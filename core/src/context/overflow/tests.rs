@@ -31,7 +31,11 @@ fn sign(reply: &Reply, estimate: &Estimate) -> Option<OverflowSign> {
 fn overflow_in_reply_is_detected() {
     let small = estimate(100, EstimateMethod::Anchored);
     let error = |kind: &str, message: &str| Reply {
-        error: Some(ProviderError { kind: Some(kind.into()), message: Some(message.into()) }),
+        error: Some(ProviderError {
+            kind: Some(kind.into()),
+            message: Some(message.into()),
+            ..ProviderError::default()
+        }),
         ..Reply::default()
     };
     let full = error("context_length_exceeded", "Your input exceeds the context window of it.");

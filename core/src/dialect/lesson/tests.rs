@@ -156,6 +156,7 @@ fn error_within_reply_teaches_like_error_response() {
     let error = ProviderError {
         kind: Some("context_length_exceeded".into()),
         message: Some("This model's maximum context length is 9000 tokens.".into()),
+        ..ProviderError::default()
     };
     assert_eq!(taught_in_reply(&error, 200, &QuotableText::default()).window(), Some(9000));
 }

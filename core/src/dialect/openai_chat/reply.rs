@@ -9,7 +9,7 @@ use super::usage::UsageFields;
 use super::{known, signature, think};
 use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
-use crate::dialect::provider_error::error_in;
+use crate::dialect::provider_error::{ProviderError, error_in};
 use crate::dialect::reply::{KeptSize, MOST_PARTS, add_other_id};
 use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
 use crate::wire::json::{Document, Kind, Nesting, Value, members};
@@ -474,9 +474,10 @@ fn refused(value: Value<'_>, reply: &mut Reply) -> bool {
     let Some(base) = value.get_any(&["base_resp"]) else { return false };
     let code = base.get("status_code").and_then(|code| code.as_u64()).unwrap_or(0);
     if code != 0 {
-        reply.error = Some(crate::dialect::ProviderError {
+        reply.error = Some(ProviderError {
             kind: Some(code.to_string().into()),
             message: base.get_text("status_msg").map(Into::into),
+            ..ProviderError::default()
         });
     }
     code != 0

@@ -1,4 +1,5 @@
 use super::*;
+use crate::wire::json::Document;
 
 /// 2026-11-27, 12:00 UTC.
 const NOW: u64 = 1_795_780_800_000;
@@ -121,4 +122,33 @@ fn nonsense_says_nothing() {
     ]);
     assert_eq!(odd_reset.used, 0.0, "more than the limit is left");
     assert_eq!(odd_reset.resets_at, None, "more than the limit is left");
+}
+
+#[test]
+fn gemini_names_limits_that_are_used_up() {
+    // As Google's API answers ("Rate limits", ai.google.dev; `google.rpc.QuotaFailure`).
+    let body = br#"{"error": {"code": 429, "message": "You exceeded your current quota.", "status": "RESOURCE_EXHAUSTED",
+        "details": [
+            {"@type": "type.googleapis.com/google.rpc.QuotaFailure", "violations": [
+                {"quotaMetric": "generativelanguage.googleapis.com/generate_content_free_tier_requests",
+                 "quotaId": "GenerateRequestsPerDayPerProjectPerModel-FreeTier", "quotaValue": "250"},
+                {"quotaMetric": "generativelanguage.googleapis.com/generate_content_free_tier_input_token_count",
+                 "quotaId": "GenerateContentInputTokensPerModelPerMinute-FreeTier", "quotaValue": "250000"},
+                {"quotaId": "SomethingNew", "quotaValue": "1"}]},
+            {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "34.5s"}]}}"#;
+    let json = Document::read(body).expect("JSON");
+    let told = in_refusal(json.root(body).and_then(|root| root.get("error")).expect("an error"));
+    let quotas: Vec<Quota> = told.into_iter().map(|quota| quota.at(NOW)).collect();
+    let midnight = NOW + 20 * 60 * 60 * 1000;
+    let limits = [
+        (QuotaKind::DailyRequests, 250, midnight),
+        (QuotaKind::InputTokens, 250_000, NOW + 34_500),
+    ];
+    let limits = limits.map(|(kind, limit, resets_at)| Quota {
+        kind,
+        limit: Some(limit),
+        used: 1.0,
+        resets_at: Some(resets_at),
+    });
+    assert_eq!(quotas, limits);
 }
