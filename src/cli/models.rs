@@ -38,7 +38,7 @@ pub(super) fn run(
             .map_err(|error| CliError(format!("{}: {error}", file.display())))?;
         let table = ModelTable::read(&text)
             .map_err(|error| CliError(format!("{}: {error}", file.display())))?;
-        let (compared, differences) = table.differences(&catalogue);
+        let (compared, differences) = catalogue.differences(&table);
         if at.json {
             print::json(&differences);
         } else {

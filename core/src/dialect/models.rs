@@ -266,6 +266,38 @@ impl Catalogue {
         }
         model
     }
+
+    /// Where a table says another window or price, of the models that both know, by name; and how many these are. A table that prices the cache as input says nothing of it.
+    pub fn differences(&self, table: &ModelTable) -> (usize, Vec<Difference>) {
+        let mut names: Vec<&str> = table.models.keys().map(AsRef::as_ref).collect();
+        names.retain(|name| !name.contains('/'));
+        names.sort_unstable();
+        let models = names.into_iter().map(|name| (name, self.model(name, "")));
+        let known: Vec<_> = models.filter(|(_, model)| model.known).collect();
+        let differences = known.iter().flat_map(|(name, model)| {
+            let theirs = &table.models[*name];
+            let (price, their_price) = (model.price.as_ref(), theirs.price.as_ref());
+            let their_read = their_price.filter(|price| price.cache_read != price.input);
+            [
+                ("window", Some(model.window as f64), theirs.window.map(|window| window as f64)),
+                ("input", price.map(|price| price.input), their_price.map(|price| price.input)),
+                ("output", price.map(|price| price.output), their_price.map(|price| price.output)),
+                (
+                    "cache read",
+                    price.map(|price| price.cache_read),
+                    their_read.map(|price| price.cache_read),
+                ),
+            ]
+            .into_iter()
+            .filter_map(|(what, ours, theirs)| {
+                let (ours, theirs) = (ours?, theirs?);
+                let differs = (ours - theirs).abs() > 0.005 * theirs.abs();
+                differs.then(|| Difference { model: (*name).into(), what, ours, theirs })
+            })
+        });
+        let differences = differences.collect();
+        (known.len(), differences)
+    }
 }
 
 /// Whether `wanted` (a name, or its start with `*` at the end) means the model called `name`.

@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 
 use http::Uri;
 
-use super::super::whole_file::write_whole;
+use crate::cli::whole_file::write_whole;
 use crate::config::Config;
 use crate::dialect::models::{Catalogue, ModelTable};
 use crate::proxy::Proxy;
