@@ -12,7 +12,7 @@ use strum::{AsRefStr, EnumIter};
 use super::band::Band;
 use super::cold::cold_band;
 use super::errors::RecentErrors;
-pub use super::observation::{NewContent, Observation};
+pub use super::observation::{GuessedTokens, NewContent, Observation};
 use super::observation::{WAYS, expected, features, noise};
 use super::regression::Regression;
 use super::retention::{
@@ -260,10 +260,11 @@ impl EstimatorState {
             true => cold_band(self.family, tokens),
             false => Band { low: least.saturating_sub(width), high: most.saturating_add(width) },
         };
+        let GuessedTokens { less, more } = seen.new_content.guessed;
         CostPrediction {
             tokens,
-            low,
-            high,
+            low: low.saturating_sub(u64::from(less)),
+            high: high.saturating_add(u64::from(more)),
             retention,
             expert,
             by_retention,
@@ -297,13 +298,18 @@ impl EstimatorState {
         let best = best(&belief);
         let mut low = by_retention[best];
         let mut high = low;
+        // Nothing tells whether text that comes with results ends what reasoning was kept for, not even what the
+        // thread showed before.
+        let NewContent { results, texts, .. } = seen.new_content;
+        let is_steer = results > 0 && texts > 0;
         for at in 0..RETENTIONS {
             // While the thread has shown nothing that tells two retentions apart, only what is known of the
             // model does, and that is weaker.
             let is_told = (evidence[at] - evidence[best]).abs() > SHOWS;
             let may_apply =
                 belief[at] + NEAR >= belief[best] || !is_told && prior[at] + near >= prior[best];
-            if may_apply {
+            let may_be_steered = is_steer && ReasoningRetention::ALL[at].reads();
+            if may_apply || may_be_steered && best != ReasoningRetention::Drops as usize {
                 low = low.min(by_retention[at]);
                 high = high.max(by_retention[at]);
             }

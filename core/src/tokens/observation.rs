@@ -27,12 +27,24 @@ pub struct NewContent {
     pub calls: u32,
     /// Tokens of images and documents.
     pub media: u32,
+    /// How far its guessed parts may be off.
+    pub guessed: GuessedTokens,
     /// A hash of the tool's name, if a single result of it is all that is new.
     pub tool: Option<u64>,
     /// A digest of system prompt and tools, if the request does not continue an earlier one.
     pub head: Option<u128>,
     /// The counted tokens of system prompt and tools.
     pub headed: u64,
+}
+
+/// How many tokens fewer or more parts may cost whose cost no part of the request shows: a picture by URL, what a
+/// provider's search found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GuessedTokens {
+    /// How many fewer.
+    pub less: u32,
+    /// How many more.
+    pub more: u32,
 }
 
 /// A request before its response: the estimate is made from this, and the model learns from it.
