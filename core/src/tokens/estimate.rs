@@ -9,10 +9,10 @@ use memchr::memmem;
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter};
 
+use super::band::GuessedTokens;
 use super::bpe::{self, Encoding};
 use super::costs::{self, FamilyCosts};
 use super::features::ClassCounts;
-use super::observation::GuessedTokens;
 use super::structure::StructureCost;
 use super::token_costs::Costs;
 use super::{media, own_tools};

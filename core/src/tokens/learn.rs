@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter};
 
 use super::band::Band;
+pub use super::band::GuessedTokens;
 use super::cold::cold_band;
 use super::errors::RecentErrors;
-pub use super::observation::{GuessedTokens, NewContent, Observation};
+pub use super::observation::{NewContent, Observation};
 use super::observation::{WAYS, expected, features, noise};
 use super::regression::Regression;
 use super::retention::{
@@ -690,6 +691,22 @@ mod tests {
         }
         assert_eq!(width(7), 0);
         assert_eq!([8; 4].map(&mut width), [18, 18, 18, 0]);
+    }
+
+    /// As recorded: a session had dropped its reasoning with such a text before, and kept it with the next.
+    #[test]
+    fn text_between_results_may_end_reasoning_or_not() {
+        let learned = EstimatorState::new(Family::O200k);
+        let band = |texts| {
+            let mut seen = grown(50_000, 80);
+            seen.counted = [53_000, 53_000, 50_080, 50_080];
+            seen.new_content.texts = texts;
+            let guess = learned.guess(&seen, [0.0, 0.0, 9.0, 9.0]);
+            assert_eq!(guess.tokens, 50_080);
+            (guess.low..=guess.high).contains(&53_000)
+        };
+        assert!(band(1));
+        assert!(!band(0));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Says what error is expected of such a count, and describes it for the regression. Knows nothing that was learned.
 
 use super::CountingMethod;
+use super::band::GuessedTokens;
 use super::errors::CallKind;
 use super::features::ClassCounts;
 use super::regression::FEATURES;
@@ -35,16 +36,6 @@ pub struct NewContent {
     pub head: Option<u128>,
     /// The counted tokens of system prompt and tools.
     pub headed: u64,
-}
-
-/// How many tokens fewer or more parts may cost whose cost no part of the request shows: a picture by URL, what a
-/// provider's search found.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct GuessedTokens {
-    /// How many fewer.
-    pub less: u32,
-    /// How many more.
-    pub more: u32,
 }
 
 /// A request before its response: the estimate is made from this, and the model learns from it.
