@@ -27,7 +27,9 @@ use plimsoll::context::{EstimateMethod, ExchangeId, Fact, Outcome, Position, Tur
 use plimsoll::dialect::models::{Catalogue, Family, Model};
 use plimsoll::dialect::{self, Conversation, Dialect};
 use plimsoll::tokens::Tokenizer;
-use plimsoll::tokens::learn::{CostPrediction, EstimatorState, NewContent, Observation};
+use plimsoll::tokens::learn::{
+    CostPrediction, EstimatorState, GuessedTokens, NewContent, Observation,
+};
 use plimsoll::tokens::retention::ByRetention;
 use serde_json::{Value, json};
 
@@ -53,34 +55,50 @@ struct FirstCall {
     /// The project that recorded it.
     source: String,
     guess: CostPrediction,
+    guessed: GuessedTokens,
     actual: u64,
 }
 
 impl FirstCall {
     /// A call that was counted as this many tokens.
-    fn new(family: Family, model: &str, source: &str, counted: u64, actual: u64) -> Self {
-        let new_content = NewContent { head: Some(1), ..NewContent::default() };
+    fn new(
+        family: Family,
+        model: &str,
+        source: &str,
+        counted: u64,
+        guessed: GuessedTokens,
+        actual: u64,
+    ) -> Self {
+        let new_content = NewContent { head: Some(1), guessed, ..NewContent::default() };
         let counted = ByRetention::from([counted; 4]);
         let seen = Observation { counted, new_content, ..Observation::default() };
         let guess = EstimatorState::new(family).guess(&seen, ByRetention::default());
-        Self { family, model: model.to_owned(), source: source.to_owned(), guess, actual }
+        let (model, source) = (model.to_owned(), source.to_owned());
+        Self { family, model, source, guess, guessed, actual }
     }
 
     fn read(line: &str) -> Self {
-        let [family, model, source, counted, actual] =
+        let [family, model, source, counted, less, more, actual] =
             line.split('\t').collect::<Vec<_>>().try_into().unwrap();
         let family = serde_json::from_value(json!(family)).unwrap();
-        Self::new(family, model, source, counted.parse().unwrap(), actual.parse().unwrap())
+        let guessed = GuessedTokens { less: less.parse().unwrap(), more: more.parse().unwrap() };
+        let (counted, actual) = (counted.parse().unwrap(), actual.parse().unwrap());
+        Self::new(family, model, source, counted, guessed, actual)
     }
 
     fn line(&self) -> String {
         let family = json!(self.family);
         let (family, counted) = (family.as_str().unwrap(), self.guess.tokens);
-        format!("{family}\t{}\t{}\t{counted}\t{}\n", self.model, self.source, self.actual)
+        let Self { model, source, guessed: GuessedTokens { less, more }, actual, .. } = self;
+        format!("{family}\t{model}\t{source}\t{counted}\t{less}\t{more}\t{actual}\n")
     }
 
     fn is_held(&self) -> bool {
         (self.guess.low..=self.guess.high).contains(&self.actual)
+    }
+
+    fn is_guessed(&self) -> bool {
+        self.guessed != GuessedTokens::default()
     }
 
     /// The calls with the same band: by tokenizer and size of the estimate.
@@ -186,6 +204,7 @@ fn band_of_first_call_holds() {
             check(&name, 0.88..=0.97, &|it| it.class() == (family, size));
         }
     }
+    check("with guessed parts", 0.88..=1.0, &FirstCall::is_guessed);
     let models: BTreeSet<&str> = cold.iter().map(|it| it.model.as_str()).collect();
     for model in models {
         check(model, 0.88..=1.0, &|it| it.model == model);
@@ -423,6 +442,7 @@ fn play(
                 model: name.rsplit('/').next().unwrap_or(name).to_owned(),
                 source: source.to_owned(),
                 guess: fresh.guess(seen, ByRetention::default()),
+                guessed: seen.new_content.guessed,
                 actual,
             });
             let guess = &measured.estimate.guess;
@@ -430,7 +450,10 @@ fn play(
             pairs.push(Pair { dialect, method, estimate, classic, actual, hidden, held, cold });
             if std::env::var_os("PLIMSOLL_TEST_VERBOSE").is_some() {
                 let seen = measured.seen.as_ref().map(|seen| &seen.new_content);
-                println!("{file} {dialect:?} {name} {method:?} {actual} {guess:?} {seen:?}");
+                println!(
+                    "{file} {index} {dialect:?} {name} {method:?} {actual} {:?} {seen:?}",
+                    pairs.last().and_then(|pair| Some(pair.cold.as_ref()?.guess)).unwrap_or(*guess)
+                );
             }
         }
         hidden |= usage.hosted_tools || usage.reasoning.is_some_and(|tokens| tokens > 0);

@@ -10,3 +10,13 @@ pub struct Band {
     /// The upper bound, tokens.
     pub high: u64,
 }
+
+/// How many tokens fewer or more parts may cost whose cost no part of the request shows: a picture by URL, what a
+/// provider's search found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GuessedTokens {
+    /// How many fewer.
+    pub less: u32,
+    /// How many more.
+    pub more: u32,
+}

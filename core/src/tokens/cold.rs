@@ -14,9 +14,9 @@ pub(super) fn cold_band(family: Family, tokens: u64) -> Band {
         _ => 2,
     };
     let (low, high) = match family {
-        Family::O200k | Family::Cl100k => [(0.7, 2.3), (0.6, 1.25), (0.6, 1.4)],
+        Family::O200k | Family::Cl100k => [(0.7, 2.3), (0.75, 1.15), (0.6, 1.4)],
         Family::Gemini => [(0.25, 1.5), (0.5, 1.5), (0.2, 1.5)],
-        Family::Claude => [(0.9, 3.0), (0.7, 1.2), (0.55, 2.6)],
+        Family::Claude => [(0.9, 2.8), (0.7, 1.2), (0.55, 2.6)],
         Family::ClaudeNew => [(0.75, 1.5), (0.75, 1.3), (0.75, 1.5)],
         Family::Other => [(0.25, 6.0), (0.6, 3.5), (0.8, 1.8)],
     }[class];
@@ -60,11 +60,11 @@ mod tests {
     #[test]
     fn first_calls_band_goes_by_size() {
         let of = |tokens| cold_band(Family::Claude, tokens);
-        assert_eq!(of(100), Band { low: 90, high: 300 });
+        assert_eq!(of(100), Band { low: 90, high: 280 });
         assert_eq!(of(400), Band { low: 280, high: 480 });
         assert_eq!(of(2_000), Band { low: 1_100, high: 5_200 });
         let share = |tokens: u64| of(tokens).high as f64 / tokens as f64;
-        assert!(share(199) > 2.9);
+        assert!(share(199) > 2.7);
         assert!(share(200) < 1.4);
         assert!(share(999) < 1.4);
         assert!(share(1_000) > 2.5);

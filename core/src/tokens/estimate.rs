@@ -5,16 +5,19 @@
 
 use std::collections::HashMap;
 
+use memchr::memmem;
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter};
 
+use super::band::GuessedTokens;
 use super::bpe::{self, Encoding};
 use super::costs::{self, FamilyCosts};
 use super::features::ClassCounts;
+use super::structure::StructureCost;
 use super::token_costs::Costs;
 use super::{media, own_tools};
-use crate::dialect::models::{Family, Model, PictureRule, ReasoningBinding};
-use crate::dialect::{Audience, Conversation, Dialect, Part, PartKind, ReplyPart, Span};
+use crate::dialect::models::{Family, Model};
+use crate::dialect::{Audience, Conversation, Part, PartKind, ReplyPart, Span};
 use crate::wire::json::{text_of, unescape};
 
 /// The most bytes of text that are tokenised for one request, at some 30 MB/s; past it, tokens are estimated
@@ -118,6 +121,7 @@ impl Tokenizer {
             samples: SAMPLES,
             looked: 0,
             read: 0,
+            guessed: GuessedTokens::default(),
             has_encrypted: false,
         }
     }
@@ -144,6 +148,7 @@ pub struct TokenCounter<'c> {
     looked: usize,
     /// Additional tokens of results if they are read as JSON under a tool's name.
     read: u64,
+    guessed: GuessedTokens,
     /// Whether a compaction that only the provider can read was counted from its length.
     has_encrypted: bool,
 }
@@ -156,8 +161,12 @@ impl TokenCounter<'_> {
         if let Some(media) = &part.media {
             let tokens = media::tokens(part, media, self.body, &self.structure.pictures);
             return tokens.unwrap_or_else(|guess| {
-                self.counting = CountingMethod::Length;
-                guess
+                self.guessed.less += guess.tokens - guess.least;
+                self.guessed.more += guess.most - guess.tokens;
+                if guess.is_impossible {
+                    self.counting = CountingMethod::Length;
+                }
+                guess.tokens
             });
         }
         let mut count: u32 = part.texts.iter().map(|text| self.literal(*text, part.kind)).sum();
@@ -174,6 +183,9 @@ impl TokenCounter<'_> {
             self.has_encrypted = true;
             return (encrypted.len().saturating_sub(COMPACTION_AROUND) / COMPACTION_BYTES) as u32;
         }
+        if is_search(part) {
+            self.guessed.more += FOUND;
+        }
         if part.texts.is_empty() && matches!(part.kind, PartKind::Tool | PartKind::Opaque) {
             return 0; // not in the prompt: a mere marker
         }
@@ -188,7 +200,7 @@ impl TokenCounter<'_> {
         self.text(text) + self.structure(part)
     }
 
-    /// What the first tool costs in addition to itself: the instructions on how to call tools.
+    /// What tools cost in addition to themselves: the instructions on how to call them.
     pub(crate) fn offering(&self) -> u32 {
         self.structure.offering
     }
@@ -196,6 +208,16 @@ impl TokenCounter<'_> {
     /// What it costs in addition if the model has to call a tool.
     pub(crate) fn forcing(&self) -> u32 {
         self.structure.forcing
+    }
+
+    /// What the provider's instructions cost on how to cite documents.
+    pub(crate) fn citing(&self) -> u32 {
+        self.structure.citing
+    }
+
+    /// What the provider's instructions cost on how to search for tools that are not loaded.
+    pub(crate) fn searching(&self) -> u32 {
+        self.structure.searching
     }
 
     /// What the first tool that appears in the history costs in addition to itself: the namespace it is
@@ -232,6 +254,11 @@ impl TokenCounter<'_> {
     pub(crate) fn tool_of<'p>(&'p self, result: &'p Part) -> Option<&'p str> {
         let id = result.id.as_deref().unwrap_or_default();
         result.name.as_deref().or_else(|| self.names.get(id).copied())
+    }
+
+    /// How far the parts may be off whose cost no part of the request shows.
+    pub(crate) fn guessed(&self) -> GuessedTokens {
+        self.guessed
     }
 
     pub(crate) fn guesses_compaction(&self) -> bool {
@@ -282,25 +309,36 @@ impl TokenCounter<'_> {
             PartKind::Tool if part.is_schema => structure.tool + structure.schema,
             PartKind::Tool => structure.tool + self.definition(part),
             PartKind::Reasoning => structure.reasoning,
-            PartKind::Image | PartKind::Document | PartKind::Opaque => 0,
+            PartKind::Document => structure.document,
+            // What the provider's search for tools found appears in the history.
+            PartKind::Opaque if !part.loads.is_empty() => structure.loading,
+            PartKind::Image | PartKind::Opaque => 0,
         }
     }
 
-    fn definition(&self, tool: &Part) -> u32 {
-        let shown = tool.texts.first().map(|text| text.slice(self.body)).unwrap_or_default();
-        // A client may give a tool of its own the same name: that one has a schema.
-        if !self.structure.has_own_tools
-            || memchr::memmem::find(shown, b"\"input_schema\"").is_some()
-        {
+    fn definition(&mut self, tool: &Part) -> u32 {
+        let (true, Some(text)) = (self.structure.has_own_tools, tool.texts.first()) else {
             return 0;
-        }
-        own_tools::definition(self.tokenizer.family, tool.name.as_deref().unwrap_or_default())
+        };
+        let name = tool.name.as_deref().unwrap_or_default();
+        let tokens = own_tools::definition(self.tokenizer.family, name, text.slice(self.body));
+        tokens.unwrap_or_else(|| {
+            self.guessed.more += UNKNOWN_DEFINITION;
+            0
+        })
     }
 
     /// Tokens of a JSON value as a model reads it: a string without quotes and escapes, anything else as
     /// written.
     fn literal(&mut self, at: Span, kind: PartKind) -> u32 {
         let raw = at.slice(self.body);
+        let is_claude = matches!(self.tokenizer.family, Family::Claude | Family::ClaudeNew);
+        if is_claude
+            && kind == PartKind::ToolResult
+            && let Some((shown, sealed)) = unsealed(raw)
+        {
+            return self.text(&shown) + (sealed as f64 / SEALED_BYTES) as u32;
+        }
         let text = Some(raw).filter(|raw| raw.first() == Some(&b'"')).and_then(text_of);
         self.content(&text.unwrap_or_else(|| String::from_utf8_lossy(raw)), kind)
     }
@@ -407,6 +445,32 @@ const SIGNATURE_BYTES: usize = 7;
 const COMPACTION_AROUND: usize = 640;
 const COMPACTION_BYTES: usize = 8;
 
+/// Bytes of the encrypted content of what Claude's search of the web found, for each token that it costs (2.9 and 3.1
+/// in two recorded calls).
+const SEALED_BYTES: f64 = 2.95;
+
+/// A JSON text without its member `encrypted_content`, and the length of that.
+fn unsealed(raw: &[u8]) -> Option<(String, usize)> {
+    let member = b"\"encrypted_content\"";
+    let at = memmem::find(raw, member)?;
+    let start = at + member.len() + memchr::memchr(b'"', &raw[at + member.len()..])? + 1;
+    let length = memchr::memchr(b'"', &raw[start..])?;
+    let shown = [&raw[..at], &raw[start + length + 1..]].concat();
+    Some((String::from_utf8_lossy(&shown).into_owned(), length))
+}
+
+/// What the definition of a provider's own tool may cost if nobody recorded it, and what a search of the provider's may
+/// have found, which it puts into the prompt itself.
+const UNKNOWN_DEFINITION: u32 = 1_000;
+const FOUND: u32 = 5_000;
+
+/// Whether the part is a search of the provider's, whose findings are in no request.
+pub(crate) fn is_search(part: &Part) -> bool {
+    let searches = ["web_search_call", "x_search_call", "file_search_call"];
+    part.kind == PartKind::Opaque
+        && part.name.as_deref().is_some_and(|name| searches.contains(&name))
+}
+
 /// A family's tokens per token of o200k (`docs/estimates.md` 1.3).
 fn ratio(family: Family) -> f64 {
     match family {
@@ -415,163 +479,6 @@ fn ratio(family: Family) -> f64 {
         Family::Claude => 1.15,
         Family::ClaudeNew => 1.56,
         Family::Other => 1.1,
-    }
-}
-
-/// Tokens of the structure around parts, measured (`docs/estimates.md` 1.3, and the recorded conversations
-/// that `tests/estimate.rs` reads).
-#[derive(Clone, Copy, Default)]
-struct StructureCost {
-    text: u32,
-    call: u32,
-    result: u32,
-    /// Additional tokens of a result if it is read as JSON, besides the tool's name; `None` if it never is.
-    result_read: Option<u32>,
-    /// Whether a result is introduced by its tool's name.
-    names_results: bool,
-    tool: u32,
-    /// Whether a tool without a schema may be one of the provider's own.
-    has_own_tools: bool,
-    /// Additional tokens of a response schema besides its cost as a tool: the instruction to follow it.
-    schema: u32,
-    /// The percentage of a tool's JSON that its shown form takes.
-    tool_percent: u32,
-    /// Added with the first tool: instructions.
-    offering: u32,
-    /// Added if the model has to call a tool.
-    forcing: u32,
-    /// Added with the first tool that appears in the history.
-    loading: u32,
-    reasoning: u32,
-    pictures: PictureRule,
-    /// Whether a carriage return before a line feed costs nothing.
-    folds_line_ends: bool,
-    /// Added once to every prompt.
-    prompt: u64,
-    /// Added once to a request that continues another one: what opens the reply.
-    opening: i64,
-    /// Added once to a request that brings tool results: the reported cost of the end of the calls.
-    answered: i64,
-    /// Added for each result after the first: the reported cost of wrapping parallel calls.
-    parallel: i64,
-}
-
-impl StructureCost {
-    fn new(model: &Model, dialect: Dialect) -> Self {
-        let folds_line_ends = model.folds_line_ends();
-        let structure = Self::around(model, dialect);
-        Self {
-            offering: model.tool_offering.unwrap_or(structure.offering),
-            prompt: structure.prompt + model.prompt_overhead,
-            pictures: model.pictures,
-            folds_line_ends,
-            has_own_tools: dialect == Dialect::Anthropic,
-            ..structure
-        }
-    }
-
-    fn around(model: &Model, dialect: Dialect) -> Self {
-        match model.family {
-            Family::O200k | Family::Cl100k => Self::openai(model, dialect),
-            Family::Other => Self {
-                names_results: false,
-                tool_percent: 100,
-                offering: 100,
-                ..Self::openai(model, dialect)
-            },
-            Family::Claude => Self {
-                call: 30,
-                result: 38,
-                tool: 20,
-                // 90 to 112 in recorded first calls of Sonnet 4.5, with other tools and without.
-                schema: 95,
-                tool_percent: 100,
-                offering: 487,
-                // "Tool use with Claude" (platform.claude.com): 588 tokens of instructions in place of 496. Up to
-                // Sonnet 4 it is 315 in place of 313.
-                forcing: if model.tool_offering.is_some() { 2 } else { 92 },
-                prompt: 7,
-                opening: 2,
-                answered: -27,
-                ..Self::default()
-            },
-            Family::ClaudeNew => Self {
-                call: 36,
-                result: 48,
-                tool: 28,
-                schema: 95,
-                tool_percent: 100,
-                // The same page: 290 with the 7 of every prompt (Opus 4.8), 286 (Opus 5). Fable 5 was recorded with 290.
-                offering: 283,
-                // The same page: 410 in place of 290 (Opus 4.8), 474 in place of 354 (Sonnet 5).
-                forcing: 120,
-                prompt: 7,
-                opening: 2,
-                answered: -45,
-                ..Self::default()
-            },
-            Family::Gemini => {
-                // The first values are measured with Gemini's own vocabulary.
-                let (text, result, read) =
-                    if bpe::is_exact(model.family) { (0, 2, 8) } else { (1, 1, 6) };
-                let result_read = match dialect {
-                    // A gateway (OpenRouter) passes results on as text: 8 of 8 recorded pairs.
-                    Dialect::OpenaiResponses => None,
-                    // With Gemini 2.0 only the name costs more: 13 of 14.
-                    Dialect::Gemini if model.plain_results => Some(0),
-                    _ => Some(read),
-                };
-                Self {
-                    text,
-                    call: 8,
-                    result,
-                    result_read,
-                    tool: 12,
-                    tool_percent: 45,
-                    ..Self::default()
-                }
-            }
-        }
-    }
-
-    fn openai(model: &Model, dialect: Dialect) -> Self {
-        // Models whose reasoning is bound to the prefix are GPT-5 and the o-series.
-        let reasons = model.binding == ReasoningBinding::Prefix;
-        let (result, opening, answered) = match (reasons, dialect) {
-            (true, Dialect::OpenaiResponses) => (6, 2, 0),
-            // The channel markers of a reply are reported as output, but are not sent back.
-            (true, _) => (5, -3, 0),
-            (false, Dialect::OpenaiResponses) => (3, 3, -1),
-            (false, _) => (3, 4, -2),
-        };
-        // GPT's parallel calls are reported with their wrapping, which is not sent back. Over Responses it is
-        // 22 tokens with GPT-4o (4 of 6 recorded pairs, 19 in one). Over Chat each further call takes 4 to 7
-        // tokens (16 of 25 pairs of six projects), of GPT-5 8 to 12 (5 of 5).
-        let parallel = match (model.family, dialect, reasons) {
-            (Family::Other, ..) => 0,
-            (Family::O200k, Dialect::OpenaiResponses, false) => -22,
-            (_, Dialect::OpenaiChat, false) => -6,
-            (_, Dialect::OpenaiChat, true) => -9,
-            _ => 0,
-        };
-        Self {
-            text: 4,
-            call: 6,
-            result,
-            names_results: true,
-            tool: 8,
-            tool_percent: 60,
-            // 75 to 95 in recorded first calls of GPT-5 at OpenAI and Azure.
-            offering: if reasons && dialect == Dialect::OpenaiChat { 80 } else { 0 },
-            // 76 and 86 in recorded pairs: from a search's result, and from added tools.
-            loading: if dialect == Dialect::OpenaiResponses { 80 } else { 0 },
-            reasoning: 2,
-            prompt: 3,
-            opening,
-            answered,
-            parallel,
-            ..Self::default()
-        }
     }
 }
 

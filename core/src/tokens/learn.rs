@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter};
 
 use super::band::Band;
+pub use super::band::GuessedTokens;
 use super::cold::cold_band;
 use super::errors::RecentErrors;
 pub use super::observation::{NewContent, Observation};
@@ -260,10 +261,11 @@ impl EstimatorState {
             true => cold_band(self.family, tokens),
             false => Band { low: least.saturating_sub(width), high: most.saturating_add(width) },
         };
+        let GuessedTokens { less, more } = seen.new_content.guessed;
         CostPrediction {
             tokens,
-            low,
-            high,
+            low: low.saturating_sub(u64::from(less)),
+            high: high.saturating_add(u64::from(more)),
             retention,
             expert,
             by_retention,
@@ -297,13 +299,18 @@ impl EstimatorState {
         let best = best(&belief);
         let mut low = by_retention[best];
         let mut high = low;
+        // Nothing tells whether text that comes with results ends what reasoning was kept for, not even what the
+        // thread showed before.
+        let NewContent { results, texts, .. } = seen.new_content;
+        let is_steer = results > 0 && texts > 0;
         for at in 0..RETENTIONS {
             // While the thread has shown nothing that tells two retentions apart, only what is known of the
             // model does, and that is weaker.
             let is_told = (evidence[at] - evidence[best]).abs() > SHOWS;
             let may_apply =
                 belief[at] + NEAR >= belief[best] || !is_told && prior[at] + near >= prior[best];
-            if may_apply {
+            let may_be_steered = is_steer && ReasoningRetention::ALL[at].reads();
+            if may_apply || may_be_steered && best != ReasoningRetention::Drops as usize {
                 low = low.min(by_retention[at]);
                 high = high.max(by_retention[at]);
             }
@@ -684,6 +691,22 @@ mod tests {
         }
         assert_eq!(width(7), 0);
         assert_eq!([8; 4].map(&mut width), [18, 18, 18, 0]);
+    }
+
+    /// As recorded: a session had dropped its reasoning with such a text before, and kept it with the next.
+    #[test]
+    fn text_between_results_may_end_reasoning_or_not() {
+        let learned = EstimatorState::new(Family::O200k);
+        let band = |texts| {
+            let mut seen = grown(50_000, 80);
+            seen.counted = [53_000, 53_000, 50_080, 50_080];
+            seen.new_content.texts = texts;
+            let guess = learned.guess(&seen, [0.0, 0.0, 9.0, 9.0]);
+            assert_eq!(guess.tokens, 50_080);
+            (guess.low..=guess.high).contains(&53_000)
+        };
+        assert!(band(1));
+        assert!(!band(0));
     }
 
     #[test]

@@ -33,20 +33,36 @@ const HEADER: usize = 128 * 1024;
 /// more is wrong.
 const LONGEST: usize = 65_535;
 
-/// Tokens of an image or document; `Err` with a guess if its header cannot be true.
+/// What an image or document may cost that nobody can measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct MediaGuess {
+    pub(super) tokens: u32,
+    pub(super) least: u32,
+    pub(super) most: u32,
+    /// Its header cannot be true.
+    pub(super) is_impossible: bool,
+}
+
+/// Tokens of an image or document; `Err` with a guess if its size is unknown, or its header cannot be true.
 pub(super) fn tokens(
     part: &Part,
     media: &Media,
     body: &[u8],
     rule: &PictureRule,
-) -> Result<u32, u32> {
+) -> Result<u32, MediaGuess> {
+    let guess = |tokens, least, most| MediaGuess { tokens, least, most, is_impossible: false };
     if part.kind == PartKind::Document {
-        return Ok(document(media, body, rule));
+        return document(media, body, rule).ok_or(guess(DOCUMENT, 0, 3 * DOCUMENT));
     }
     match media.data.and_then(|data| size(data.slice(body))) {
-        Some(size) if !is_possible(size) => Err(PICTURE),
+        Some(size) if !is_possible(size) => {
+            Err(MediaGuess { is_impossible: true, ..guess(PICTURE, 0, 2 * PICTURE) })
+        }
         Some(size) => Ok(picture(size.width as u32, size.height as u32, rule, media.detail)),
-        None => Ok(picture(UNKNOWN_SIDE, UNKNOWN_SIDE, rule, media.detail)),
+        None => {
+            let tokens = picture(UNKNOWN_SIDE, UNKNOWN_SIDE, rule, media.detail);
+            Err(guess(tokens, 0, tokens.max(largest_picture(rule))))
+        }
     }
 }
 
@@ -54,10 +70,10 @@ fn is_possible(size: Size) -> bool {
     size.width > 0 && size.height > 0 && size.width.max(size.height) <= LONGEST
 }
 
-/// Tokens of a document: those of its pages if they can be counted and a page's cost is known, else a guess.
-fn document(media: &Media, body: &[u8], rule: &PictureRule) -> u32 {
+/// Tokens of a document: those of its pages if they can be counted and a page's cost is known.
+fn document(media: &Media, body: &[u8], rule: &PictureRule) -> Option<u32> {
     let (picture, text) = match rule.page {
-        PageCost::Unknown => return DOCUMENT,
+        PageCost::Unknown => return None,
         PageCost::Flat { picture, text } => (picture, text),
         PageCost::Picture { text } => {
             let detail = media.detail.or(Some(PictureDetail::High));
@@ -70,11 +86,8 @@ fn document(media: &Media, body: &[u8], rule: &PictureRule) -> u32 {
         },
     };
     let data = media.data.and_then(|data| base64_of(data.slice(body)));
-    match data.and_then(Pages::read) {
-        Some(pages) if pages.have_text => pages.number * (picture + text),
-        Some(pages) => pages.number * picture,
-        None => DOCUMENT,
-    }
+    let pages = data.and_then(Pages::read)?;
+    Some(pages.number * (picture + if pages.have_text { text } else { 0 }))
 }
 
 /// What is known of the pages of a PDF.

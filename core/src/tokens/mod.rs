@@ -20,6 +20,7 @@ mod regression;
 pub mod retention;
 mod sentencepiece;
 mod split;
+mod structure;
 mod token_costs;
 mod tool_results;
 pub mod unsent;

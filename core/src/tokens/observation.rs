@@ -3,6 +3,7 @@
 //! Says what error is expected of such a count, and describes it for the regression. Knows nothing that was learned.
 
 use super::CountingMethod;
+use super::band::GuessedTokens;
 use super::errors::CallKind;
 use super::features::ClassCounts;
 use super::regression::FEATURES;
@@ -27,6 +28,8 @@ pub struct NewContent {
     pub calls: u32,
     /// Tokens of images and documents.
     pub media: u32,
+    /// How far its guessed parts may be off.
+    pub guessed: GuessedTokens,
     /// A hash of the tool's name, if a single result of it is all that is new.
     pub tool: Option<u64>,
     /// A digest of system prompt and tools, if the request does not continue an earlier one.

@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::anchor::{Anchor, cache_blocks, evidence_of, sum, uncounted};
 use super::classic::ClassicEstimate;
 use super::known::KnownCosts;
-use super::recounted::{FirstTools, recounted};
+use super::recounted::{loading, recounted};
 use super::sums::{
     FEW, TokenSums, fit, floored, gone_history, grown, moved, places, reasoning_of, rescaled,
     returned_reasoning, thoughts,
@@ -91,8 +91,12 @@ pub fn measure(
         }
         _ => predicted,
     };
-    let guess =
-        CostPrediction { uncounted: same.map_or(0, |anchor| uncounted(anchor.turn)), ..guess };
+    let low = match scale.may_lose_findings() {
+        true => guess.low.min(scale.sums.read(guess.retention)),
+        false => guess.low,
+    };
+    let uncounted = same.map_or(0, |anchor| uncounted(anchor.turn));
+    let guess = CostPrediction { low, uncounted, ..guess };
     let tokens = guess.tokens;
     let retention = guess.retention;
     let counted = observation.counted[retention as usize];
@@ -283,18 +287,17 @@ impl<'a> PartScale<'a> {
 
     fn head(&mut self, parts: &mut Vec<SketchPart>) {
         let conversation = self.conversation;
-        let first_tools = FirstTools::new(conversation);
         for (index, tool) in conversation.tools.iter().enumerate() {
             if tool.audience == Audience::Nobody {
                 self.contents.defers(tool.name.as_deref());
                 continue;
             }
-            let extra = first_tools.extra(index, &self.counter);
+            let extra = loading(conversation, index, &self.counter);
             let place =
                 if tool.in_history { PromptSection::ToolsItem } else { PromptSection::Tools };
             parts.push(self.weighed(tool, place, extra));
         }
-        parts.extend(self.forced_tool());
+        self.instructions(parts);
         for part in conversation.system.iter().filter(|part| part.key.is_some()) {
             let place =
                 if part.in_history { PromptSection::SystemItem } else { PromptSection::System };
@@ -423,6 +426,7 @@ impl<'a> PartScale<'a> {
         content.tally = self.counter.tally();
         content.tokens = self.sums.new;
         content.text_tokens = self.counter.worded();
+        content.guessed = self.counter.guessed();
         // The error is a tool's own only if a single result of it is all that is new.
         if (content.results, content.texts, content.calls, content.media) == (1, 0, 0, 0) {
             let tool = self.last_result.and_then(|result| self.counter.tool_of(result));

@@ -7,7 +7,7 @@ use foldhash::{HashMap, HashSet};
 
 use crate::context::SketchPart;
 use crate::dialect::models::Model;
-use crate::dialect::{Audience, Conversation, Part, PartKey, PartKind};
+use crate::dialect::{Conversation, Part, PartKey, PartKind};
 use crate::tokens::{TokenCounter, Tokenizer};
 
 /// A `sketch` in which the parts of `conversation` that had been counted by length are counted with the
@@ -29,9 +29,8 @@ pub(super) fn recounted(
     // A counter of its own: none of this is new text.
     let mut counter = tokenizer.counter(conversation, body, model);
     let mut counted: HashMap<PartKey, u32> = HashMap::default();
-    let first_tools = FirstTools::new(conversation);
     let tools = conversation.tools.iter().enumerate();
-    let tools = tools.map(|(index, tool)| (tool, first_tools.extra(index, &counter)));
+    let tools = tools.map(|(index, tool)| (tool, loading(conversation, index, &counter)));
     let tools: Vec<(&Part, u32)> = tools.collect();
     let messages = conversation.messages.iter().flat_map(|message| &message.parts);
     let parts = conversation.system.iter().chain(messages).map(|part| (part, 0));
@@ -60,32 +59,13 @@ fn key_of(part: &Part, body: &[u8]) -> PartKey {
     key.unwrap_or_else(|| PartKey::of_bytes(part.span.slice(body)))
 }
 
-/// The tools that cost more than themselves, by index.
-pub(super) struct FirstTools {
-    /// The first of all: with it come the instructions on how to call tools.
-    offered: Option<usize>,
-    /// The first that appears in the history: with it comes the namespace that it is declared in.
-    loaded: Option<usize>,
-}
-
-impl FirstTools {
-    pub(super) fn new(conversation: &Conversation) -> Self {
-        let tools = &conversation.tools;
-        Self {
-            offered: tools
-                .iter()
-                .position(|tool| !tool.is_schema && tool.audience == Audience::Model),
-            loaded: tools.iter().position(|tool| tool.in_history),
-        }
-    }
-
-    pub(super) fn extra(&self, index: usize, counter: &TokenCounter<'_>) -> u32 {
-        if Some(index) == self.loaded {
-            counter.loading()
-        } else if Some(index) == self.offered {
-            counter.offering()
-        } else {
-            0
-        }
-    }
+/// What a tool costs in addition to itself: the namespace that tools are declared in that appear in the history comes
+/// with the first of them.
+pub(super) fn loading(
+    conversation: &Conversation,
+    index: usize,
+    counter: &TokenCounter<'_>,
+) -> u32 {
+    let first = conversation.tools.iter().position(|tool| tool.in_history);
+    if first == Some(index) { counter.loading() } else { 0 }
 }

@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::dialect::models::Catalogue;
-use crate::dialect::{self, Role};
+use crate::dialect::{self, Dialect, Role};
 
 /// What a model's provider adds around parts, tokens.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -288,25 +288,84 @@ fn reasoning_costs_its_text() {
     assert_eq!(whole.counter(&read, body.as_bytes(), &model).part(&text), 4, "of reasoning alone");
 }
 
-/// As recorded: Sonnet 4 with its tool for commands cost 566 tokens, with its search of the web 2,032; Opus 4.8 with a
-/// search for tools 661.
+/// The cost of a tool, and how much more it may cost.
+fn tool_costs(dialect: Dialect, model: &str, tool: &str) -> (u32, u32) {
+    let body = format!(r#"{{"model":"{model}","messages":[],"input":[],"tools":[{tool}]}}"#);
+    let read = dialect::read(dialect, "/", body.as_bytes());
+    let model = Catalogue::default().model(model, "");
+    let whole = Tokenizer::whole(model.family);
+    let mut counter = whole.counter(&read, body.as_bytes(), &model);
+    (counter.part(&read.tools[0]), counter.guessed().more)
+}
+
+/// As recorded: Sonnet 4 with its tool for commands cost 566 tokens, with its search of the web 2,032, to fetch pages
+/// 899; Sonnet 4.6 to run code 2,293; Opus 4.8 with a search for tools 661; Sonnet 5 with an advisor 1,128.
 #[test]
 fn own_tools_cost_their_definition() {
-    let tokens = |model: &str, tool: &str| {
-        let body = format!(r#"{{"model":"{model}","messages":[],"tools":[{tool}]}}"#);
-        let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
-        let model = Catalogue::default().model(model, "");
-        Tokenizer::whole(model.family).counter(&read, body.as_bytes(), &model).part(&read.tools[0])
+    let check = |model: &str, tool: &str, tokens: std::ops::Range<u32>| {
+        let (counted, more) = tool_costs(Dialect::Anthropic, model, tool);
+        assert!(tokens.contains(&counted), "{tool}: {counted}");
+        assert_eq!(more, 0, "{tool}");
     };
-    let old = |tool: &str| tokens("claude-sonnet-4", tool);
-    let bash = r#"{"type":"bash_20250124","name":"bash"}"#;
-    assert!((240..260).contains(&old(bash)), "{}", old(bash));
-    let search = r#"{"type":"web_search_20250305","name":"web_search"}"#;
-    assert!((1_680..1_710).contains(&old(search)), "{}", old(search));
-    let for_tools = r#"{"type":"tool_search_tool_bm25_20251119","name":"tool_search_tool_bm25"}"#;
-    let new = tokens("claude-opus-4-8", for_tools);
-    assert!((330..360).contains(&new), "{new}");
+    let old = "claude-sonnet-4";
+    check(old, r#"{"type":"bash_20250124","name":"bash"}"#, 240..260);
+    check(old, r#"{"type":"web_search_20250305","name":"web_search"}"#, 1_680..1_710);
+    check(old, r#"{"type":"web_fetch_20250910","name":"web_fetch"}"#, 500..530);
+    check(old, r#"{"type":"code_execution_20260120","name":"code_execution"}"#, 1_750..1_780);
+    check(old, r#"{"type":"advisor_20260301","name":"advisor"}"#, 530..560);
+    check("claude-sonnet-5", r#"{"type":"advisor_20260301","name":"advisor"}"#, 725..765);
+    let search = r#"{"type":"tool_search_tool_bm25_20251119","name":"tool_search_tool_bm25"}"#;
+    check("claude-opus-4-8", search, 330..360);
+    // Programs filter what later versions find, unless only the model may call them.
+    check(old, r#"{"type":"web_search_20260209","name":"web_search"}"#, 4_320..4_370);
+    let direct =
+        r#"{"type":"web_search_20260318","name":"web_search","allowed_callers":["direct"]}"#;
+    check(old, direct, 1_680..1_730);
     // A client's own tool of the same name.
-    let own = r#"{"name":"bash","input_schema":{"type":"object"}}"#;
-    assert!(old(own) < 60, "{}", old(own));
+    check(old, r#"{"name":"bash","input_schema":{"type":"object"}}"#, 0..60);
+}
+
+#[test]
+fn tools_that_nobody_recorded_may_cost_more() {
+    let unknown = [
+        (
+            Dialect::Anthropic,
+            "claude-opus-5",
+            r#"{"type":"code_execution_20250522","name":"code_execution"}"#,
+        ),
+        (Dialect::OpenaiResponses, "gpt-5", r#"{"type":"file_search","vector_store_ids":["vs"]}"#),
+        (Dialect::OpenaiResponses, "gpt-5", r#"{"type":"mcp","server_label":"maps"}"#),
+        (Dialect::Gemini, "gemini-3-pro", r#"{"googleSearch":{}}"#),
+    ];
+    for (dialect, model, tool) in unknown {
+        assert_eq!(tool_costs(dialect, model, tool).1, UNKNOWN_DEFINITION, "{tool}");
+    }
+    let known = [
+        (r#"{"type":"code_interpreter","container":{"type":"auto"}}"#, 652),
+        (r#"{"type":"image_generation"}"#, 329),
+        (r#"{"type":"tool_search"}"#, 0),
+        (r#"{"type":"function","name":"look","parameters":{}}"#, 0),
+    ];
+    for (tool, definition) in known {
+        let (tokens, more) = tool_costs(Dialect::OpenaiResponses, "gpt-5", tool);
+        assert!((definition..definition + 30).contains(&tokens), "{tool}: {tokens}");
+        assert_eq!(more, 0, "{tool}");
+    }
+}
+
+/// As recorded: ten results with 14,112 bytes cost 5,064 tokens with their titles, 95 with 209,764 cost 77,772.
+#[test]
+fn what_search_found_is_counted_from_its_encrypted_length() {
+    let found = |bytes: usize| {
+        let sealed = "Eq".repeat(bytes / 2);
+        let body = format!(
+            r#"{{"messages":[{{"role":"assistant","content":[{{"type":"web_search_tool_result","tool_use_id":"s",
+                "content":[{{"type":"web_search_result","title":"Tides","encrypted_content":"{sealed}"}}]}}]}}]}}"#
+        );
+        let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
+        let model = Catalogue::default().model("claude-sonnet-4-5", "");
+        let whole = Tokenizer::whole(model.family);
+        whole.counter(&read, body.as_bytes(), &model).part(read.parts().next().unwrap())
+    };
+    assert_eq!(found(29_500) - found(0), 10_000);
 }

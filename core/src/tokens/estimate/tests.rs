@@ -1,6 +1,6 @@
 use super::*;
-use crate::dialect;
 use crate::dialect::models::Catalogue;
+use crate::dialect::{self, Dialect};
 use crate::tokens::costs::{FamilyCosts, TokenCosts};
 use crate::tokens::features::CLASSES;
 

@@ -37,6 +37,7 @@ fn call(n: u64, counting: CountingMethod) -> Observation {
         texts: u32::from(is_text) * 2,
         calls: 0,
         media,
+        guessed: GuessedTokens::default(),
         tool: (!is_text && media == 0).then_some(7 + n % 2),
         head: n.is_multiple_of(17).then_some(u128::from(n % 34)),
         headed: if n.is_multiple_of(17) { 300 } else { 0 },

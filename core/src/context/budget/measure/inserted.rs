@@ -1,14 +1,22 @@
-//! What a prompt has besides the parts that the client sent: a summary, injected messages, and the provider's
-//! instruction to call a tool if the client forces that.
+//! What a prompt has besides the parts that the client sent: a summary, injected messages, and what the provider tells
+//! the model about tools.
 //!
 //! Each is a part of the sketch with a key of its own, so that it cancels out if the anchor's request had it, too.
 
-use super::PartScale;
-use crate::context::{PromptSection, SketchPart};
-use crate::dialect::{PartKey, Span};
+use memchr::memmem;
 
-/// The key of the instruction to call a tool.
+use super::PartScale;
+use crate::context::turn_start::is_users;
+use crate::context::{PromptSection, SketchPart};
+use crate::dialect::{Audience, Part, PartKey, Span};
+use crate::tokens::estimate::is_search;
+
+/// The keys of the instructions on how to call tools, to call one, and to search for those that are not loaded.
+const TOOLS: &[u8] = b"tools";
 const FORCED_TOOL: &[u8] = b"tool_choice";
+const SEARCH: &[u8] = b"tool_search";
+/// That of the instruction to cite.
+const CITATIONS: &[u8] = b"citations";
 /// Tokens of a call that are not in the reported output if the client forced it: its opening, which the provider
 /// writes (7 to 16 in 8 recorded pairs).
 const OPENING: i64 = 12;
@@ -43,12 +51,40 @@ impl PartScale<'_> {
         }
     }
 
-    pub(super) fn forced_tool(&mut self) -> Option<SketchPart> {
-        let counted = self.counter.forcing();
-        if !self.conversation.forces_tool || counted == 0 {
+    /// What the provider tells the model about tools and citations.
+    pub(super) fn instructions(&mut self, parts: &mut Vec<SketchPart>) {
+        let conversation = self.conversation;
+        let tools = conversation.tools.iter().filter(|tool| !tool.is_schema);
+        if tools.clone().any(|tool| tool.audience == Audience::Model) {
+            parts.extend(self.instruction(TOOLS, self.counter.offering()));
+        }
+        if conversation.forces_tool {
+            parts.extend(self.instruction(FORCED_TOOL, self.counter.forcing()));
+        }
+        let waits = |tool: &Part| {
+            let is_added = |added: &Part| added.in_history && added.name == tool.name;
+            tool.audience == Audience::Nobody && !conversation.tools.iter().any(is_added)
+        };
+        if tools.clone().any(|tool| self.is_search(tool)) && tools.clone().any(waits) {
+            parts.extend(self.instruction(SEARCH, self.counter.searching()));
+        }
+        if self.counter.citing() > 0 && asks_for_citations(self.body) {
+            parts.extend(self.instruction(CITATIONS, self.counter.citing()));
+        }
+    }
+
+    /// Whether it is the provider's search for tools: a client's own has a schema.
+    fn is_search(&self, tool: &Part) -> bool {
+        let shown = tool.span.slice(self.body);
+        tool.name.as_deref() == Some("tool_search")
+            && memmem::find(shown, b"\"parameters\"").is_none()
+    }
+
+    fn instruction(&mut self, name: &[u8], counted: u32) -> Option<SketchPart> {
+        if counted == 0 {
             return None;
         }
-        let key = PartKey::of_bytes(FORCED_TOOL);
+        let key = PartKey::of_bytes(name);
         let earlier = self.sent.take(key);
         let tokens = earlier.unwrap_or(counted);
         if earlier.is_none() {
@@ -59,9 +95,31 @@ impl PartScale<'_> {
         Some(sketched)
     }
 
+    /// Whether what the provider's searches found may leave the prompt with this request: that of two of six recorded
+    /// turns with searches left it with the user's next text, or the one after it.
+    pub(super) fn may_lose_findings(&self) -> bool {
+        let speaks = self.grows && self.new_content.texts > 0;
+        let mut texts = 0;
+        let messages = self.conversation.messages.iter().rev();
+        let mut recent = messages.take_while(|message| {
+            texts += u32::from(is_users(message));
+            texts <= 2
+        });
+        speaks && recent.any(|message| message.parts.iter().any(is_search))
+    }
+
     /// What the last reply costs more than reported if it was forced to call a tool.
     pub(super) fn forced_call(&self) -> i64 {
         let was_forced = self.sent.tokens(PartKey::of_bytes(FORCED_TOOL)).is_some();
         if was_forced { OPENING } else { 0 }
     }
+}
+
+/// Whether a block of the request says `"citations": {"enabled": true}`.
+fn asks_for_citations(body: &[u8]) -> bool {
+    let mut members = memmem::find_iter(body, b"\"citations\"");
+    members.any(|at| {
+        let rest = body[at + 11..].iter().filter(|byte| !byte.is_ascii_whitespace()).copied();
+        rest.take(16).eq(*b":{\"enabled\":true")
+    })
 }

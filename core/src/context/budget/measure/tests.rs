@@ -6,7 +6,7 @@ use crate::context::records::CarryOver;
 use crate::context::{Band, CountingMethod, Outcome, Position};
 use crate::dialect::editing::{ClearingReport, ContextEditing};
 use crate::dialect::key::Chain;
-use crate::dialect::models::Catalogue;
+use crate::dialect::models::{Catalogue, Family};
 use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
 use crate::dialect::{self, Dialect, Purpose, Reply, ReplyPart, Usage};
 
@@ -142,7 +142,8 @@ fn parts_counted_by_length_are_recounted_once_vocabulary_is_loaded() {
     let sketch = first.measure_by(unloaded, None).sketch;
     let turn = Turn { sketch: sketch.clone(), ..whole.turn.clone() };
     let before = Before { turn, sketch: sketch.added };
-    assert!(before.sketch.iter().all(|part| part.by_length));
+    // All but the instructions on how to call tools, whose cost is known.
+    assert_eq!(before.sketch.iter().filter(|part| !part.by_length).count(), 1);
     let weights = |parts: &[SketchPart]| parts.iter().map(|part| part.tokens).collect::<Vec<_>>();
     assert_ne!(weights(&before.sketch), weights(&whole.sketch));
 
@@ -200,12 +201,12 @@ fn prompt_sections_are_recognised() {
     let measured = Case::new("S", &format!("{TOOL},{mcp}"), &message).measure(None);
     let Breakdown { tools, messages, sections, .. } = measured.estimate.breakdown;
     let each: Vec<u64> = measured.parts.iter().map(|part| u64::from(part.tokens)).collect();
-    // Tools first, then the system prompt, then the blocks.
+    // Tools and how to call them first, then the system prompt, then the blocks.
     assert_eq!(sections.mcp_tools, each[1]);
-    assert_eq!([sections.memory, sections.skills, sections.agents], each[3..6]);
+    assert_eq!([sections.memory, sections.skills, sections.agents], each[4..7]);
     assert!(each[1] > 0);
     assert!(each[1] < tools);
-    assert!(each[3..6].iter().sum::<u64>() < messages);
+    assert!(each[4..7].iter().sum::<u64>() < messages);
     check_sum(&measured);
     // Without any of these, the sections are empty.
     let bare = Case::new("S", TOOL, &user("How deep is she?")).measure(None);
@@ -233,7 +234,7 @@ fn estimate_is_usage_plus_new_parts() {
     assert!((1..20).contains(&estimate.new), "{estimate:?}");
     assert!(estimate.gone == 0, "{estimate:?}");
     assert_eq!(measured.sketch.base, Some("before".into()));
-    assert_eq!(measured.sketch.kept, 3);
+    assert_eq!(measured.sketch.kept, 4);
     assert_eq!(measured.sketch.added.len(), 2);
     check_sum(&measured);
 }
@@ -972,4 +973,66 @@ fn deferred_tools_are_recognised() {
     let user_tokens = u64::from(with.parts.last().unwrap().tokens);
     assert_eq!(with.contents.user, user_tokens);
     assert_eq!(with.contents.assistant, 0);
+}
+
+/// As recorded: the prompt with a tool that nothing had loaded cost 661 tokens, the next one, which loaded it, 763. The
+/// instructions on how to call tools came with the search for tools already.
+#[test]
+fn tool_that_is_loaded_brings_no_instructions() {
+    let tools = r#"{"defer_loading":true,"description":"Look up an exchange rate.","input_schema":{"type":"object"},
+        "name":"lookup_exchange_rate"},{"name":"tool_search_tool_bm25","type":"tool_search_tool_bm25_20251119"}"#;
+    let question = user("Reply only with: ready");
+    let ready = r#"{"type":"text","text":"ready"}"#;
+    let case = |messages: &str| Case::new("", tools, messages).of("claude-opus-4-8");
+    let before = case(&question).answered(ready, usage(661, 4));
+    let load = r#"{"role":"system","content":[{"type":"tool_addition",
+        "tool":{"type":"tool_reference","name":"lookup_exchange_rate"}}]}"#;
+    let next = case(&[&question, &*model(ready), &user("."), load].join(","));
+    let tokens = next.measure(Some(&before)).estimate.tokens;
+    assert!(tokens.abs_diff(763) < 25, "{tokens}");
+}
+
+/// As recorded: 392 tokens with a tool that nothing had loaded, 142 once it was.
+#[test]
+fn search_for_tools_costs_its_instructions() {
+    let tools = r#"{"type":"tool_search"},{"type":"function","name":"refund","defer_loading":true,"parameters":{}}"#;
+    let tokens = |item: &str| {
+        let input = user("Reply only with: ready");
+        let body = format!(r#"{{"model":"gpt-5.6","tools":[{tools}],"input":[{input}{item}]}}"#);
+        responses(&body, None).estimate.tokens
+    };
+    let loads = r#",{"type":"additional_tools","tools":[{"type":"function","name":"refund","parameters":{}}]}"#;
+    assert!((310..430).contains(&tokens("")), "{}", tokens(""));
+    assert!((90..170).contains(&tokens(loads)), "{}", tokens(loads));
+}
+
+/// As recorded: 684 tokens for a document of 60 tokens.
+#[test]
+fn citations_cost_their_instructions() {
+    let tokens = |citations: &str| {
+        let text = r#""source":{"type":"text","media_type":"text/plain","data":"Rust is fast."}"#;
+        let content = format!(r#"[{{"type":"document",{citations}{text}}}]"#);
+        let messages = format!(r#"{{"role":"user","content":{content}}}"#);
+        Case::new("S", "", &messages).measure(None).estimate.tokens
+    };
+    assert_eq!(tokens(r#""citations": {"enabled": true},"#), tokens("") + 530);
+    assert_eq!(tokens(r#""citations":{"enabled":false},"#), tokens(""));
+    assert_eq!(tokens(r#""title":"citations","#), tokens(""));
+}
+
+/// As recorded: what searches had found, 10,614 tokens, was in the prompt until the user wrote again.
+#[test]
+fn findings_may_leave_with_users_text() {
+    let search = r#"{"type":"web_search_call","status":"completed","action":{"type":"search","query":"tides"}}"#;
+    let body = |items: &str| format!(r#"{{"input":[{},{search}{items}]}}"#, user("Look it up."));
+    let first = responses(&body(""), None);
+    let turn = Case::new("S", "", &user("hi")).answered(TEXT, usage(12_000, 0)).turn;
+    let turn = Turn { family: Family::O200k, reply: Vec::new(), estimate: None, ..turn };
+    let before = Before { turn, sketch: first.sketch.added };
+    let low = |items: &str| responses(&body(items), Some(&before)).estimate.band().unwrap().low;
+    assert!(low(&format!(",{}", user("Go on."))) < 1_000);
+    let result = r#",{"type":"function_call_output","call_id":"c","output":"Done."}"#;
+    assert!(low(result) > 11_000);
+    let later = [user("Go on."), user("On."), user("And on.")].join(",");
+    assert!(low(&format!(",{later}")) > 11_000, "they stayed when the user wrote before");
 }
