@@ -243,7 +243,7 @@ fn insert_into(
     let is_turn = record.kind == RecordKind::Turn;
     // Only turns have columns, and are many enough to be packed.
     let head = if is_turn { before_sketch(&record.value) } else { Cow::default() };
-    let turn = if is_turn { Some(TurnColumns::of(&head)) } else { None };
+    let turn = if is_turn { Some(TurnColumns::read(&head)) } else { None };
     let packed = if is_turn { pack(&record.value) } else { None };
     let (packing, value) = match &packed {
         Some(packed) => (Packing::Turn, KeptValue::Packed(packed)),
@@ -295,7 +295,7 @@ fn replace(
     tally: &mut SessionDelta,
 ) -> rusqlite::Result<bool> {
     // The reply or its usage may come after all: read by its id, from a stream that broke.
-    let turn = TurnColumns::of(&record.value);
+    let turn = TurnColumns::read(&record.value);
     if record.kind != RecordKind::Turn || turn.outcome.as_deref() == Some(INTERRUPTED) {
         return Ok(false);
     }
@@ -313,7 +313,7 @@ fn replace(
     let Some((bytes, value)) = deleted.optional()? else { return Ok(false) };
     // What it added to the sums goes away with it.
     let mut counted = SessionDelta::default();
-    counted.add_turn(record.at, &TurnColumns::of(&value));
+    counted.add_turn(record.at, &TurnColumns::read(&value));
     let mut line = connection.prepare_cached(
         "UPDATE scopes SET
              records = max(0, records - 1), turns = max(0, turns - 1), bytes = max(0, bytes - ?2),

@@ -64,7 +64,7 @@ impl Deref for TextColumn<'_> {
 
 impl TurnColumns<'_> {
     /// The columns of the JSON `turn`, which is checked to be UTF-8 as a whole: string by string it takes longer.
-    pub(super) fn of(turn: &[u8]) -> TurnColumns<'_> {
+    pub(super) fn read(turn: &[u8]) -> TurnColumns<'_> {
         let text = std::str::from_utf8(turn).ok();
         text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
     }
