@@ -4,51 +4,71 @@
 //! response is sent. A connection without any for a while is idle, whichever version of HTTP it uses.
 
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http_body::{Body, Frame, SizeHint};
-use tokio::sync::watch;
+use tokio::time::{Instant, sleep_until};
 
 /// The requests in flight on one connection.
-#[derive(Clone, Debug)]
-pub(crate) struct Activity {
-    count: watch::Sender<RequestCounts>,
-}
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Activity(Arc<RequestCounts>);
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Debug)]
 struct RequestCounts {
-    begun: u64,
-    ended: u64,
+    since: Instant,
+    begun: AtomicU64,
+    in_flight: AtomicU64,
+    /// When a request last ended: nanoseconds since `since`.
+    ended: AtomicU64,
 }
 
-impl Default for Activity {
+impl Default for RequestCounts {
     fn default() -> Self {
-        Self { count: watch::Sender::new(RequestCounts::default()) }
+        Self {
+            since: Instant::now(),
+            begun: AtomicU64::default(),
+            in_flight: AtomicU64::default(),
+            ended: AtomicU64::default(),
+        }
     }
 }
 
 impl Activity {
     /// Begins a request, which is in flight as long as the returned guard or its body lives.
     pub(crate) fn begin(&self) -> RequestGuard {
-        self.count.send_modify(|count| count.begun += 1);
+        self.0.begun.fetch_add(1, Ordering::Relaxed);
+        self.0.in_flight.fetch_add(1, Ordering::Relaxed);
         RequestGuard(self.clone())
     }
 
     /// Whether there was no request at all.
     pub(crate) fn is_silent(&self) -> bool {
-        self.count.borrow().begun == 0
+        self.0.begun.load(Ordering::Relaxed) == 0
     }
 
     /// Ready once there was no request in flight for `timeout`.
     pub(crate) async fn idle(&self, timeout: Duration) {
-        let mut watching = self.count.subscribe();
+        let mut due = Instant::now() + timeout;
         loop {
-            let quiet = watching.wait_for(|count| count.begun == count.ended).await.is_ok();
-            if quiet && tokio::time::timeout(timeout, watching.changed()).await.is_err() {
+            // Requests do not wake it: there may be thousands before it is due.
+            sleep_until(due).await;
+            let now = Instant::now();
+            due = self.quiet_since().unwrap_or(now) + timeout;
+            if due <= now {
                 return;
             }
         }
+    }
+
+    /// When the last request ended; `None` while one is in flight.
+    fn quiet_since(&self) -> Option<Instant> {
+        if self.0.in_flight.load(Ordering::Acquire) > 0 {
+            return None;
+        }
+        Some(self.0.since + Duration::from_nanos(self.0.ended.load(Ordering::Relaxed)))
     }
 }
 
@@ -65,7 +85,9 @@ impl RequestGuard {
 
 impl Drop for RequestGuard {
     fn drop(&mut self) {
-        self.0.count.send_modify(|count| count.ended += 1);
+        let counts = &*self.0.0;
+        counts.ended.store(counts.since.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        counts.in_flight.fetch_sub(1, Ordering::Release);
     }
 }
 

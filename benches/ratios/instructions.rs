@@ -1,6 +1,6 @@
 //! How many instructions a small request takes, of Plimsoll and of the bare proxy, as callgrind counts them.
 //!
-//! Beside a count stands its bar, and whether it is held. Unlike time, the count does not depend on how busy the
+//! Beside a count stand the one that was kept last, and its bar. Unlike time, the count does not depend on how busy the
 //! machine is, so figures of different days can be compared. It needs valgrind. A program runs about 50 times slower
 //! under it, so what waits for a time of its own weighs less.
 
@@ -21,48 +21,75 @@ const CONVERSATIONS: usize = 16;
 /// Connections.
 const WIDTH: usize = 4;
 
-/// Counts and prints each kind of request.
-pub(crate) async fn print() {
+/// The counts that were last kept, thousands: a name, `=` and a count a line.
+const KEPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/instructions.txt");
+/// How much more than was kept is too much, a share: two runs of the same program differ by less.
+const MORE: f64 = 0.03;
+
+/// Counts and prints each kind of request. Whether none takes more than was kept.
+pub(crate) async fn print() -> bool {
+    let kept = std::fs::read_to_string(KEPT).unwrap_or_default();
+    let kept = |name: &str| -> Option<f64> {
+        let count = kept.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = "))?;
+        count.parse().ok()
+    };
+    println!("a small request, instructions          thousands     kept      bar");
+    let mut holds = true;
+    for Counted { name, count, bar } in count_all().await {
+        let kept = kept(&name);
+        let is_held = kept.is_some_and(|kept| count <= kept * (1.0 + MORE));
+        let verdict = if is_held { "" } else { "  more than was kept" };
+        holds &= is_held;
+        let shown =
+            |figure: Option<f64>| figure.map_or("-".into(), |figure| format!("{figure:.0}"));
+        println!("{name:<40}{count:>8.1}{:>9}{:>9}{verdict}", shown(kept), shown(bar));
+    }
+    println!();
+    holds
+}
+
+/// Instructions of one kind of request, and its bar, thousands.
+struct Counted {
+    name: String,
+    count: f64,
+    bar: Option<f64>,
+}
+
+async fn count_all() -> Vec<Counted> {
     let data = tempfile::tempdir().unwrap();
     let provider = Part::start("provider", &[]);
-    let floor = Counted::start("floor", &[&provider.address], data.path());
-    let bare = floor.small_requests(MESSAGES).await;
-    println!("a small request, instructions          thousands     floor      bar");
-    let line = |name: &str, count: f64, bar: Option<f64>| {
-        let verdict = match bar {
-            Some(bar) if count <= bar * 1e3 => format!("{bar:>9.0} held"),
-            Some(bar) => format!("{bar:>9.0} missed"),
-            None => String::new(),
-        };
-        println!("{name:<40}{:>8.1}{:>9.2}×{verdict}", count / 1e3, count / bare);
+    let floor = Profiled::start("floor", &[&provider.address], data.path());
+    let mut all = Vec::new();
+    let mut add = |name: &str, count: f64, bar| {
+        all.push(Counted { name: name.to_owned(), count: count / 1e3, bar });
     };
-    line("bare proxy", bare, None);
+    add("bare proxy", floor.small_requests(MESSAGES).await, None);
     drop(floor);
-    // The last two are bars of the first and the next request of a session, in thousands.
+    // The last two are bars of the first and the next request of a session.
     for (kind, store, first, next) in
         [("forgets", "no store", Some(110.0), None), ("whole", "SQLite", Some(160.0), Some(200.0))]
     {
         let own = data.path().join(kind);
         std::fs::create_dir(&own).unwrap();
         let args = [kind, provider.address.as_str(), own.to_str().unwrap()];
-        let server = Counted::start("server", &args, data.path());
+        let server = Profiled::start("server", &args, data.path());
         if kind == "forgets" {
-            line("not read", server.small_requests(UNREAD).await, Some(60.0));
+            add("not read", server.small_requests(UNREAD).await, Some(60.0));
         }
         let count = server.small_requests(MESSAGES).await;
-        line(&format!("the first of a session, {store}"), count, first);
-        line(&format!("the next of a session, {store}"), server.next_requests().await, next);
+        add(&format!("the first of a session, {store}"), count, first);
+        add(&format!("the next of a session, {store}"), server.next_requests().await, next);
     }
-    println!();
+    all
 }
 
 /// A role of this program under callgrind.
-struct Counted {
+struct Profiled {
     part: Part,
     dump: PathBuf,
 }
 
-impl Counted {
+impl Profiled {
     fn start(role: &str, args: &[&str], folder: &Path) -> Self {
         let dump = folder.join(format!("{}.counts", [role, args[0]].join("-").replace(':', "-")));
         let out = format!("--callgrind-out-file={}", dump.display());

@@ -73,7 +73,12 @@ fn main() {
         () if asked("--compaction") => runtime.block_on(compaction::print()),
         () if asked("--drafts") => runtime.block_on(drafts::print(&size)),
         () if asked("--lanes") => runtime.block_on(lanes::print()),
-        () if asked("--instructions") => runtime.block_on(instructions::print()),
+        () if asked("--instructions") => {
+            let holds = runtime.block_on(instructions::print());
+            if asked("--check") && !holds {
+                std::process::exit(1);
+            }
+        }
         () if asked("--layers") => runtime.block_on(layers::print(&size)),
         () if asked("--small-parts") => {
             let provider = Part::start("provider", &[]);

@@ -389,8 +389,18 @@ impl Ledgers {
         opening: Option<&Opening>,
     ) -> LookupOutcome<FoundSession> {
         // The longest known prefix decides: shorter ones belong to more conversations.
-        let fingerprints = fingerprints::shown_by(conversation);
         let SessionLookup { tenant, source, .. } = *lookup;
+        let near = fingerprints::shown_by_end(conversation);
+        if !self.is_shared()
+            && let Some(session) = lock(&self.fingerprints).session(tenant, &near, source, goes_on)
+        {
+            return LookupOutcome::Found(session);
+        }
+        // Without a reply it shows nothing else.
+        let fingerprints = match begins(conversation) {
+            true => near,
+            false => fingerprints::shown_by(conversation),
+        };
         if self.is_shared() {
             // Another process may have answered since: what is known here may be of an equal conversation.
             let newer = lock(&self.fingerprints).newer_than_known(tenant, &fingerprints);

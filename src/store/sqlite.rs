@@ -17,6 +17,7 @@ mod queue;
 mod readers;
 mod retention;
 mod schema;
+mod turn_columns;
 mod upkeep;
 mod writer;
 

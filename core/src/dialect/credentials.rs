@@ -290,6 +290,10 @@ pub fn redact(path: &str) -> Cow<'_, str> {
 }
 
 fn may_have_credential(segment: &str) -> bool {
+    // Nearly all segments.
+    if segment.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte)) {
+        return is_key(segment);
+    }
     let text = decoded(segment);
     // `user:password@host`; `model@version:generateContent` is none.
     let has_user = text.split_once('@').is_some_and(|(user, _)| user.contains(':'));

@@ -89,12 +89,14 @@ impl ClientRequest {
 
     /// The reply that it reads, if it was made for an earlier request of the same tenant.
     pub(super) fn late_reply(&self, upstream: &Upstream, proxy: &Arc<Proxy>) -> Option<LateReply> {
+        // First, because few requests read a stored reply, and to find a tenant takes long.
+        let response = self.stored.clone()?;
         Some(LateReply {
             proxy: proxy.clone(),
             tenant: self.tenant(proxy).ok()?,
             dialect: self.dialect?,
             upstream: upstream.name.clone(),
-            response: self.stored.clone()?,
+            response,
         })
     }
 

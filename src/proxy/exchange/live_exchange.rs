@@ -35,7 +35,7 @@ use crate::telemetry::ClientTimeout;
 
 /// An exchange that has not ended.
 pub(super) struct LiveExchange<Phase> {
-    pub(super) recorder: ExchangeRecorder,
+    pub(super) recorder: Box<ExchangeRecorder>,
     pub(super) client: Arc<ClientRequest>,
     pub(super) upstream: Arc<Upstream>,
     pub(super) phase: Phase,
@@ -150,7 +150,7 @@ impl<Phase> LiveExchange<Phase> {
 pub(super) fn refuse(
     fault: &ProxyError,
     dialect: Option<Dialect>,
-    recorder: ExchangeRecorder,
+    recorder: Box<ExchangeRecorder>,
 ) -> OwnResponse {
     if *fault == ProxyError::BodyTooSlow {
         recorder.proxy.telemetry.client_timed_out(ClientTimeout::Body);
@@ -162,7 +162,7 @@ pub(super) fn refuse(
 pub(super) fn answer(
     mut response: Response<Bytes>,
     outcome: Outcome,
-    mut recorder: ExchangeRecorder,
+    mut recorder: Box<ExchangeRecorder>,
 ) -> OwnResponse {
     recorder.answer(&mut response, outcome);
     Box::new(response.map(|body| ResponseBody::Ours(Some(body))))

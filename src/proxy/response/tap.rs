@@ -112,7 +112,7 @@ impl ResponseActions {
 /// An upstream's response body on its way to the client.
 pub(crate) struct Tap<B: Body<Data = Bytes>> {
     inner: B,
-    recorder: ExchangeRecorder,
+    recorder: Box<ExchangeRecorder>,
     actions: ResponseActions,
     /// The outcome if nothing goes wrong: refused, or complete.
     clean_outcome: Outcome,
@@ -144,7 +144,7 @@ struct BoundedTurnWrite {
 impl<B: Body<Data = Bytes>> Tap<B> {
     pub(crate) fn new(
         inner: B,
-        recorder: ExchangeRecorder,
+        recorder: Box<ExchangeRecorder>,
         actions: ResponseActions,
         clean_outcome: Outcome,
     ) -> Self {

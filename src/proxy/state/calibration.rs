@@ -260,7 +260,11 @@ impl CalibrationState {
         key: &CalibrationKey,
         learned: &EstimatorState,
     ) -> Result<(), StoreError> {
-        let saved = key.saved(ledgers, learned.family()).await?;
+        let saved = match ledgers.is_shared() {
+            true => key.saved(ledgers, learned.family()).await?,
+            // What the store has came from here, or was merged before.
+            false => None,
+        };
         // Another process may have saved one from more responses, which is then used.
         if let Some(saved) = saved.filter(|saved| is_from_more(saved, learned)) {
             self.merge(key, saved);

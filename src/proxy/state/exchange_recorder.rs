@@ -89,14 +89,15 @@ impl ExchangeRecorder {
         request: &Request<B>,
         connection: &Arc<ClientConnection>,
         phase: watch::Receiver<ServingPhase>,
-    ) -> Self {
+    ) -> Box<Self> {
         proxy.exchanges.fetch_add(1, Ordering::Relaxed);
         let method = request.method().as_str();
         // A path may contain a credential.
         let path = redact(request.uri().path());
         let id = proxy.next_id();
         let at = now();
-        Self {
+        // Boxed, because it goes through all phases of an exchange.
+        Box::new(Self {
             began: Instant::now(),
             is_head: *request.method() == Method::HEAD,
             event: Box::new(Exchange::begun(id.clone(), at, method, &path)),
@@ -112,7 +113,7 @@ impl ExchangeRecorder {
             storing: None,
             connection: connection.clone(),
             phase,
-        }
+        })
     }
 
     /// What its path says.

@@ -231,7 +231,8 @@ impl Proxy {
 pub(in crate::proxy) fn push_hex(to: &mut String, number: u64, least: u32) {
     // As `{number:0least$x}`, ten times as fast.
     let digits = (u64::BITS - number.leading_zeros()).div_ceil(4).max(least);
-    for at in (0..digits).rev() {
-        to.extend(char::from_digit((number >> (4 * at)) as u32 & 15, 16));
-    }
+    to.extend((0..digits).rev().map(|at| {
+        let digit = (number >> (4 * at)) as u8 & 15;
+        char::from(if digit < 10 { b'0' + digit } else { b'a' + digit - 10 })
+    }));
 }

@@ -354,6 +354,15 @@ fn left_by_turn(turn: &Turn) -> Vec<u128> {
 
 /// The fingerprints that a request shows, the most specific first.
 pub(super) fn shown_by(conversation: &Conversation) -> Vec<ShownFingerprint> {
+    shown(conversation, true)
+}
+
+/// The first of them, up to the end of its newest reply: nearly every request is found by these.
+pub(super) fn shown_by_end(conversation: &Conversation) -> Vec<ShownFingerprint> {
+    shown(conversation, false)
+}
+
+fn shown(conversation: &Conversation, is_whole: bool) -> Vec<ShownFingerprint> {
     let keyed: Vec<(PartKey, bool)> = conversation
         .parts()
         .filter_map(|part| Some((part.key?, part.role == Role::Assistant)))
@@ -370,7 +379,8 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<ShownFingerprint> {
         found_by.push(shown_response(id));
     }
     let first_reply = keyed.iter().position(|(_, answered)| *answered).unwrap_or(keyed.len());
-    let mut sentences: Vec<ShownFingerprint> = shown_replies(conversation)
+    let replies = if is_whole { shown_replies(conversation) } else { Vec::new() };
+    let mut sentences: Vec<ShownFingerprint> = replies
         .into_iter()
         .flat_map(|shown| shown.keys)
         .map(|key| BoundaryHash::of_anchor_key(key).0)
@@ -394,6 +404,9 @@ pub(super) fn shown_by(conversation: &Conversation) -> Vec<ShownFingerprint> {
             found_by.push(ShownFingerprint::new(end.0, SessionWitness::RequestEnd));
             // All of the request proves more than its history.
             found_by.append(&mut sentences);
+        }
+        if *answered && !is_whole {
+            return found_by;
         }
         if *answered {
             let call = BoundaryHash::of_anchor_key(*key);
@@ -571,6 +584,25 @@ mod tests {
         let short = conversation(&messages[190..]);
         let all: Vec<u128> = shown_by(&short).iter().map(|shown| shown.key).collect();
         assert_eq!(to_look_up(&shown_by(&short)), all, "of a short one, all");
+    }
+
+    /// Whoever is found by the end is found by all, and by the same fingerprint.
+    #[test]
+    fn end_is_shown_first() {
+        let messages: [(&str, &[&str]); 4] = [
+            ("user", &["Count the ships."]),
+            ("assistant", &["There are two.", "One is a brig."]),
+            ("user", &["And now?", "Be quick."]),
+            ("assistant", &["Three."]),
+        ];
+        for (end, shown) in [(1, 1), (2, 1), (3, 2), (4, 1)] {
+            let asked = conversation(&messages[..end]);
+            let near = shown_by_end(&asked);
+            assert_eq!(near.len(), shown, "of {end} messages");
+            assert!(shown_by(&asked).starts_with(&near));
+        }
+        let begun = conversation(&messages[..1]);
+        assert_eq!(shown_by_end(&begun), shown_by(&begun));
     }
 
     /// What the store found is added, unless a session was deleted since the query began.

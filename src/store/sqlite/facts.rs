@@ -7,13 +7,12 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
-use memchr::memmem;
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, ToSql, params};
-use serde::Deserialize;
 
 use super::columns::{blob, bytes_in, scope_in};
 use super::packing::{Packing, pack, unpack};
+use super::turn_columns::{TurnColumns, before_sketch};
 use crate::context::{Millis, SessionId, TenantId};
 use crate::dialect::Usage;
 use crate::store::drafts::{COMPLETE, INTERRUPTED};
@@ -39,7 +38,7 @@ pub(super) fn code(kind: RecordKind) -> i64 {
 
 /// What a write adds to its session's row.
 #[derive(Default)]
-pub(super) struct SessionDelta {
+struct SessionDelta {
     records: u64,
     bytes: u64,
     turns: u64,
@@ -72,18 +71,8 @@ impl SessionDelta {
     }
 
     /// Adds it to a session's row.
-    pub(super) fn add_to(self, connection: &Connection, id: i64) -> rusqlite::Result<()> {
+    fn add_to(self, update: &mut CachedStatement<'_>, id: i64) -> rusqlite::Result<()> {
         let Some((first, last)) = self.span else { return Ok(()) };
-        let mut update = connection.prepare_cached(
-            "UPDATE scopes SET
-                 began = min(began, ?2), used = max(used, ?3),
-                 newest = CASE WHEN ?4 IS NULL THEN newest ELSE max(coalesce(newest, 0), ?4) END,
-                 records = records + ?5, bytes = bytes + ?6, turns = turns + ?7,
-                 input = min(input + ?8, ?12), output = min(output + ?9, ?12),
-                 cache_read = min(cache_read + ?10, ?12),
-                 learned = max(learned, ?11)
-             WHERE id = ?1",
-        )?;
         update.execute(params![
             id,
             capped(first),
@@ -102,50 +91,9 @@ impl SessionDelta {
     }
 }
 
-/// The columns of a turn that the views show. Missing or invalid values are empty.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct TurnColumns<'t> {
-    #[serde(borrow)]
-    exchange: Option<Cow<'t, str>>,
-    upstream: Option<Cow<'t, str>>,
-    model: Option<Cow<'t, str>>,
-    purpose: Option<Cow<'t, str>>,
-    outcome: Option<Cow<'t, str>>,
-    position: Option<PositionColumns<'t>>,
-    estimate: Option<EstimateColumns<'t>>,
-    usage: Option<Usage>,
-    window: Option<u64>,
-    ended: Option<u64>,
-    dollars: Option<f64>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct PositionColumns<'t> {
-    #[serde(borrow)]
-    thread: Option<Cow<'t, str>>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct EstimateColumns<'t> {
-    #[serde(borrow)]
-    method: Option<Cow<'t, str>>,
-    tokens: Option<u64>,
-}
-
-/// The members of a turn that can be columns. What follows is most of a long turn, and none of it is in one.
-fn before_sketch(turn: &[u8]) -> Cow<'_, [u8]> {
-    match memmem::find(turn, br#","sketch":"#) {
-        Some(end) => Cow::Owned([&turn[..end], b"}"].concat()),
-        None => Cow::Borrowed(turn),
-    }
-}
-
 /// The id of a session, if it has a row.
 pub(super) fn scope_id(connection: &Connection, scope: &Scope) -> rusqlite::Result<Option<i64>> {
-    Ok(ScopeIds::find(connection, scope)?.map(|ids| ids.scope))
+    Ok(ScopeIds::find(&mut connection.prepare_cached(FIND)?, scope)?.map(|ids| ids.scope))
 }
 
 /// The ids of a session and its tenant.
@@ -156,11 +104,7 @@ struct ScopeIds {
 }
 
 impl ScopeIds {
-    fn find(connection: &Connection, scope: &Scope) -> rusqlite::Result<Option<Self>> {
-        let mut query = connection.prepare_cached(
-            "SELECT scopes.id, tenants.id FROM scopes JOIN tenants ON tenants.id = scopes.tenant
-             WHERE scopes.session = ?1 AND tenants.name = ?2",
-        )?;
+    fn find(query: &mut CachedStatement<'_>, scope: &Scope) -> rusqlite::Result<Option<Self>> {
         let values = params![scope.session.as_str(), scope.tenant.as_str()];
         query
             .query_row(values, |row| Ok(Self { scope: row.get(0)?, tenant: row.get(1)? }))
@@ -186,77 +130,120 @@ fn tenant_id(connection: &Connection, tenant: &TenantId) -> rusqlite::Result<i64
     connection.prepare_cached("INSERT INTO tenants (name) VALUES (?1)")?.insert([tenant.as_str()])
 }
 
+/// The statements of [`put`]: for many writes in one transaction, they are looked up once.
+pub(super) struct FactWriter<'c> {
+    connection: &'c Connection,
+    find: CachedStatement<'c>,
+    insert: CachedStatement<'c>,
+    sign: CachedStatement<'c>,
+    remove_draft: CachedStatement<'c>,
+    add: CachedStatement<'c>,
+}
+
 pub(super) fn put(
     connection: &Connection,
     scope: &Scope,
     records: &[Record],
 ) -> rusqlite::Result<Vec<WriteOutcome>> {
-    let Some(first) = records.first() else { return Ok(Vec::new()) };
-    let existing = ScopeIds::find(connection, scope)?;
-    let ids = match existing {
-        Some(ids) => ids,
-        None => ScopeIds::begin(connection, scope, first.at)?,
-    };
-    let id = ids.scope;
-    let mut tally = SessionDelta::default();
-    let mut puts = Vec::with_capacity(records.len());
-    // Of most records there are many: their statement is looked up once.
-    let mut signs = connection.prepare_cached(SIGN)?;
-    for record in records {
-        if record.kind == RecordKind::Fingerprint {
-            puts.push(if fingerprint(&mut signs, ids, record, &mut tally)? {
-                WriteOutcome::Written
-            } else {
-                WriteOutcome::Existed(Bytes::new())
-            });
-            continue;
-        }
-        puts.push(
-            if insert(connection, id, record, &mut tally)?
-                || replace(connection, id, record, &mut tally)?
-            {
-                WriteOutcome::Written
-            } else {
-                let value = value(connection, id, record.kind, record.key)?;
-                WriteOutcome::Existed(value.unwrap_or_default())
-            },
-        );
-        if record.kind == RecordKind::Turn {
-            remove_draft(connection, record.key)?;
-        }
-    }
-    tally.add_to(connection, id)?;
-    if scope.is_series() {
-        trim_series(connection, id)?;
-        // Only then their number grows.
-        if existing.is_none() {
-            let now = records.iter().map(|record| record.at).max().unwrap_or_default();
-            forget_series(connection, now)?;
-        }
-    }
-    Ok(puts)
+    FactWriter::new(connection)?.put(scope, records)
 }
 
+impl<'c> FactWriter<'c> {
+    pub(super) fn new(connection: &'c Connection) -> rusqlite::Result<Self> {
+        Ok(Self {
+            connection,
+            find: connection.prepare_cached(FIND)?,
+            insert: connection.prepare_cached(INSERT)?,
+            sign: connection.prepare_cached(SIGN)?,
+            remove_draft: connection.prepare_cached(REMOVE_DRAFT)?,
+            add: connection.prepare_cached(ADD)?,
+        })
+    }
+
+    pub(super) fn put(
+        &mut self,
+        scope: &Scope,
+        records: &[Record],
+    ) -> rusqlite::Result<Vec<WriteOutcome>> {
+        let connection = self.connection;
+        let Some(first) = records.first() else { return Ok(Vec::new()) };
+        let existing = ScopeIds::find(&mut self.find, scope)?;
+        let ids = match existing {
+            Some(ids) => ids,
+            None => ScopeIds::begin(connection, scope, first.at)?,
+        };
+        let id = ids.scope;
+        let mut tally = SessionDelta::default();
+        let mut puts = Vec::with_capacity(records.len());
+        for record in records {
+            if record.kind == RecordKind::Fingerprint {
+                puts.push(if fingerprint(&mut self.sign, ids, record, &mut tally)? {
+                    WriteOutcome::Written
+                } else {
+                    WriteOutcome::Existed(Bytes::new())
+                });
+                continue;
+            }
+            let insert = &mut self.insert;
+            puts.push(
+                if insert_into(insert, id, record, &mut tally)?
+                    || replace(connection, insert, id, record, &mut tally)?
+                {
+                    WriteOutcome::Written
+                } else {
+                    let value = value(connection, id, record.kind, record.key)?;
+                    WriteOutcome::Existed(value.unwrap_or_default())
+                },
+            );
+            if record.kind == RecordKind::Turn {
+                self.remove_draft.execute([blob(record.key)])?;
+            }
+        }
+        tally.add_to(&mut self.add, id)?;
+        if scope.is_series() {
+            trim_series(connection, id)?;
+            // Only then their number grows.
+            if existing.is_none() {
+                let now = records.iter().map(|record| record.at).max().unwrap_or_default();
+                forget_series(connection, now)?;
+            }
+        }
+        Ok(puts)
+    }
+}
+
+const FIND: &str =
+    "SELECT scopes.id, tenants.id FROM scopes JOIN tenants ON tenants.id = scopes.tenant
+     WHERE scopes.session = ?1 AND tenants.name = ?2";
+
+const ADD: &str = "UPDATE scopes SET
+         began = min(began, ?2), used = max(used, ?3),
+         newest = CASE WHEN ?4 IS NULL THEN newest ELSE max(coalesce(newest, 0), ?4) END,
+         records = records + ?5, bytes = bytes + ?6, turns = turns + ?7,
+         input = min(input + ?8, ?12), output = min(output + ?9, ?12),
+         cache_read = min(cache_read + ?10, ?12),
+         learned = max(learned, ?11)
+     WHERE id = ?1";
+
+const INSERT: &str =
+    "INSERT INTO facts (scope, kind, key, at, packed, value, thread, request, upstream, model,
+         purpose, outcome, method, estimated, input, lower_bound, output, reasoning, cache_read,
+         cache_write, window, ended, dollars)
+     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18,
+         ?19, ?20, ?21, ?22, ?23)
+     ON CONFLICT (scope, kind, key) DO NOTHING";
+
 /// Writes one record; `false` if it exists.
-fn insert(
-    connection: &Connection,
+fn insert_into(
+    insert: &mut CachedStatement<'_>,
     scope: i64,
     record: &Record,
     tally: &mut SessionDelta,
 ) -> rusqlite::Result<bool> {
-    let mut insert = connection.prepare_cached(
-        "INSERT INTO facts (scope, kind, key, at, packed, value, thread, request, upstream, model,
-             purpose, outcome, method, estimated, input, lower_bound, output, reasoning, cache_read,
-             cache_write, window, ended, dollars)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18,
-             ?19, ?20, ?21, ?22, ?23)
-         ON CONFLICT (scope, kind, key) DO NOTHING",
-    )?;
     let is_turn = record.kind == RecordKind::Turn;
     // Only turns have columns, and are many enough to be packed.
     let head = if is_turn { before_sketch(&record.value) } else { Cow::default() };
-    let turn: Option<TurnColumns<'_>> =
-        if is_turn { Some(serde_json::from_slice(&head).unwrap_or_default()) } else { None };
+    let turn = if is_turn { Some(TurnColumns::read(&head)) } else { None };
     let packed = if is_turn { pack(&record.value) } else { None };
     let (packing, value) = match &packed {
         Some(packed) => (Packing::Turn, KeptValue::Packed(packed)),
@@ -302,13 +289,13 @@ fn insert(
 
 fn replace(
     connection: &Connection,
+    insert: &mut CachedStatement<'_>,
     scope: i64,
     record: &Record,
     tally: &mut SessionDelta,
 ) -> rusqlite::Result<bool> {
     // The reply or its usage may come after all: read by its id, from a stream that broke.
-    let parsed = serde_json::from_slice(&record.value);
-    let turn: TurnColumns<'_> = parsed.unwrap_or_default();
+    let turn = TurnColumns::read(&record.value);
     if record.kind != RecordKind::Turn || turn.outcome.as_deref() == Some(INTERRUPTED) {
         return Ok(false);
     }
@@ -326,7 +313,7 @@ fn replace(
     let Some((bytes, value)) = deleted.optional()? else { return Ok(false) };
     // What it added to the sums goes away with it.
     let mut counted = SessionDelta::default();
-    counted.add_turn(record.at, &serde_json::from_slice(&value).unwrap_or_default());
+    counted.add_turn(record.at, &TurnColumns::read(&value));
     let mut line = connection.prepare_cached(
         "UPDATE scopes SET
              records = max(0, records - 1), turns = max(0, turns - 1), bytes = max(0, bytes - ?2),
@@ -341,7 +328,7 @@ fn replace(
         capped(counted.output),
         capped(counted.cache_read)
     ])?;
-    insert(connection, scope, record, tally)
+    insert_into(insert, scope, record, tally)
 }
 
 /// Deletes a session: from now on it cannot be found. Returns how many records it had.
@@ -355,8 +342,10 @@ pub(super) fn doom(connection: &Connection, id: i64, urgent: bool) -> rusqlite::
     Ok(u64::try_from(records).unwrap_or(0))
 }
 
+const REMOVE_DRAFT: &str = "DELETE FROM drafts WHERE key = ?1";
+
 pub(super) fn remove_draft(connection: &Connection, key: u128) -> rusqlite::Result<()> {
-    let mut delete = connection.prepare_cached("DELETE FROM drafts WHERE key = ?1")?;
+    let mut delete = connection.prepare_cached(REMOVE_DRAFT)?;
     delete.execute([blob(key)]).map(drop)
 }
 

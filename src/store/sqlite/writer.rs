@@ -17,6 +17,7 @@ use rusqlite::Connection;
 use tokio::sync::oneshot;
 
 use super::errors::failed;
+use super::facts::FactWriter;
 use super::journal::{AppendOutcome, Journal, JournalBatch, JournalEntry};
 use super::queue::{DueAnswer, QUEUE, WriterJob, WriterQueue};
 use super::readers::ReaderGate;
@@ -441,9 +442,11 @@ impl WriterThread {
         if self.is_full {
             connection.prepare_cached(PROBE)?.execute([])?;
         }
+        let mut writer = FactWriter::new(connection)?;
         for entry in &batch.entries {
-            facts::put(connection, &entry.scope, &entry.records)?;
+            writer.put(&entry.scope, &entry.records)?;
         }
+        drop(writer);
         if !batch.entries.is_empty() {
             batch.set_applied(connection)?;
         }

@@ -340,7 +340,7 @@ impl FrameObserverState {
         client_request.reader(Dialect::OpenaiResponses, proxy, &proxy.memory).parse(message)
     }
 
-    fn recorder(&self) -> ExchangeRecorder {
+    fn recorder(&self) -> Box<ExchangeRecorder> {
         let SocketConnection { proxy, client, phase, client_request, upstream, .. } =
             &*self.connection;
         let mut request = Request::new(());
@@ -467,7 +467,7 @@ impl SocketConversation {
 async fn record_exchange(
     connection: Arc<SocketConnection>,
     read: Result<ParsedBody, FailOpen>,
-    recorder: ExchangeRecorder,
+    recorder: Box<ExchangeRecorder>,
     _guards: (OwnedSemaphorePermit, GaugeGuard),
     answered: oneshot::Receiver<(Reply, Outcome)>,
 ) {

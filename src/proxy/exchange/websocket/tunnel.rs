@@ -28,7 +28,7 @@ const BUFFER: usize = 8 * 1024;
 pub(crate) async fn carry(
     client: OnUpgrade,
     upstream: OnUpgrade,
-    mut recorder: ExchangeRecorder,
+    mut recorder: Box<ExchangeRecorder>,
     frames: Option<FrameObserver>,
 ) {
     let mut phase = recorder.phase.clone();

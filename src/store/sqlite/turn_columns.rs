@@ -1,0 +1,79 @@
+//! What the views show of a turn, read from its value.
+//!
+//! Knows no table.
+
+use std::borrow::Cow;
+use std::ops::Deref;
+
+use memchr::memmem;
+use serde::Deserialize;
+
+use crate::dialect::Usage;
+
+/// The columns of a turn that the views show. Missing or invalid values are empty.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct TurnColumns<'t> {
+    #[serde(borrow)]
+    pub(super) exchange: Option<TextColumn<'t>>,
+    #[serde(borrow)]
+    pub(super) upstream: Option<TextColumn<'t>>,
+    #[serde(borrow)]
+    pub(super) model: Option<TextColumn<'t>>,
+    #[serde(borrow)]
+    pub(super) purpose: Option<TextColumn<'t>>,
+    #[serde(borrow)]
+    pub(super) outcome: Option<TextColumn<'t>>,
+    #[serde(borrow)]
+    pub(super) position: Option<PositionColumns<'t>>,
+    #[serde(borrow)]
+    pub(super) estimate: Option<EstimateColumns<'t>>,
+    pub(super) usage: Option<Usage>,
+    pub(super) window: Option<u64>,
+    pub(super) ended: Option<u64>,
+    pub(super) dollars: Option<f64>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct PositionColumns<'t> {
+    #[serde(borrow)]
+    pub(super) thread: Option<TextColumn<'t>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct EstimateColumns<'t> {
+    #[serde(borrow)]
+    pub(super) method: Option<TextColumn<'t>>,
+    pub(super) tokens: Option<u64>,
+}
+
+/// A text, which is copied only if it has escapes: an `Option<Cow<str>>` would always copy it.
+#[derive(Deserialize)]
+#[serde(transparent)]
+pub(super) struct TextColumn<'t>(#[serde(borrow)] Cow<'t, str>);
+
+impl Deref for TextColumn<'_> {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
+impl TurnColumns<'_> {
+    /// The columns of the JSON `turn`, which is checked to be UTF-8 as a whole: string by string it takes longer.
+    pub(super) fn read(turn: &[u8]) -> TurnColumns<'_> {
+        let text = std::str::from_utf8(turn).ok();
+        text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
+    }
+}
+
+/// The members of a turn that can be columns. What follows is most of a long turn, and none of it is in one.
+pub(super) fn before_sketch(turn: &[u8]) -> Cow<'_, [u8]> {
+    match memmem::find(turn, br#","sketch":"#) {
+        Some(end) => Cow::Owned([&turn[..end], b"}"].concat()),
+        None => Cow::Borrowed(turn),
+    }
+}
