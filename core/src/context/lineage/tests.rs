@@ -469,6 +469,44 @@ fn edited_reply_stays_on_its_thread_under_other_instructions() {
     assert_eq!(parent(&ask(&beside, "You suggest.", "x")), None, "no reply follows");
 }
 
+/// What was retrieved for the newest message does not come again, the older reply stands as it was, the newer one was edited:
+/// its sentence says that it follows.
+#[test]
+fn sentence_is_nearer_than_older_reply() {
+    let older =
+        "The keel was laid before the winter, and the hull was painted in the spring of that year.";
+    let newer = "The water line is drawn at half the height. The mark is painted white.";
+    let edited = format!("{newer} (edited)");
+    let mut play = Play::default();
+    play.say(&user("one <context>Page 33.</context>"), &words(older));
+    let asked = [user("one"), model(older), user("two <context>Page 44.</context>")].join(",");
+    play.say(&asked, &words(newer));
+    let next = [user("one"), model(older), user("two"), model(&edited), user("three")].join(",");
+    let next = play.say(&next, &words("ok"));
+    assert_eq!(parent(&next), Some("req-2"));
+    assert_eq!(next.growth, Growth::Grows);
+}
+
+/// Two runs of one program in one session, as after a restart: the turn of the other one that nothing has continued waits.
+#[test]
+fn equal_turn_that_waits_is_continued() {
+    let asked = [user("one"), model("1"), user("two")].join(",");
+    let next = |answer: &str, text: &str| {
+        [&asked, &model(answer), &user(text)].map(String::as_str).join(",")
+    };
+    // As it came, and edited.
+    for answer in ["2", "2, edited"] {
+        let mut play = Play::default();
+        play.say(&user("one"), &words("1"));
+        let own = play.say(&asked, &words("2"));
+        let other = play.say(&asked, &words("2"));
+        let newest = play.say(&next(answer, "three"), &words("3"));
+        assert_eq!(newest.position.thread, other.position.thread);
+        let waiting = play.say(&next(answer, "four"), &words("4"));
+        assert_eq!(waiting.position.thread, own.position.thread);
+    }
+}
+
 #[test]
 fn client_that_drops_text_beside_call_stays_on_its_thread() {
     let mut play = Play::default();
@@ -611,7 +649,7 @@ fn of_turns_with_same_chain_best_match_is_parent() {
     ];
     let of = |turns: &[&Arc<Turn>]| {
         let is_complete = |turn: &Turn| turn.outcome == Outcome::Complete;
-        let found = prefer(turns.iter().copied(), &here, is_complete).unwrap();
+        let found = prefer(&play.ledger, turns.iter().copied(), &here, is_complete).unwrap();
         found.exchange.to_string()
     };
     for (at, other) in others.iter().enumerate() {
