@@ -228,7 +228,9 @@ fn longest_prefix<'l>(
         };
         let replied =
             ledger.replied_to(*chain).filter(|turn| turn.at >= since && !others.contains(turn));
-        if let Some(turn) = prefer(ledger, replied, position, is_complete) {
+        if let Some(turn) =
+            prefer(replied, position, |turn| (is_complete(turn), !ledger.has_grown(turn)))
+        {
             return Some(AncestorMatch { turn, covers });
         }
         let ended = ledger.ended_at(*chain).filter(|turn| {
@@ -239,7 +241,10 @@ fn longest_prefix<'l>(
                     || is_edited
                     || covers < chains.len() && continues_a_reply(ledger, turn, &chains[..index]))
         });
-        if let Some(turn) = prefer(ledger, ended, position, may_be_cached) {
+        // A request that was sent again is no other one that waits.
+        let is_repeat = covers == chains.len();
+        let waits = |turn: &Turn| is_repeat || !ledger.has_grown(turn);
+        if let Some(turn) = prefer(ended, position, |turn| (may_be_cached(turn), waits(turn))) {
             return Some(AncestorMatch { turn, covers });
         }
     }
@@ -283,7 +288,7 @@ fn newest_reasoning<'l>(
     let mut keyed_parts = 0;
     let mut newest = None;
     for part in conversation.parts() {
-        if let Some(maker) = part.reasoning_key.and_then(|key| maker(ledger, PartKey(key))) {
+        if let Some(maker) = part.signature_key.and_then(|key| maker(ledger, key)) {
             newest = Some((keyed_parts, maker));
         }
         keyed_parts += usize::from(part.key.is_some());
@@ -316,13 +321,11 @@ fn may_be_cached(turn: &Turn) -> bool {
 }
 
 /// The best of several turns at one chain (given newest first): one of the conversation rather than a call
-/// beside it, then one on the client's thread, then one with the same head, then one that `is_likelier`, then one that no
-/// turn has continued.
-fn prefer<'l>(
-    ledger: &Ledger,
+/// beside it, then one on the client's thread, then one with the same head, then the likeliest.
+fn prefer<'l, Likelihood: Ord>(
     turns: impl Iterator<Item = &'l Arc<Turn>>,
     position: &Position,
-    is_likelier: fn(&Turn) -> bool,
+    likelihood: impl Fn(&Turn) -> Likelihood,
 ) -> Option<&'l Arc<Turn>> {
     let mut best = None;
     for turn in turns {
@@ -330,11 +333,10 @@ fn prefer<'l>(
             turn.purpose == Purpose::Turn,
             turn.position.client_thread == position.client_thread,
             has_head(turn, position),
-            is_likelier(turn),
-            !ledger.has_grown(turn),
+            likelihood(turn),
         );
         // Of equals the newest stays: `max_by_key` would keep the last one, here the oldest.
-        if best.is_none_or(|(best_rank, _)| rank > best_rank) {
+        if best.as_ref().is_none_or(|(best_rank, _)| rank > *best_rank) {
             best = Some((rank, turn));
         }
     }

@@ -507,6 +507,19 @@ fn equal_turn_that_waits_is_continued() {
     }
 }
 
+/// A model declined, another one answered, and the conversation went on: the request is not repeated there once more.
+#[test]
+fn answered_repeat_is_not_repeated_again() {
+    let asks = body(&user("one"), "You are calm.", "");
+    let mut play = Play::default();
+    let first = play.send(&asks, "", Outcome::UpstreamFailed, None);
+    let repeat = play.send(&asks, &words("1"), Outcome::Complete, None);
+    assert_eq!(repeat.position.thread, first.position.thread);
+    play.say(&[user("one"), model("1"), user("two")].join(","), &words("2"));
+    let again = play.send(&asks, &words("1"), Outcome::Complete, None);
+    assert_eq!(again.growth, Growth::Forks);
+}
+
 #[test]
 fn client_that_drops_text_beside_call_stays_on_its_thread() {
     let mut play = Play::default();
@@ -541,6 +554,36 @@ fn call_without_id_finds_no_reply() {
         let edited = parts("Aye. Written by a model.", id);
         let result = r#"{"role":"user","parts":[{"functionResponse":{"name":"ls","response":{"output":"a"}}}]}"#;
         let next = ask(&format!(r#",{{"role":"model","parts":{edited}}},{result}"#), "[]");
+        assert_eq!(parent(&next), Some(turn));
+    }
+}
+
+/// Two runs with equal prompts got the same call, each with a signature of its own.
+#[test]
+fn signature_of_call_tells_its_turn() {
+    let asked = r#"{"role":"user","parts":[{"text":"Look."}]}"#;
+    let parts = |signature: &str| {
+        format!(
+            r#"[{{"functionCall":{{"name":"ls","args":{{}}}},"thoughtSignature":"{signature}"}}]"#
+        )
+    };
+    let api = (Dialect::Gemini, "/v1beta/models/gemini-3-pro:generateContent");
+    let mut play = Play::default();
+    let mut ask = |contents: &str, parts: &str| {
+        let reply = format!(
+            r#"{{"candidates":[{{"content":{{"parts":{parts}}},"finishReason":"STOP"}}]}}"#
+        );
+        let body = format!(r#"{{"contents":[{contents}]}}"#);
+        play.exchange(api, &body, &reply, Outcome::Complete, None)
+    };
+    ask(asked, &parts("b25l"));
+    ask(asked, &parts("dHdv"));
+    for (signature, turn) in [("b25l", "req-1"), ("dHdv", "req-2")] {
+        let called = format!(r#"{{"role":"model","parts":{}}}"#, parts(signature));
+        let result = format!(
+            r#"{{"role":"user","parts":[{{"functionResponse":{{"name":"ls","response":{{"output":"{turn}"}}}}}}]}}"#
+        );
+        let next = ask(&format!("{asked},{called},{result}"), "[]");
         assert_eq!(parent(&next), Some(turn));
     }
 }
@@ -649,7 +692,7 @@ fn of_turns_with_same_chain_best_match_is_parent() {
     ];
     let of = |turns: &[&Arc<Turn>]| {
         let is_complete = |turn: &Turn| turn.outcome == Outcome::Complete;
-        let found = prefer(&play.ledger, turns.iter().copied(), &here, is_complete).unwrap();
+        let found = prefer(turns.iter().copied(), &here, is_complete).unwrap();
         found.exchange.to_string()
     };
     for (at, other) in others.iter().enumerate() {
