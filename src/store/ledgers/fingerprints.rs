@@ -531,7 +531,8 @@ mod tests {
         let path = "/v1beta/models/gemini-3-pro:generateContent";
         let asked = dialect::read(Dialect::Gemini, path, body.as_bytes());
         let first = shown_by(&asked)[0];
-        assert_eq!(first.key, of_signature(PartKey::of_bytes(b"c2ln")));
+        let signature = asked.parts().find_map(|part| part.signature_key).unwrap();
+        assert_eq!(first.key, of_signature(signature));
         assert_eq!(first.witness, SessionWitness::Signature);
     }
 
