@@ -611,7 +611,7 @@ pub fn has_call_ids(dialect: Dialect, reply: &Value) -> bool {
 }
 
 /// Whether a reply calls tools.
-fn has_calls(dialect: Dialect, reply: &Value) -> bool {
+pub fn has_calls(dialect: Dialect, reply: &Value) -> bool {
     let has = |list: &Value, is_call: &dyn Fn(&Value) -> bool| {
         list.as_array().is_some_and(|all| all.iter().any(is_call))
     };

@@ -3,7 +3,7 @@
 use scripted_provider::strict::Dialect;
 use serde_json::Value;
 
-use crate::client::{self, ClientStyle, HistoryItem};
+use crate::client::{self, ClientStyle, HistoryItem, ReplyEdit};
 
 /// Letters and digits of a sentence that is not in many replies.
 const TELLING: usize = 24;
@@ -21,8 +21,12 @@ pub fn is_telling(
         return true;
     }
     let has_ids = dialect != Dialect::Gemini || !style.drops_call_ids;
+    // A text that it drops leaves only the call, whose arguments another run's may have.
+    let drops_text = matches!(style.edits_replies, Some(ReplyEdit::DropBesideCalls))
+        && client::has_calls(dialect, reply);
     has_ids && client::has_call_ids(dialect, reply)
-        || client::texts(reply).concat().split('\n').any(|line| letters(line) >= TELLING)
+        || !drops_text
+            && client::texts(reply).concat().split('\n').any(|line| letters(line) >= TELLING)
 }
 
 fn letters(line: &str) -> usize {

@@ -135,8 +135,8 @@ struct AncestorMatch<'l> {
     covers: usize,
 }
 
-/// Finds the parent turn in four ways. The match that covers most of the request is used. Of equals a prefix
-/// (way 1, then 3) wins over a boundary, and a sentence over the end:
+/// Finds the parent turn in four ways. The match that covers most of the request is used. Of equals a sentence wins, because
+/// its reply stands after what is covered, and a prefix (way 1, then 3) wins over a boundary:
 /// 1. *reply*: a prefix of the request is a known turn's request and reply;
 /// 2. *boundary*: the request has a part that identifies a turn's reply (a tool call with its unique id, a
 ///    long text), or a run of parts across the end of a turn's request and the start of its reply
@@ -146,9 +146,11 @@ struct AncestorMatch<'l> {
 ///    call, a rewind). This proves less, so system prompt and tools must be the same. They may differ for a call
 ///    beside the conversation: it has more than the turn's request, and the reply that the turn itself continues
 ///    ([`continues_a_reply`]). And they may differ if the client edited the reply: a reply follows the turn's request,
-///    which has one itself. Of several such turns, the newest that may have reached its provider is the
+///    which has one itself. Of several such turns, one that may have reached its provider is the
 ///    parent, because no reply tells them apart;
 /// 4. *sentence*: what is left of a reply that the client edited ([`edited`](super::edited)).
+///
+/// Of equal turns, one that no turn has continued is the parent, then the newest.
 fn grown_from<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
@@ -160,9 +162,9 @@ fn grown_from<'l>(
     let chains: Vec<Chain> = conversation.chains().collect();
     let by_chain = longest_prefix(ledger, conversation, &chains, position);
     let covered = by_chain.as_ref().map_or(0, |ancestor| ancestor.covers);
-    last_boundary(ledger, conversation, position, covered)
-        .or_else(|| by_sentences(ledger, conversation, position, covered))
-        .or(by_chain)
+    let by_boundary = last_boundary(ledger, conversation, position, covered);
+    let covered = by_boundary.as_ref().map_or(covered, |ancestor| ancestor.covers);
+    by_sentences(ledger, conversation, position, covered).or(by_boundary).or(by_chain)
 }
 
 /// Way 4: the turn whose reply has most sentences of the last reply in the request.
@@ -188,7 +190,9 @@ fn by_sentences<'l>(
                 }
             }
         }
-        let best = counts.into_iter().max_by_key(|(turn, count)| (*count, turn.at));
+        let best = counts
+            .into_iter()
+            .max_by_key(|(turn, count)| (*count, !ledger.has_grown(turn), turn.at));
         if let Some((turn, _)) = best {
             return Some(AncestorMatch { turn, covers: shown.covers });
         }
@@ -224,7 +228,9 @@ fn longest_prefix<'l>(
         };
         let replied =
             ledger.replied_to(*chain).filter(|turn| turn.at >= since && !others.contains(turn));
-        if let Some(turn) = prefer(replied, position, is_complete) {
+        if let Some(turn) =
+            prefer(replied, position, |turn| (is_complete(turn), !ledger.has_grown(turn)))
+        {
             return Some(AncestorMatch { turn, covers });
         }
         let ended = ledger.ended_at(*chain).filter(|turn| {
@@ -235,7 +241,10 @@ fn longest_prefix<'l>(
                     || is_edited
                     || covers < chains.len() && continues_a_reply(ledger, turn, &chains[..index]))
         });
-        if let Some(turn) = prefer(ended, position, may_be_cached) {
+        // A request that was sent again is no other one that waits.
+        let is_repeat = covers == chains.len();
+        let waits = |turn: &Turn| is_repeat || !ledger.has_grown(turn);
+        if let Some(turn) = prefer(ended, position, |turn| (may_be_cached(turn), waits(turn))) {
             return Some(AncestorMatch { turn, covers });
         }
     }
@@ -279,7 +288,7 @@ fn newest_reasoning<'l>(
     let mut keyed_parts = 0;
     let mut newest = None;
     for part in conversation.parts() {
-        if let Some(maker) = part.reasoning_key.and_then(|key| maker(ledger, PartKey(key))) {
+        if let Some(maker) = part.signature_key.and_then(|key| maker(ledger, key)) {
             newest = Some((keyed_parts, maker));
         }
         keyed_parts += usize::from(part.key.is_some());
@@ -312,11 +321,11 @@ fn may_be_cached(turn: &Turn) -> bool {
 }
 
 /// The best of several turns at one chain (given newest first): one of the conversation rather than a call
-/// beside it, then one on the client's thread, then one with the same head, then one that `is_likelier`.
-fn prefer<'l>(
+/// beside it, then one on the client's thread, then one with the same head, then the likeliest.
+fn prefer<'l, Likelihood: Ord>(
     turns: impl Iterator<Item = &'l Arc<Turn>>,
     position: &Position,
-    is_likelier: fn(&Turn) -> bool,
+    likelihood: impl Fn(&Turn) -> Likelihood,
 ) -> Option<&'l Arc<Turn>> {
     let mut best = None;
     for turn in turns {
@@ -324,10 +333,10 @@ fn prefer<'l>(
             turn.purpose == Purpose::Turn,
             turn.position.client_thread == position.client_thread,
             has_head(turn, position),
-            is_likelier(turn),
+            likelihood(turn),
         );
         // Of equals the newest stays: `max_by_key` would keep the last one, here the oldest.
-        if best.is_none_or(|(best_rank, _)| rank > best_rank) {
+        if best.as_ref().is_none_or(|(best_rank, _)| rank > *best_rank) {
             best = Some((rank, turn));
         }
     }
@@ -362,17 +371,16 @@ fn last_boundary<'l>(
             let turns = ledger.turns_at_boundary(boundary).take(CANDIDATES);
             candidates.extend(turns.map(|turn| (turn, false)));
         }
-        let mut best: Option<(&Arc<Turn>, usize)> = None;
+        let mut best: Option<(&Arc<Turn>, (usize, bool))> = None;
         for (turn, has_anchor) in candidates {
             if others.contains(turn) {
                 continue;
             }
             let run = run(ledger, turn, &keys, index);
+            let rank = (run, !ledger.has_grown(turn));
             // The turns are given newest first; of equals, the first is kept.
-            if proves(turn, has_anchor, run, position)
-                && best.is_none_or(|(_, longest)| run > longest)
-            {
-                best = Some((turn, run));
+            if proves(turn, has_anchor, run, position) && best.is_none_or(|(_, most)| rank > most) {
+                best = Some((turn, rank));
             }
         }
         if let Some((turn, _)) = best {

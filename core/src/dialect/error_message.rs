@@ -12,6 +12,8 @@ use crate::wire::json::{Document, Kind, Value};
 pub(super) struct ErrorMessage {
     /// Its type, code and status, if it has them.
     pub kinds: Vec<Box<str>>,
+    /// The status of HTTP that it has as its code, also within a reply of another status.
+    pub status: Option<u64>,
     /// Its text; empty if it has none.
     pub text: Box<str>,
     /// The places in the request that it names, as the provider writes them.
@@ -38,7 +40,9 @@ impl ErrorMessage {
     /// The message of an error in a reply.
     pub(super) fn from_error(error: &ProviderError) -> Self {
         let text = error.message.clone().unwrap_or_default();
-        Self { kinds: error.kind.clone().into_iter().collect(), text, ..Self::default() }
+        let kind = error.kind.as_deref();
+        let status = kind.and_then(|kind| kind.parse().ok()).filter(is_status);
+        Self { kinds: kind.into_iter().map(Into::into).collect(), status, text, ..Self::default() }
     }
 }
 
@@ -65,6 +69,7 @@ fn read(body: &[u8], depth: usize, found: &mut Vec<ErrorMessage>) {
     let named = if inner.kind() == Kind::Object { inner } else { value };
     found.push(ErrorMessage {
         kinds: kinds(named),
+        status: code(named).filter(is_status),
         text,
         places: places(named),
         window: number(named, &WINDOW_NAMES),
@@ -106,9 +111,18 @@ fn kinds(error: Value<'_>) -> Vec<Box<str>> {
         names.iter().filter_map(|name| error.get_text(name)).map(Into::into).collect();
     let detailed = error.get("details").and_then(|details| details.get_text("error_code"));
     kinds.extend(detailed.map(Into::into));
-    let code = error.get("code").and_then(|code| code.as_u64());
-    kinds.extend(code.filter(|code| *code > LAST_STATUS).map(|code| code.to_string().into()));
+    let number = error.get("code").and_then(|code| code.as_u64());
+    kinds.extend(number.filter(|code| !is_status(code)).map(|code| code.to_string().into()));
     kinds
+}
+
+fn code(error: Value<'_>) -> Option<u64> {
+    let code = error.get("code")?;
+    code.as_u64().or_else(|| code.text()?.parse().ok())
+}
+
+fn is_status(code: &u64) -> bool {
+    *code <= LAST_STATUS
 }
 
 fn places(error: Value<'_>) -> Vec<Box<str>> {

@@ -16,7 +16,8 @@ pub use usage::USAGE;
 use super::key::{Keyer, ToolArguments};
 use super::note::note_once;
 use super::{
-    Conversation, Dialect, Media, Message, Note, Part, PartKind, PictureDetail, Purpose, Role, Span,
+    Audience, Conversation, Dialect, Media, Message, Note, Part, PartKind, PictureDetail, Purpose,
+    Role, Span,
 };
 use crate::wire::json::{Document, Kind, Value, members};
 use crate::wire::member::first;
@@ -167,6 +168,12 @@ impl Reader {
                 (part.texts, part.signature) = thoughts(block);
                 parts.push(part);
             }
+            // LiteLLM answers a program's call like this.
+            ("tool_result", _) => parts.push(Part {
+                kind: PartKind::ToolResult,
+                id: known(block.get("tool_use_id")),
+                ..Part::opaque(role, block, &mut self.keyer)
+            }),
             ("image_url" | "image" | "input_image", _) => {
                 parts.push(self.media(PartKind::Image, role, block));
             }
@@ -218,6 +225,7 @@ impl Reader {
 
     fn tool_call(&mut self, call: Value<'_>) -> Part {
         let mut part = Part::at(PartKind::ToolCall, Role::Assistant, call);
+        part.audience = Audience::by_caller(call);
         let [id, function, custom] = call.members(["id", "function", "custom"]);
         let inner = first([function, custom]).unwrap_or(call);
         let [name, arguments, input] = inner.members(["name", "arguments", "input"]);

@@ -55,6 +55,9 @@ pub struct ErrorResponse<'a> {
 /// Statuses of responses that may say so; routers answer 424 and 500, too.
 const STATUSES: &[u16] = &[200, 400, 413, 422, 424, 500];
 
+/// Statuses of errors about keys, money, names and rates.
+const ELSEWHERE: &[u64] = &[401, 402, 403, 404, 429];
+
 /// Whether a response says that the request does not fit.
 pub fn overflow(answer: &ErrorResponse<'_>) -> Option<Overflow> {
     if !STATUSES.contains(&answer.status) {
@@ -76,6 +79,10 @@ fn stated(text: &str, messages: &[ErrorMessage], answer: &ErrorResponse<'_>) -> 
     let file = built_in();
     // A server that failed says so about its own faults, too.
     if answer.status == 500 && !text.contains("context") {
+        return None;
+    }
+    // The code of an error in a stream, or of another server's.
+    if messages.iter().any(|message| message.status.is_some_and(|it| ELSEWHERE.contains(&it))) {
         return None;
     }
     let text = &*translated(text);
@@ -348,6 +355,18 @@ mod tests {
                 "max_tokens is too large: 99999. This model supports at most 16384 completion tokens",
             ),
             (200, r#"{"error":{"code":400,"message":"Token limit reached"}}"#),
+            (
+                200,
+                r#"{"error":{"code":402,"message":"You requested up to 64000 tokens, but have 8192."}}"#,
+            ),
+            (
+                400,
+                "This request requires more credits, or fewer max_tokens. You requested up to 64000 tokens, but can only afford 8192.",
+            ),
+            (
+                400,
+                r#"{"error":{"code":"429","message":"Limit reached: 6000 tokens, requested 7000."}}"#,
+            ),
             (413, ""),
         ] {
             assert_eq!(overflow_of(status, body), None, "{body}");

@@ -96,6 +96,8 @@ pub struct Part {
     pub key: Option<PartKey>,
     /// The key of a client's own reasoning: the hash of its signature, else of its text.
     pub reasoning_key: Option<u128>,
+    /// The hash of its signature, which a call of Gemini may have, too.
+    pub signature_key: Option<PartKey>,
     /// How many parts of the history before it have the same reasoning key.
     pub repeats: u32,
 }
@@ -120,6 +122,7 @@ impl Part {
             is_schema: false,
             key: None,
             reasoning_key: None,
+            signature_key: None,
             repeats: 0,
         }
     }
@@ -135,10 +138,12 @@ impl Part {
     }
 
     pub(super) fn hash_reasoning(&mut self, body: &[u8]) {
+        self.signature_key = self.signature.map(|span| PartKey::of_literal(span.slice(body)));
         // By its signature, else by its text.
         if self.kind == PartKind::Reasoning {
-            let span = self.signature.or_else(|| self.texts.first().copied()).unwrap_or(self.span);
-            self.reasoning_key = Some(PartKey::of_literal(span.slice(body)).0);
+            let span = self.texts.first().copied().unwrap_or(self.span);
+            let key = self.signature_key.unwrap_or_else(|| PartKey::of_literal(span.slice(body)));
+            self.reasoning_key = Some(key.0);
         }
     }
 

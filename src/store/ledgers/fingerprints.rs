@@ -369,11 +369,10 @@ fn shown(conversation: &Conversation, is_whole: bool) -> Vec<ShownFingerprint> {
         .collect();
     let chains: Vec<Chain> = conversation.chains().collect();
     // Unsigned, it is the same in many conversations.
-    let signed = conversation.parts().rev().filter(|part| part.signature.is_some());
-    let signatures = signed.filter_map(|part| part.reasoning_key);
+    let signatures = conversation.parts().rev().filter_map(|part| part.signature_key);
     let mut found_by: Vec<ShownFingerprint> = signatures
         .take(SIGNATURES)
-        .map(|key| ShownFingerprint::new(of_signature(PartKey(key)), SessionWitness::Signature))
+        .map(|key| ShownFingerprint::new(of_signature(key), SessionWitness::Signature))
         .collect();
     if let Some(HeldHistory::After(id)) = &conversation.held {
         found_by.push(shown_response(id));
@@ -535,6 +534,19 @@ mod tests {
         let mut signed = thought;
         signed["signature"] = "c2ln".into();
         assert_eq!(shown(signed), 1);
+    }
+
+    /// A call of Gemini is signed like a thought.
+    #[test]
+    fn signed_calls_prove_whose_they_are() {
+        let body = r#"{"contents":[{"role":"model","parts":[
+            {"functionCall":{"name":"ls","args":{}},"thoughtSignature":"c2ln"}]}]}"#;
+        let path = "/v1beta/models/gemini-3-pro:generateContent";
+        let asked = dialect::read(Dialect::Gemini, path, body.as_bytes());
+        let first = shown_by(&asked)[0];
+        let signature = asked.parts().find_map(|part| part.signature_key).unwrap();
+        assert_eq!(first.key, of_signature(signature));
+        assert_eq!(first.witness, SessionWitness::Signature);
     }
 
     /// A turn ends where the role changes, so these ends are looked up, from the last to the first.

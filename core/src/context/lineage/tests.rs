@@ -469,6 +469,57 @@ fn edited_reply_stays_on_its_thread_under_other_instructions() {
     assert_eq!(parent(&ask(&beside, "You suggest.", "x")), None, "no reply follows");
 }
 
+/// What was retrieved for the newest message does not come again, the older reply stands as it was, the newer one was edited:
+/// its sentence says that it follows.
+#[test]
+fn sentence_is_nearer_than_older_reply() {
+    let older =
+        "The keel was laid before the winter, and the hull was painted in the spring of that year.";
+    let newer = "The water line is drawn at half the height. The mark is painted white.";
+    let edited = format!("{newer} (edited)");
+    let mut play = Play::default();
+    play.say(&user("one <context>Page 33.</context>"), &words(older));
+    let asked = [user("one"), model(older), user("two <context>Page 44.</context>")].join(",");
+    play.say(&asked, &words(newer));
+    let next = [user("one"), model(older), user("two"), model(&edited), user("three")].join(",");
+    let next = play.say(&next, &words("ok"));
+    assert_eq!(parent(&next), Some("req-2"));
+    assert_eq!(next.growth, Growth::Grows);
+}
+
+/// Two runs of one program in one session, as after a restart: the turn of the other one that nothing has continued waits.
+#[test]
+fn equal_turn_that_waits_is_continued() {
+    let asked = [user("one"), model("1"), user("two")].join(",");
+    let next = |answer: &str, text: &str| {
+        [&asked, &model(answer), &user(text)].map(String::as_str).join(",")
+    };
+    // As it came, and edited.
+    for answer in ["2", "2, edited"] {
+        let mut play = Play::default();
+        play.say(&user("one"), &words("1"));
+        let own = play.say(&asked, &words("2"));
+        let other = play.say(&asked, &words("2"));
+        let newest = play.say(&next(answer, "three"), &words("3"));
+        assert_eq!(newest.position.thread, other.position.thread);
+        let waiting = play.say(&next(answer, "four"), &words("4"));
+        assert_eq!(waiting.position.thread, own.position.thread);
+    }
+}
+
+/// A model declined, another one answered, and the conversation went on: the request is not repeated there once more.
+#[test]
+fn answered_repeat_is_not_repeated_again() {
+    let asks = body(&user("one"), "You are calm.", "");
+    let mut play = Play::default();
+    let first = play.send(&asks, "", Outcome::UpstreamFailed, None);
+    let repeat = play.send(&asks, &words("1"), Outcome::Complete, None);
+    assert_eq!(repeat.position.thread, first.position.thread);
+    play.say(&[user("one"), model("1"), user("two")].join(","), &words("2"));
+    let again = play.send(&asks, &words("1"), Outcome::Complete, None);
+    assert_eq!(again.growth, Growth::Forks);
+}
+
 #[test]
 fn client_that_drops_text_beside_call_stays_on_its_thread() {
     let mut play = Play::default();
@@ -503,6 +554,36 @@ fn call_without_id_finds_no_reply() {
         let edited = parts("Aye. Written by a model.", id);
         let result = r#"{"role":"user","parts":[{"functionResponse":{"name":"ls","response":{"output":"a"}}}]}"#;
         let next = ask(&format!(r#",{{"role":"model","parts":{edited}}},{result}"#), "[]");
+        assert_eq!(parent(&next), Some(turn));
+    }
+}
+
+/// Two runs with equal prompts got the same call, each with a signature of its own.
+#[test]
+fn signature_of_call_tells_its_turn() {
+    let asked = r#"{"role":"user","parts":[{"text":"Look."}]}"#;
+    let parts = |signature: &str| {
+        format!(
+            r#"[{{"functionCall":{{"name":"ls","args":{{}}}},"thoughtSignature":"{signature}"}}]"#
+        )
+    };
+    let api = (Dialect::Gemini, "/v1beta/models/gemini-3-pro:generateContent");
+    let mut play = Play::default();
+    let mut ask = |contents: &str, parts: &str| {
+        let reply = format!(
+            r#"{{"candidates":[{{"content":{{"parts":{parts}}},"finishReason":"STOP"}}]}}"#
+        );
+        let body = format!(r#"{{"contents":[{contents}]}}"#);
+        play.exchange(api, &body, &reply, Outcome::Complete, None)
+    };
+    ask(asked, &parts("b25l"));
+    ask(asked, &parts("dHdv"));
+    for (signature, turn) in [("b25l", "req-1"), ("dHdv", "req-2")] {
+        let called = format!(r#"{{"role":"model","parts":{}}}"#, parts(signature));
+        let result = format!(
+            r#"{{"role":"user","parts":[{{"functionResponse":{{"name":"ls","response":{{"output":"{turn}"}}}}}}]}}"#
+        );
+        let next = ask(&format!("{asked},{called},{result}"), "[]");
         assert_eq!(parent(&next), Some(turn));
     }
 }

@@ -57,9 +57,10 @@ impl ReasoningRecord {
         pieces.map(|piece| PartKey::of_bytes(piece.as_bytes())).fold(self.after, Chain::then).0
     }
 
-    /// The keys of its signed blocks, as the client's own blocks have them.
+    /// The keys of its signed blocks, and of its signatures on other parts, as the client's own have them.
     pub fn signature_keys(&self) -> impl Iterator<Item = PartKey> {
-        self.blocks.iter().filter_map(|block| signature_key(&block.raw))
+        let on_parts = self.signatures.iter().map(|it| PartKey::of_bytes(it.value.as_bytes()));
+        self.blocks.iter().filter_map(|block| signature_key(&block.raw)).chain(on_parts)
     }
 }
 

@@ -149,6 +149,21 @@ mod tests {
         assert_eq!(may_be_cut.len(), 2);
     }
 
+    /// LiteLLM shows the caller in Chat Completions; the result is a message of the tool, or a block of the user's.
+    #[test]
+    fn gateway_shows_who_called() {
+        let call = r#"{"role":"assistant","tool_calls":[{"id":"c","function":{"name":"q","arguments":"{}"},
+            "caller":{"type":"code_execution_20250825","tool_id":"s"}}]}"#;
+        let block =
+            r#"{"role":"user","content":[{"type":"tool_result","tool_use_id":"c","content":"r"}]}"#;
+        for result in [r#"{"role":"tool","tool_call_id":"c","content":"r"}"#, block] {
+            let body = format!(r#"{{"messages":[{call},{result}]}}"#);
+            let (call, result) = (PartKind::ToolCall, PartKind::ToolResult);
+            let program = Audience::Program;
+            assert_eq!(audiences(Dialect::OpenaiChat, &body), [(call, program), (result, program)]);
+        }
+    }
+
     /// What the provider ran for a program is data of the program, too.
     #[test]
     fn program_calls_are_not_read() {

@@ -11,7 +11,7 @@ use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
 use crate::dialect::provider_error::{ProviderError, error_in};
 use crate::dialect::reply::{KeptSize, MOST_PARTS, add_other_id};
-use crate::dialect::{Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
+use crate::dialect::{Audience, Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
 use crate::wire::json::{Document, Kind, Nesting, Value, members};
 use crate::wire::member::first;
 use crate::wire::steps;
@@ -59,6 +59,7 @@ struct StreamCall {
     name: Option<Box<str>>,
     arguments: CallArguments,
     signature: Option<Box<str>>,
+    audience: Audience,
 }
 
 impl ReplyStream {
@@ -329,6 +330,7 @@ impl ChoiceContent {
                         name: None,
                         arguments: CallArguments::default(),
                         signature: None,
+                        audience: Audience::Model,
                     });
                     self.calls.len() - 1
                 }
@@ -344,6 +346,9 @@ impl ChoiceContent {
         // Some servers send the whole call again at the end.
         if call.arguments.text != arguments || !is_json(&arguments) {
             call.arguments.push(&arguments);
+        }
+        if piece.get("caller").is_some() {
+            call.audience = Audience::by_caller(piece);
         }
         let signature = signature(piece).and_then(|signature| signature.text());
         call.signature = signature.map(Into::into).or(call.signature.take());
@@ -436,6 +441,7 @@ fn finished(call: StreamCall, keyer: &mut Keyer) -> ReplyPart {
         id: call.id,
         name: call.name,
         signature: call.signature,
+        audience: call.audience,
         key,
         other_ids: call.other_ids,
         ..ReplyPart::new(PartKind::ToolCall)

@@ -515,6 +515,18 @@ fn legacy_calls_and_signatures_on_calls_are_read() {
     assert_eq!(reply.parts[0].signature.as_deref(), Some("c2ln"));
 }
 
+/// LiteLLM says who called.
+#[test]
+fn streamed_call_of_program_is_its_own() {
+    let reply = deltas(&[
+        r#"{"tool_calls":[{"index":0,"id":"a","function":{"name":"f","arguments":""},"caller":{"type":"code_execution_20250825","tool_id":"s"}}]}"#,
+        r#"{"tool_calls":[{"index":0,"function":{"arguments":"{}"}}]}"#,
+        r#"{"tool_calls":[{"index":1,"id":"b","function":{"name":"f","arguments":"{}"},"caller":{"type":"direct"}}]}"#,
+    ]);
+    let audiences: Vec<_> = reply.parts.iter().map(|part| part.audience).collect();
+    assert_eq!(audiences, [Audience::Program, Audience::Model]);
+}
+
 #[test]
 fn every_known_finish_reason_is_read() {
     for (word, expected) in [

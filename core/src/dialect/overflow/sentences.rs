@@ -54,7 +54,8 @@ const AFTER: usize = 5;
 const UNIT: usize = 3;
 
 const LIMIT: &str = "maximum max limit limits limited window only supports support up allowed most capacity cannot \
-    must than context available configured n_ctx max_seq_len max_num_tokens max_length";
+    must than context available configured n_ctx max_seq_len max_model_len max_context_length max_input_tokens \
+    max_num_tokens max_length";
 const INPUT: &str = "prompt input inputs messages request requested contains contained has have given received \
     passed resulted got current sent length count conversation history keep n_keep prompt_tokens input_tokens";
 /// Behind a number: "you requested 5000 tokens in the messages".
