@@ -323,7 +323,8 @@ async fn deferred_tools_cost_what_is_shown() {
         let view = play.view(&scene).await;
         let contents = view.contents.as_ref().unwrap();
         assert_eq!(contents.deferred.len() as u64 + contents.deferred_more, 60, "{view}");
-        assert!(view.breakdown.tools < view.total / 2 || file.contains("functions"), "{view}");
+        // OpenAI's instructions on the search for tools cost some 300, the sixty definitions thousands.
+        assert!(view.breakdown.tools < 400 || file.contains("functions"), "{view}");
     }
 }
 

@@ -15,6 +15,7 @@ use scripted_provider::strict::{self, Clock, Dialect, Rules, ScriptedReply, Stri
 use serde_json::{Value, json};
 
 use crate::dice::Dice;
+use crate::stage::patient;
 use crate::support::http1::Wire;
 use crate::support::noise::noise;
 use crate::support::server::{TestServer, config};
@@ -162,7 +163,7 @@ impl Play {
             Rules { max_image_bytes: 4_000, max_output_tokens: Some(OUTPUT), ..Rules::default() };
         let provider = StrictProvider::with_clock(rules, seed, Clock::manual());
         let serving = strict::serve(provider.clone()).await.unwrap();
-        let mut config = config(&serving.base());
+        let mut config = patient(config(&serving.base()));
         let images = dice.of(&[ImageRepair::Text, ImageRepair::Shrink]);
         let heal = RepairPolicy { images, ..RepairPolicy::default() };
         let policy = Policy { heal, ..Policy::default() };

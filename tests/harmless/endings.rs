@@ -17,6 +17,7 @@ use scripted_provider::strict::{
 use serde_json::{Value, json};
 
 use crate::dice::Dice;
+use crate::stage::patient;
 use crate::stream::assemble;
 use crate::support::http1::Wire;
 use crate::support::server::{TestServer, config};
@@ -98,7 +99,7 @@ impl Play {
         let dialect = dice.of(&all);
         let provider = StrictProvider::with_clock(Rules::default(), seed, Clock::manual());
         let serving = strict::serve(provider.clone()).await.unwrap();
-        let config = config(&serving.base());
+        let config = patient(config(&serving.base()));
         let store: Arc<dyn Store> = Arc::new(MemoryStore::default());
         let matcher = Matcher::builder().build();
         let server = TestServer::over(store.clone(), config.clone(), matcher).await;

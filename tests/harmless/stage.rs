@@ -36,6 +36,14 @@ pub struct Stage {
     requests: u64,
 }
 
+/// The same configuration, in which a busy machine causes no timeouts of the store. They are tested with a controlled
+/// clock (`tests/rewriting/trouble.rs`).
+pub fn patient(mut config: Config) -> Config {
+    config.limits.store_ms = STORE_TIMEOUT_MS;
+    config.limits.commit_ms = STORE_TIMEOUT_MS;
+    config
+}
+
 async fn open(store: &Arc<dyn Store>, config: &Config) -> TestServer {
     TestServer::over(store.clone(), config.clone(), Matcher::builder().build()).await
 }
@@ -44,13 +52,10 @@ impl Stage {
     pub async fn open(
         provider: StrictProvider,
         serving: StrictServer,
-        mut config: Config,
+        config: Config,
         store: Arc<dyn Store>,
     ) -> Self {
-        // A busy machine must not cause timeouts here. Timeouts are tested with a controlled clock
-        // (`tests/rewriting/trouble.rs`).
-        config.limits.store_ms = STORE_TIMEOUT_MS;
-        config.limits.commit_ms = STORE_TIMEOUT_MS;
+        let config = patient(config);
         let server = open(&store, &config).await;
         let client = Wire::connect(server.address).await;
         let mut others = Vec::new();

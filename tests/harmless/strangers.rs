@@ -24,7 +24,7 @@ use crate::client::{self, ClientStyle, Head, HistoryItem, KeptReasoning, ToolCal
 use crate::dice::Dice;
 use crate::proof::is_telling;
 use crate::random;
-use crate::stage::client_headers;
+use crate::stage::{client_headers, patient};
 use crate::support::http1::Wire;
 use crate::support::server::{TestServer, config};
 use crate::{first_seed, number};
@@ -132,7 +132,7 @@ impl Play {
         let dialect = dice.of(&all);
         let provider = StrictProvider::with_clock(Rules::default(), seed, Clock::manual());
         let serving = strict::serve(provider.clone()).await.unwrap();
-        let mut config = config(&serving.base());
+        let mut config = patient(config(&serving.base()));
         config.mode = Mode::Active;
         config.policy = Arc::new(random::policy(&mut dice));
         let store: Arc<dyn Store> = Arc::new(MemoryStore::default());

@@ -13,7 +13,7 @@ pub(super) fn definition(family: Family, name: &str, shown: &[u8]) -> Option<u32
     // A client may give a tool of its own the same name: that one has a schema.
     if [&b"\"input_schema\""[..], b"\"parameters\""]
         .iter()
-        .any(|it| memmem::find(shown, it).is_some())
+        .any(|member| memmem::find(shown, member).is_some())
     {
         return Some(0);
     }
