@@ -82,7 +82,8 @@ fn stated(text: &str, messages: &[ErrorMessage], answer: &ErrorResponse<'_>) -> 
         return None;
     }
     // The code of an error in a stream, or of another server's.
-    if messages.iter().any(|message| message.status.is_some_and(|it| ELSEWHERE.contains(&it))) {
+    let mut statuses = messages.iter().filter_map(|message| message.status);
+    if statuses.any(|status| ELSEWHERE.contains(&status)) {
         return None;
     }
     let text = &*translated(text);
