@@ -186,6 +186,8 @@ WINDOWS = {
     r"gpt-5\.[45](-pro)?$": 922_000,
     r"gpt-5\.1-codex|gpt-5-pro$|gpt-5\.6-cyber$": 272_000,
     r"minimax-m2\.[15]": 204_800,
+    r"minimax-m2$": 196_608,
+    r"glm-4\.5v$": 64_000,
 }
 
 # Names that LiteLLM has as they were before they came to mean another model: Alibaba's "Models"; DeepSeek's "Models &

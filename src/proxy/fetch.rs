@@ -23,8 +23,9 @@ impl Proxy {
     /// # Errors
     /// In words, if it cannot be had.
     pub(crate) async fn fetch(&self, url: &Uri, limit: usize) -> Result<Bytes, String> {
-        let timeout = || format!("no answer within {} s", TIMEOUT.as_secs());
-        tokio::time::timeout(TIMEOUT, self.get(url, limit)).await.map_err(|_| timeout())?
+        tokio::time::timeout(TIMEOUT, self.get(url, limit))
+            .await
+            .map_err(|_| format!("no answer within {} s", TIMEOUT.as_secs()))?
     }
 
     async fn get(&self, url: &Uri, limit: usize) -> Result<Bytes, String> {

@@ -106,10 +106,15 @@ async fn table_at_a_url_is_fetched() {
     serving.wait_for_log("has 4 models").await;
     let done = run(&about).await;
     assert!(done.out.contains("window:     500,000 tokens of input\n"), "{}", done.out);
-    for wrong in ["http://tables.example/a.json", "ftp://tables.example/a.json"] {
+    for wrong in [
+        "http://tables.example/a.json",
+        "ftp://tables.example/a.json",
+        "https://me:secret@tables.example/a.json",
+    ] {
         std::fs::write(&file, format!("catalogue = \"{wrong}\"\n")).unwrap();
         let refused = run(&["check", "--config", config]).await;
         assert_eq!(refused.code, 1);
         assert!(refused.err.contains("is no address of a table"), "{}", refused.err);
+        assert!(!refused.err.contains("secret"), "{}", refused.err);
     }
 }

@@ -267,7 +267,8 @@ impl Catalogue {
         model
     }
 
-    /// Where a table says another window or price, of the models that both know, by name; and how many these are. A table that prices the cache as input says nothing of it.
+    /// Where a table says another window or price, of the models that both know, by name; and how many these are. A table
+    /// that prices the cache as input says nothing of it.
     pub fn differences(&self, table: &ModelTable) -> (usize, Vec<Difference>) {
         let mut names: Vec<&str> = table.models.keys().map(AsRef::as_ref).collect();
         names.retain(|name| !name.contains('/'));
@@ -334,12 +335,14 @@ fn find(name: &str) -> Model {
         return model.with_pictures(&[name.to_owned()]);
     }
     let spellings = spellings(name);
-    let known = spellings.iter().skip(1).find_map(|name| Some((name, listed(name)?)));
-    if let Some((found, model)) = known {
+    let entry = spellings.iter().skip(1).find_map(|name| Some((name, listed(name)?)));
+    if let Some((spelling, mut model)) = entry {
         // What was fine-tuned costs more than its base.
         let is_tuned = spellings.iter().any(|name| name.starts_with("ft:"));
-        let price = model.price.filter(|_| !is_tuned || found.starts_with("ft:"));
-        return Model { price, ..model }.with_pictures(&spellings);
+        if is_tuned && !spelling.starts_with("ft:") {
+            model.price = None;
+        }
+        return model.with_pictures(&spellings);
     }
     let guess = spellings.iter().find_map(|name| {
         let fitting = file.families.iter().filter(|(start, _)| name.starts_with(&***start));

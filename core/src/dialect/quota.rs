@@ -4,7 +4,7 @@
 //! credential a limit belongs to, and what follows from it, is not known here.
 
 use http::HeaderMap;
-use jiff::tz::{Offset, TimeZone};
+use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter};
@@ -148,25 +148,31 @@ pub struct ExhaustedQuota {
     pub kind: QuotaKind,
     /// How many are allowed.
     pub limit: Option<u64>,
-    /// When to try again, milliseconds from now.
+    /// How soon it is whole again, milliseconds; `None` if at midnight in California.
     pub wait_ms: Option<u64>,
 }
 
-/// The limits that a refusal of Google's names: `details` has `QuotaFailure`, and `RetryInfo` how long to wait.
+/// How long a limit holds whose refusal does not say it: those of a minute are the usual ones.
+const MINUTE_MS: u64 = 60_000;
+
+/// The limits that a refusal of Google's names: `details` has `QuotaFailure`, and `RetryInfo` how long to wait. Those of a
+/// day are whole again at midnight in California, whatever it says ("Rate limits", Gemini API).
 pub(super) fn in_refusal(error: Value<'_>) -> Vec<ExhaustedQuota> {
     let Some(details) = error.get("details") else { return Vec::new() };
     let delays = details.items().filter_map(|detail| detail.get_text("retryDelay"));
-    let wait_ms = delays.filter_map(|delay| moment(&delay, 0)).max();
+    let wait = delays.filter_map(|delay| moment(&delay, 0)).max().unwrap_or(MINUTE_MS);
     let violations = details.items().filter_map(|detail| detail.get("violations"));
     let quotas = violations.flat_map(|all| all.items()).filter_map(|violation| {
         let id = violation.get_text("quotaId")?;
+        let is_daily = id.contains("PerDay");
         let kind = match &*id {
             id if id.contains("InputTokens") => QuotaKind::InputTokens,
             id if id.contains("Tokens") => QuotaKind::Tokens,
-            id if id.contains("RequestsPerDay") => QuotaKind::DailyRequests,
+            id if id.contains("Requests") && is_daily => QuotaKind::DailyRequests,
             id if id.contains("Requests") => QuotaKind::Requests,
             _ => return None,
         };
+        let wait_ms = if is_daily { None } else { Some(wait) };
         let limit = violation.get_text("quotaValue").and_then(|limit| limit.parse().ok());
         Some(ExhaustedQuota { kind, limit, wait_ms })
     });
@@ -174,22 +180,21 @@ pub(super) fn in_refusal(error: Value<'_>) -> Vec<ExhaustedQuota> {
 }
 
 impl ExhaustedQuota {
-    /// The limit as of `now`, milliseconds since 1970. Those of a day are whole again at midnight in California ("Rate
-    /// limits", Gemini API), whatever the refusal says.
+    /// The limit as of `now`, milliseconds since 1970.
     pub fn at(self, now: u64) -> Quota {
-        let resets_at = match self.kind {
-            QuotaKind::DailyRequests => next_day(now),
-            _ => self.wait_ms.map(|wait| now.saturating_add(wait)),
+        let resets_at = match self.wait_ms {
+            Some(wait) => Some(now.saturating_add(wait)),
+            None => next_midnight(now),
         };
         Quota { kind: self.kind, limit: self.limit, used: 1.0, resets_at }
     }
 }
 
-fn next_day(now: u64) -> Option<u64> {
-    // Without a table of time zones: eight hours behind, as in winter.
-    let california = TimeZone::get("America/Los_Angeles");
-    let zone = california.unwrap_or_else(|_| TimeZone::fixed(Offset::constant(-8)));
-    let now = Timestamp::from_millisecond(i64::try_from(now).ok()?).ok()?.to_zoned_datetime(zone);
+fn next_midnight(now: u64) -> Option<u64> {
+    // Its rule in full: the image has no table of time zones, and nothing is read here.
+    let california = TimeZone::posix("PST8PDT,M3.2.0,M11.1.0").ok()?;
+    let now = Timestamp::from_millisecond(i64::try_from(now).ok()?).ok()?;
+    let now = now.to_zoned_datetime(california);
     let midnight = now.tomorrow().and_then(|tomorrow| tomorrow.start_of_day()).ok()?;
     u64::try_from(midnight.timestamp().as_millisecond()).ok()
 }

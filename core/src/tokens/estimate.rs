@@ -449,14 +449,23 @@ const COMPACTION_BYTES: usize = 8;
 /// in two recorded calls).
 const SEALED_BYTES: f64 = 2.95;
 
-/// A JSON text without its member `encrypted_content`, and the length of that.
+/// A JSON text without its members `encrypted_content`, and their length; `None` if it has none.
 fn unsealed(raw: &[u8]) -> Option<(String, usize)> {
     let member = b"\"encrypted_content\"";
-    let at = memmem::find(raw, member)?;
-    let start = at + member.len() + memchr::memchr(b'"', &raw[at + member.len()..])? + 1;
-    let length = memchr::memchr(b'"', &raw[start..])?;
-    let shown = [&raw[..at], &raw[start + length + 1..]].concat();
-    Some((String::from_utf8_lossy(&shown).into_owned(), length))
+    let (mut shown, mut sealed, mut rest) = (Vec::new(), 0, raw);
+    while let Some(at) = memmem::find(rest, member) {
+        let value = at + member.len();
+        let start = value + memchr::memchr(b'"', &rest[value..])? + 1;
+        let length = memchr::memchr(b'"', &rest[start..])?;
+        shown.extend_from_slice(&rest[..at]);
+        sealed += length;
+        rest = &rest[start + length + 1..];
+    }
+    if rest.len() == raw.len() {
+        return None;
+    }
+    shown.extend_from_slice(rest);
+    Some((String::from_utf8_lossy(&shown).into_owned(), sealed))
 }
 
 /// What the definition of a provider's own tool may cost if nobody recorded it, and what a search of the provider's may

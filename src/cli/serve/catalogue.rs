@@ -7,10 +7,12 @@ use std::convert::Infallible;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
 use http::Uri;
 
 use crate::cli::whole_file::write_whole;
 use crate::config::Config;
+use crate::dialect::credentials::redact;
 use crate::dialect::models::{Catalogue, ModelTable};
 use crate::proxy::Proxy;
 
@@ -32,28 +34,29 @@ pub(super) async fn follow(config: &Config, proxy: &Proxy) -> Infallible {
 }
 
 async fn follow_url(url: &Uri, copy: &Path, catalogue: &Catalogue, proxy: &Proxy) -> Infallible {
-    let mut failed = false;
+    // Its path may have a key.
+    let place = redact(&url.to_string()).into_owned();
+    let mut told = None;
     loop {
-        match proxy.fetch(url, LARGEST).await {
-            Ok(bytes) if set(url, catalogue, &String::from_utf8_lossy(&bytes)) => {
-                failed = false;
-                if let Err(error) = write_whole(copy, &bytes) {
-                    tracing::warn!("catalogue: {}: {error}", copy.display());
-                }
-            }
-            Ok(_) => failed = true,
-            Err(reason) => {
-                if !failed {
-                    tracing::warn!("catalogue: {url} stays as it was: {reason}");
-                }
-                failed = true;
-            }
+        let fetched = proxy.fetch(url, LARGEST).await;
+        let used = match fetched {
+            Ok(bytes) => use_table(&place, bytes, Some(copy), catalogue).await,
+            Err(reason) => Err(reason),
+        };
+        let wait = if used.is_ok() { FETCHED } else { AGAIN };
+        let reason = used.err();
+        if let Some(reason) = &reason
+            && told != Some(reason.clone())
+        {
+            tracing::warn!("catalogue: {place}: {reason}; the table stays as it is");
         }
-        tokio::time::sleep(if failed { AGAIN } else { FETCHED }).await;
+        told = reason;
+        tokio::time::sleep(wait).await;
     }
 }
 
 async fn follow_file(file: &Path, catalogue: &Catalogue) -> Infallible {
+    let place = file.display().to_string();
     let mut seen = changed_at(file).await;
     loop {
         tokio::time::sleep(EVERY).await;
@@ -62,29 +65,41 @@ async fn follow_file(file: &Path, catalogue: &Catalogue) -> Infallible {
             continue;
         }
         seen = now;
-        match tokio::fs::read_to_string(file).await {
-            Ok(text) => {
-                set(file.display(), catalogue, &text);
-            }
-            Err(error) => tracing::warn!("catalogue: {}: {error}", file.display()),
+        let used = match tokio::fs::read(file).await {
+            Ok(bytes) => use_table(&place, bytes.into(), None, catalogue).await,
+            Err(error) => Err(error.to_string()),
+        };
+        if let Err(reason) = used {
+            tracing::warn!("catalogue: {place}: {reason}; the table stays as it is");
         }
     }
 }
 
-/// Whether the table could be used.
-fn set(place: impl std::fmt::Display, catalogue: &Catalogue, text: &str) -> bool {
-    match ModelTable::read(text) {
-        Ok(table) => {
-            let models = table.models.len();
-            tracing::info!("catalogue: {place} has {models} models");
-            catalogue.set_table(table);
-            true
+/// Uses the table from now on, and keeps a copy. On a thread of its own: it may have megabytes.
+async fn use_table(
+    place: &str,
+    bytes: Bytes,
+    copy: Option<&Path>,
+    catalogue: &Catalogue,
+) -> Result<(), String> {
+    let copy = copy.map(Path::to_owned);
+    let reading = tokio::task::spawn_blocking(move || {
+        let table = ModelTable::read(&String::from_utf8_lossy(&bytes));
+        let table = table.map_err(|error| error.to_string())?;
+        if let Some(copy) = copy
+            && let Err(error) = write_whole(&copy, &bytes)
+        {
+            tracing::warn!(
+                "catalogue: there is no copy for the next start: {}: {error}",
+                copy.display()
+            );
         }
-        Err(error) => {
-            tracing::warn!("catalogue: {place} stays as it was: {error}");
-            false
-        }
-    }
+        Ok::<_, String>(table)
+    });
+    let table = reading.await.map_err(|error| error.to_string())??;
+    tracing::info!("catalogue: {place} has {} models", table.models.len());
+    catalogue.set_table(table);
+    Ok(())
 }
 
 async fn changed_at(file: &Path) -> Option<SystemTime> {

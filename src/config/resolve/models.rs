@@ -50,14 +50,16 @@ impl Resolver<'_> {
 
     fn table_url(&mut self, raw: &str) -> Option<Uri> {
         let url = raw.parse::<Uri>().ok().filter(|url| match url.scheme_str() {
-            Some("https") => url.host().is_some(),
+            // No credential is sent.
+            _ if url.authority().is_none_or(|authority| authority.as_str().contains('@')) => false,
+            Some("https") => true,
             // Whoever is on the way could set windows and prices.
             Some("http") => url.host().is_some_and(is_loopback),
             _ => false,
         });
         if url.is_none() {
             let todo = "Write https://HOST/PATH, or name a file. http is for loopback only.";
-            self.wrong(&["catalogue"], format!("{raw} is no address of a table"), todo);
+            self.wrong(&["catalogue"], "is no address of a table", todo);
         }
         url
     }

@@ -272,10 +272,12 @@ impl ExchangeRecorder {
     }
 
     pub(crate) fn record_reply(&mut self, mut reply: ReplyRecord) {
-        let exhausted = std::mem::take(&mut reply.exhausted).into_iter();
-        if let Some(upstream) = &self.event.upstream {
-            let quotas = exhausted.map(|quota| quota.at(now())).collect();
-            self.proxy.telemetry.quotas_told(upstream, self.event.tenant.as_ref(), quotas, now());
+        if let Some(upstream) = &self.event.upstream
+            && !reply.exhausted.is_empty()
+        {
+            let at = now();
+            let quotas = reply.exhausted.drain(..).map(|quota| quota.at(at)).collect();
+            self.proxy.telemetry.quotas_told(upstream, self.event.tenant.as_ref(), quotas, at);
         }
         reply.write(&mut self.event);
     }

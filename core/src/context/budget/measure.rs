@@ -11,7 +11,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::anchor::{Anchor, cache_blocks, evidence_of, sum, uncounted};
 use super::classic::ClassicEstimate;
 use super::known::KnownCosts;
-use super::recounted::{loading, recounted};
+use super::recounted::{first_loaded, recounted};
 use super::sums::{
     FEW, TokenSums, fit, floored, gone_history, grown, moved, places, reasoning_of, rescaled,
     returned_reasoning, thoughts,
@@ -287,12 +287,13 @@ impl<'a> PartScale<'a> {
 
     fn head(&mut self, parts: &mut Vec<SketchPart>) {
         let conversation = self.conversation;
+        let loaded = first_loaded(conversation);
         for (index, tool) in conversation.tools.iter().enumerate() {
             if tool.audience == Audience::Nobody {
                 self.contents.defers(tool.name.as_deref());
                 continue;
             }
-            let extra = loading(conversation, index, &self.counter);
+            let extra = if loaded == Some(index) { self.counter.loading() } else { 0 };
             let place =
                 if tool.in_history { PromptSection::ToolsItem } else { PromptSection::Tools };
             parts.push(self.weighed(tool, place, extra));

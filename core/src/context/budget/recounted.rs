@@ -8,7 +8,7 @@ use foldhash::{HashMap, HashSet};
 use crate::context::SketchPart;
 use crate::dialect::models::Model;
 use crate::dialect::{Conversation, Part, PartKey, PartKind};
-use crate::tokens::{TokenCounter, Tokenizer};
+use crate::tokens::Tokenizer;
 
 /// A `sketch` in which the parts of `conversation` that had been counted by length are counted with the
 /// vocabulary; `None` if there are none, or still no vocabulary. It is counted by a counter of its own: none of
@@ -30,7 +30,11 @@ pub(super) fn recounted(
     let mut counter = tokenizer.counter(conversation, body, model);
     let mut counted: HashMap<PartKey, u32> = HashMap::default();
     let tools = conversation.tools.iter().enumerate();
-    let tools = tools.map(|(index, tool)| (tool, loading(conversation, index, &counter)));
+    let loaded = first_loaded(conversation);
+    let tools = tools.map(|(index, tool)| match loaded == Some(index) {
+        true => (tool, counter.loading()),
+        false => (tool, 0),
+    });
     let tools: Vec<(&Part, u32)> = tools.collect();
     let messages = conversation.messages.iter().flat_map(|message| &message.parts);
     let parts = conversation.system.iter().chain(messages).map(|part| (part, 0));
@@ -59,13 +63,7 @@ fn key_of(part: &Part, body: &[u8]) -> PartKey {
     key.unwrap_or_else(|| PartKey::of_bytes(part.span.slice(body)))
 }
 
-/// What a tool costs in addition to itself: the namespace that tools are declared in that appear in the history comes
-/// with the first of them.
-pub(super) fn loading(
-    conversation: &Conversation,
-    index: usize,
-    counter: &TokenCounter<'_>,
-) -> u32 {
-    let first = conversation.tools.iter().position(|tool| tool.in_history);
-    if first == Some(index) { counter.loading() } else { 0 }
+/// The first tool that appears in the history: with it comes the namespace that such tools are declared in.
+pub(super) fn first_loaded(conversation: &Conversation) -> Option<usize> {
+    conversation.tools.iter().position(|tool| tool.in_history)
 }

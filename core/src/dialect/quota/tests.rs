@@ -152,3 +152,24 @@ fn gemini_names_limits_that_are_used_up() {
     });
     assert_eq!(quotas, limits);
 }
+
+#[test]
+fn days_end_at_midnight_in_california() {
+    let day = ExhaustedQuota { kind: QuotaKind::DailyRequests, limit: None, wait_ms: None };
+    for (now, midnight) in [
+        ("2026-11-27T12:00:00Z", "2026-11-28T08:00:00Z"),
+        ("2026-07-01T06:59:00Z", "2026-07-01T07:00:00Z"),
+    ] {
+        let [now, midnight] = [now, midnight].map(|at| moment(at, 0).expect("a time"));
+        assert_eq!(day.at(now).resets_at, Some(midnight));
+    }
+}
+
+#[test]
+fn refusals_without_a_wait_hold_for_a_minute() {
+    let body = br#"{"details":[{"violations":[{"quotaId":"RequestsPerMinute"},{"quotaId":"InputTokensPerDay"}]}]}"#;
+    let json = Document::read(body).expect("JSON");
+    let told = in_refusal(json.root(body).expect("an object"));
+    let waits: Vec<Option<u64>> = told.iter().map(|quota| quota.wait_ms).collect();
+    assert_eq!(waits, [Some(60_000), None]);
+}

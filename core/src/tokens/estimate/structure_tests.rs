@@ -356,16 +356,21 @@ fn tools_that_nobody_recorded_may_cost_more() {
 /// As recorded: ten results with 14,112 bytes cost 5,064 tokens with their titles, 95 with 209,764 cost 77,772.
 #[test]
 fn what_search_found_is_counted_from_its_encrypted_length() {
-    let found = |bytes: usize| {
+    let found = |results: usize, bytes: usize| {
         let sealed = "Eq".repeat(bytes / 2);
+        let result = format!(
+            r#"{{"type":"web_search_result","title":"Tides","encrypted_content":"{sealed}"}}"#
+        );
+        let results = vec![result; results].join(",");
         let body = format!(
             r#"{{"messages":[{{"role":"assistant","content":[{{"type":"web_search_tool_result","tool_use_id":"s",
-                "content":[{{"type":"web_search_result","title":"Tides","encrypted_content":"{sealed}"}}]}}]}}]}}"#
+                "content":[{results}]}}]}}]}}"#
         );
         let read = dialect::read(Dialect::Anthropic, "/v1/messages", body.as_bytes());
         let model = Catalogue::default().model("claude-sonnet-4-5", "");
         let whole = Tokenizer::whole(model.family);
         whole.counter(&read, body.as_bytes(), &model).part(read.parts().next().unwrap())
     };
-    assert_eq!(found(29_500) - found(0), 10_000);
+    assert_eq!(found(1, 29_500) - found(1, 0), 10_000);
+    assert_eq!(found(2, 14_750) - found(2, 0), 10_000);
 }

@@ -8,7 +8,7 @@ use memchr::memmem;
 use super::PartScale;
 use crate::context::turn_start::is_users;
 use crate::context::{PromptSection, SketchPart};
-use crate::dialect::{Audience, Part, PartKey, Span};
+use crate::dialect::{Audience, Part, PartKey, PartKind, Span};
 use crate::tokens::estimate::is_search;
 
 /// The keys of the instructions on how to call tools, to call one, and to search for those that are not loaded.
@@ -65,16 +65,17 @@ impl PartScale<'_> {
             let is_added = |added: &Part| added.in_history && added.name == tool.name;
             tool.audience == Audience::Nobody && !conversation.tools.iter().any(is_added)
         };
-        if tools.clone().any(|tool| self.is_search(tool)) && tools.clone().any(waits) {
+        if tools.clone().any(|tool| self.searches_tools(tool)) && tools.clone().any(waits) {
             parts.extend(self.instruction(SEARCH, self.counter.searching()));
         }
-        if self.counter.citing() > 0 && asks_for_citations(self.body) {
+        let cites = |part: &Part| asks_for_citations(part.span.slice(self.body));
+        if self.counter.citing() > 0 && conversation.parts().filter(may_be_cited).any(cites) {
             parts.extend(self.instruction(CITATIONS, self.counter.citing()));
         }
     }
 
     /// Whether it is the provider's search for tools: a client's own has a schema.
-    fn is_search(&self, tool: &Part) -> bool {
+    fn searches_tools(&self, tool: &Part) -> bool {
         let shown = tool.span.slice(self.body);
         tool.name.as_deref() == Some("tool_search")
             && memmem::find(shown, b"\"parameters\"").is_none()
@@ -115,11 +116,17 @@ impl PartScale<'_> {
     }
 }
 
-/// Whether a block of the request says `"citations": {"enabled": true}`.
-fn asks_for_citations(body: &[u8]) -> bool {
-    let mut members = memmem::find_iter(body, b"\"citations\"");
-    members.any(|at| {
-        let rest = body[at + 11..].iter().filter(|byte| !byte.is_ascii_whitespace()).copied();
+/// Whether it may be a document or a search result of the client's: nothing else is looked through.
+fn may_be_cited(part: &&Part) -> bool {
+    matches!(part.kind, PartKind::Document | PartKind::Opaque)
+}
+
+/// Whether a block says `"citations": {"enabled": true}`.
+fn asks_for_citations(block: &[u8]) -> bool {
+    let member = b"\"citations\"";
+    memmem::find_iter(block, member).any(|at| {
+        let rest =
+            block[at + member.len()..].iter().filter(|byte| !byte.is_ascii_whitespace()).copied();
         rest.take(16).eq(*b":{\"enabled\":true")
     })
 }
