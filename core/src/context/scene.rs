@@ -63,6 +63,12 @@ impl SessionFixture {
         }
     }
 
+    /// The client asks another model from now on.
+    pub(super) fn fall_back(&mut self, name: &'static str) {
+        self.model = Catalogue::default().model(name, "");
+        self.name = name;
+    }
+
     pub(super) fn send(&mut self, messages: &Value) {
         let body = json!({"model": self.name, "max_tokens": 9, "messages": messages});
         self.body = body.to_string().into_bytes();

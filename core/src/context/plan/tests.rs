@@ -852,6 +852,38 @@ fn cut_or_returned_reasoning_is_dropped_if_they_exclude_each_other() {
     assert_eq!(left(BOUND, &[3], |it| it.name = "another"), (1, 0), "it is another model's");
 }
 
+/// A fallback model that binds nothing got the cut together with reasoning of a model that binds: for that one, when it is
+/// back, nothing was lost, and the cut is not repeated.
+#[test]
+fn cut_of_a_fallback_voids_no_reasoning() {
+    let call = |all: &Value, at: usize| all[at]["content"][0].clone();
+    let all = messages("ucrcrauau");
+    let mut sends = all.clone();
+    sends[3]["content"] = json!([thinking(3), call(&all, 3)]);
+    let upto = |count: usize| sends.as_array().unwrap()[..count].iter().cloned().collect::<Value>();
+    let is_cut_after = |fallback: &'static str| {
+        let mut scene = SessionFixture::new(BOUND, &upto(1));
+        scene.answered(&json!([call(&all, 1)]));
+        scene.send(&upto(3));
+        scene.answered(&json!([thinking(3), call(&all, 3)]));
+        scene.fall_back(fallback);
+        scene.send(&upto(5));
+        let fact = cut(&scene, 2, PRESSURE);
+        scene.ledger.add(fact);
+        scene.answered(&json!([sends[5]["content"][0].clone()]));
+        scene.send(&upto(7));
+        scene.answered(&json!([sends[7]["content"][0].clone()]));
+        scene.fall_back(BOUND);
+        scene.send(&sends);
+        let mut known = scene.known();
+        assert_eq!(known.cuts_here().count(), 1);
+        known.drop_cuts_that_void_reasoning(&scene.request());
+        known.cuts_here().count() == 1
+    };
+    assert!(!is_cut_after(FREE));
+    assert!(is_cut_after(BOUND), "it was sent both, so it has lost its reasoning already");
+}
+
 /// Before a message of the model, the boundary of the model ends the summary's own message. A summary that the
 /// provider wrote is sent as it was written.
 #[test]

@@ -3,8 +3,8 @@
 //! If a model binds reasoning to its prefix, a cut that was harmless then would make the reasoning void now
 //! (`docs/architecture.md` "When a rewrite is allowed"). Such a cut is not repeated as long as the reasoning
 //! is sent. Reasoning that was made after a cut depends on the cut, which then stays. A cut also stays if this
-//! branch has already sent it together with the same reasoning: policy accepted the loss at that time, and the
-//! provider's cache holds those bytes.
+//! branch has already sent it to this model together with the same reasoning: policy accepted the loss at that time, and
+//! the provider's cache holds those bytes.
 
 use foldhash::{HashMap, HashSet};
 
@@ -67,12 +67,15 @@ impl RecordedDecisions {
             return;
         }
         let thoughts = self.returned_thoughts(request);
+        // Another model lost nothing: it does not read this reasoning.
+        let was_read = self.parent.as_ref().is_some_and(|parent| *parent.model == *request.name);
         for keyed in &self.keyed_parts {
             for about in [keyed.about, clearing_key(keyed.about)] {
                 let Some(reach) = self.reaches.get(&about) else { continue };
                 let voids = thoughts.iter().any(|(at, was_sent)| {
-                    // What was sent together with the cut is lost already, and cached so.
-                    (keyed.at..reach.end).contains(at) && !(*was_sent && reach.is_sent)
+                    // What the model was sent together with the cut is lost already, and cached so.
+                    let is_lost = was_read && *was_sent && reach.is_sent;
+                    (keyed.at..reach.end).contains(at) && !is_lost
                 });
                 if voids {
                     self.cuts.remove(&about);
