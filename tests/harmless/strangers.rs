@@ -210,6 +210,7 @@ impl Play {
         if status != 200 {
             // Its own fault: it begins again.
             self.provider.odd_reply_next(None);
+            self.provider.clear_queue();
             (stranger.history, stranger.calls, stranger.place) = Default::default();
             (stranger.is_declined, stranger.alike) = (false, 0);
             *played.entry("refused").or_default() += 1;

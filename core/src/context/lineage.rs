@@ -5,6 +5,8 @@
 //! conversations that begin alike never mix: a request whose beginning was already answered in full begins a
 //! thread of its own. Pure; must not know where turns are stored.
 
+use std::cell::LazyCell;
+use std::cmp::Reverse;
 use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_128;
@@ -129,6 +131,7 @@ fn new_thread(exchange: &ExchangeId) -> ThreadId {
 }
 
 /// A turn that a request continues.
+#[derive(Clone)]
 struct AncestorMatch<'l> {
     turn: &'l Arc<Turn>,
     /// How many keyed parts of the request it covers.
@@ -147,7 +150,7 @@ struct AncestorMatch<'l> {
 ///    beside the conversation: it has more than the turn's request, and the reply that the turn itself continues
 ///    ([`continues_a_reply`]). And they may differ if the client edited the reply: a reply follows the turn's request,
 ///    which has one itself. Of several such turns, one that may have reached its provider is the
-///    parent, because no reply tells them apart;
+///    parent, then one that said what is left of an edited reply;
 /// 4. *sentence*: what is left of a reply that the client edited ([`edited`](super::edited)).
 ///
 /// Of equal turns, one that no turn has continued is the parent, then the newest.
@@ -159,26 +162,29 @@ fn grown_from<'l>(
     if ledger.is_empty() {
         return None;
     }
-    let chains: Vec<Chain> = conversation.chains().collect();
-    let by_chain = longest_prefix(ledger, conversation, &chains, position);
+    let others = OtherAgents::new(ledger, position);
+    let replies = replies(conversation);
+    // Most requests have no edited reply, and then nobody asks.
+    let said = LazyCell::new(|| by_sentences(ledger, conversation, &others));
+    let by_chain = longest_prefix(ledger, conversation, position, &others, &replies, &said);
     let covered = by_chain.as_ref().map_or(0, |ancestor| ancestor.covers);
-    let by_boundary = last_boundary(ledger, conversation, position, covered);
+    let by_boundary = last_boundary(ledger, conversation, position, &others, covered);
     let covered = by_boundary.as_ref().map_or(covered, |ancestor| ancestor.covers);
-    by_sentences(ledger, conversation, position, covered).or(by_boundary).or(by_chain)
+    let last_reply = replies.iter().rposition(|is_reply| *is_reply);
+    let by_sentences = match last_reply {
+        Some(at) if at >= covered => said.first().filter(|found| found.covers >= covered),
+        _ => None,
+    };
+    by_sentences.cloned().or(by_boundary).or(by_chain)
 }
 
-/// Way 4: the turn whose reply has most sentences of the last reply in the request.
+/// Way 4: the turns whose reply has most sentences of the last reply in the request, the likeliest first.
 fn by_sentences<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
-    position: &Position,
-    covered: usize,
-) -> Option<AncestorMatch<'l>> {
-    let others = OtherAgents::new(ledger, position);
+    others: &OtherAgents<'_>,
+) -> Vec<AncestorMatch<'l>> {
     for shown in shown_replies(conversation) {
-        if shown.covers < covered {
-            break;
-        }
         let mut counts: Vec<(&Arc<Turn>, usize)> = Vec::new();
         for key in shown.keys {
             for turn in ledger.turns_at_boundary(BoundaryHash::of_anchor_key(key)).take(CANDIDATES)
@@ -190,26 +196,27 @@ fn by_sentences<'l>(
                 }
             }
         }
-        let best = counts
-            .into_iter()
-            .max_by_key(|(turn, count)| (*count, !ledger.has_grown(turn), turn.at));
-        if let Some((turn, _)) = best {
-            return Some(AncestorMatch { turn, covers: shown.covers });
+        if let Some(most) = counts.iter().map(|(_, count)| *count).max() {
+            counts.retain(|(_, count)| *count == most);
+            counts.sort_by_key(|(turn, _)| Reverse((!ledger.has_grown(turn), turn.at)));
+            let found = counts.into_iter();
+            return found.map(|(turn, _)| AncestorMatch { turn, covers: shown.covers }).collect();
         }
     }
-    None
+    Vec::new()
 }
 
 /// Ways 1 and 3: the longest prefix that identifies a turn. Reasoning is in no chain.
 fn longest_prefix<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
-    chains: &[Chain],
     position: &Position,
+    others: &OtherAgents<'_>,
+    replies: &[bool],
+    said: &LazyCell<Vec<AncestorMatch<'l>>, impl FnOnce() -> Vec<AncestorMatch<'l>>>,
 ) -> Option<AncestorMatch<'l>> {
     let newest = newest_reasoning(ledger, conversation);
-    let replies = replies(conversation);
-    let others = OtherAgents::new(ledger, position);
+    let chains: Vec<Chain> = conversation.chains().collect();
     for (index, chain) in chains.iter().enumerate().rev() {
         let covers = index + 1;
         // A model may say the same in two branches: the reply whose reasoning the request has is the one.
@@ -243,8 +250,11 @@ fn longest_prefix<'l>(
         });
         // A request that was sent again is no other one that waits.
         let is_repeat = covers == chains.len();
-        let waits = |turn: &Turn| is_repeat || !ledger.has_grown(turn);
-        if let Some(turn) = prefer(ended, position, |turn| (may_be_cached(turn), waits(turn))) {
+        let likelihood = |turn: &Turn| {
+            let is_said = said.iter().any(|found| std::ptr::eq(&**found.turn, turn));
+            (may_be_cached(turn), is_said, is_repeat || !ledger.has_grown(turn))
+        };
+        if let Some(turn) = prefer(ended, position, likelihood) {
             return Some(AncestorMatch { turn, covers });
         }
     }
@@ -348,12 +358,12 @@ fn last_boundary<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
     position: &Position,
+    others: &OtherAgents<'_>,
     covered: usize,
 ) -> Option<AncestorMatch<'l>> {
     // Reasoning between two parts does not matter, because it has no key.
     let parts: Vec<&Part> = conversation.parts().filter(|part| part.key.is_some()).collect();
     let keys: Vec<PartKey> = parts.iter().filter_map(|part| part.key).collect();
-    let others = OtherAgents::new(ledger, position);
     for index in (covered..keys.len()).rev() {
         let part = parts[index];
         if !is_reply(part) {

@@ -194,6 +194,11 @@ impl StrictProvider {
         self.state().queued_replies.push_back(reply);
     }
 
+    /// Drops the replies that wait, because the request that they were for was refused.
+    pub fn clear_queue(&self) {
+        self.state().queued_replies.clear();
+    }
+
     /// Sets the reply to each request that contains `text`; such a request takes no queued reply.
     pub fn reply_to_matching(&self, text: &str, reply: ScriptedReply) {
         self.state().matched_replies.push(MatchedReply { text: text.to_owned(), reply });

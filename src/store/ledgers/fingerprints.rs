@@ -5,6 +5,7 @@
 //! be equal to the letter: of several sessions that left a fingerprint, the one is meant that nothing has continued from
 //! there, then the one on the same connection, then the newest. Only what leaves a turn has continued one. Pure.
 
+use std::borrow::Borrow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -56,6 +57,10 @@ pub(super) struct ShownFingerprint {
 impl ShownFingerprint {
     pub(super) fn new(key: u128, witness: SessionWitness) -> Self {
         Self { key, witness, is_sent_again: false }
+    }
+
+    fn is_request_end(&self) -> bool {
+        self.is_sent_again || self.witness == SessionWitness::RequestEnd
     }
 }
 
@@ -172,17 +177,24 @@ impl SessionFingerprints {
                     None
                 };
             }
-            let holders = self.holders.get_mut(&of_tenant(tenant, fingerprint.key))?;
+            let key = of_tenant(tenant, fingerprint.key);
+            // Requests may be equal; the reply tells them apart, though the client edited it.
+            let said = match self.holders.get(&key)?.len() > 1 && fingerprint.is_request_end() {
+                true => self.most_sentences(tenant, fingerprints),
+                false => Vec::new(),
+            };
+            let holders = self.holders.get_mut(&key)?;
             // It was sent again before: this is an equal request of another session.
             if fingerprint.is_sent_again && holders.iter().all(|holder| holder.is_continued) {
                 return None;
             }
-            let witness = match deciding(holders, source) {
-                Some(witness) => witness,
-                None => fingerprint.witness,
-            };
+            let mut equals = likeliest(holders, &said);
+            let witness = deciding(&equals, source).unwrap_or(match said.is_empty() {
+                true => fingerprint.witness,
+                false => SessionWitness::Sentence,
+            });
             // The last of equals is used, which is the newest.
-            let holder = holders.iter_mut().max_by_key(|holder| holder.rank(source))?;
+            let holder = equals.iter_mut().max_by_key(|holder| holder.rank(source))?;
             let continues = (goes_on && !holder.is_continued).then_some(fingerprint.key);
             holder.is_continued |= goes_on;
             Some(FoundSession { session: holder.scope.session.clone(), witness, continues })
@@ -197,6 +209,24 @@ impl SessionFingerprints {
         source: RequestSource,
         goes_on: bool,
     ) -> Option<FoundSession> {
+        let matches = self.most_sentences(tenant, fingerprints);
+        let equals: Vec<&FingerprintHolder> = matches.iter().map(|known| &known.holder).collect();
+        let witness = deciding(&equals, source).unwrap_or(SessionWitness::Sentence);
+        // The last of equals is used, which is the newest.
+        let found = matches.into_iter().max_by_key(|known| known.holder.rank(source))?;
+        let continues = (goes_on && !found.holder.is_continued).then_some(found.first);
+        let holders = self.holders.get_mut(&of_tenant(tenant, found.first));
+        let holder = holders.into_iter().flatten().find(|it| it.scope == found.holder.scope)?;
+        holder.is_continued |= goes_on;
+        Some(FoundSession { session: holder.scope.session.clone(), witness, continues })
+    }
+
+    /// The sessions whose reply has most of these sentences.
+    fn most_sentences(
+        &self,
+        tenant: &TenantId,
+        fingerprints: &[ShownFingerprint],
+    ) -> Vec<SentenceMatch> {
         let mut matches: Vec<SentenceMatch> = Vec::new();
         for shown in fingerprints.iter().filter(|shown| shown.witness == SessionWitness::Sentence) {
             let holders = self.holders.get(&of_tenant(tenant, shown.key));
@@ -211,18 +241,9 @@ impl SessionFingerprints {
                 }
             }
         }
-        let most = matches.iter().map(|known| known.sentences).max()?;
-        matches.retain(|known| known.sentences == most);
-        let equals: Vec<FingerprintHolder> =
-            matches.iter().map(|known| known.holder.clone()).collect();
-        let witness = deciding(&equals, source).unwrap_or(SessionWitness::Sentence);
-        // The last of equals is used, which is the newest.
-        let found = matches.into_iter().max_by_key(|known| known.holder.rank(source))?;
-        let continues = (goes_on && !found.holder.is_continued).then_some(found.first);
-        let holders = self.holders.get_mut(&of_tenant(tenant, found.first));
-        let holder = holders.into_iter().flatten().find(|it| it.scope == found.holder.scope)?;
-        holder.is_continued |= goes_on;
-        Some(FoundSession { session: holder.scope.session.clone(), witness, continues })
+        let most = matches.iter().map(|known| known.sentences).max();
+        matches.retain(|known| Some(known.sentences) == most);
+        matches
     }
 
     /// The request that went on from there has left no turn.
@@ -295,16 +316,30 @@ impl SessionFingerprints {
     }
 }
 
+/// Those whose reply has the sentences that a request shows; all if there are none.
+fn likeliest<'h>(
+    holders: &'h mut [FingerprintHolder],
+    said: &[SentenceMatch],
+) -> Vec<&'h mut FingerprintHolder> {
+    let scopes: Vec<&Arc<Scope>> = said.iter().map(|known| &known.holder.scope).collect();
+    let has_said = holders.iter().any(|holder| scopes.contains(&&holder.scope));
+    holders.iter_mut().filter(|holder| !has_said || scopes.contains(&&holder.scope)).collect()
+}
+
 /// What decides between several sessions that left the same fingerprint; `None` if there is only one.
-fn deciding(holders: &[FingerprintHolder], source: RequestSource) -> Option<SessionWitness> {
+fn deciding(
+    holders: &[impl Borrow<FingerprintHolder>],
+    source: RequestSource,
+) -> Option<SessionWitness> {
     if holders.len() < 2 {
         return None;
     }
-    let open = holders.iter().filter(|holder| !holder.is_continued).count();
+    let holders = holders.iter().map(Borrow::borrow);
+    let open = holders.clone().filter(|holder| !holder.is_continued).count();
     if open == 1 {
         return Some(SessionWitness::Open);
     }
-    let candidates = holders.iter().filter(|holder| open == 0 || !holder.is_continued);
+    let candidates = holders.filter(|holder| open == 0 || !holder.is_continued);
     let same_connection =
         candidates.filter(|holder| holder.connection == source.connection).count();
     Some(if same_connection == 1 { SessionWitness::Connection } else { SessionWitness::Newest })
@@ -502,6 +537,27 @@ mod tests {
             known.add_fingerprints(&scope("t", &format!("{more}")), [7], 3);
         }
         assert_eq!(known.holders.values().map(Vec::len).sum::<usize>(), EQUAL_SESSIONS);
+    }
+
+    /// Two equal requests, whose replies a client edited: what is left of the reply says whose it is, although the other
+    /// session is the one that waits.
+    #[test]
+    fn sentence_decides_between_equals() {
+        let source = RequestSource { connection: 9, agent: 0 };
+        let end = ShownFingerprint::new(7, SessionWitness::RequestEnd);
+        let said = |key| ShownFingerprint::new(key, SessionWitness::Sentence);
+        let mut known = SessionFingerprints::default();
+        known.add_fingerprints(&scope("t", "a"), [7, 1], 1);
+        known.add_fingerprints(&scope("t", "b"), [7, 2], 2);
+        let first = known.session(&"t".into(), &[end, said(1)], source, true).unwrap();
+        assert_eq!(first.session.as_str(), "a");
+        assert_eq!(first.witness, SessionWitness::Sentence);
+        let again = known.session(&"t".into(), &[end, said(1)], source, true).unwrap();
+        assert_eq!(again.session.as_str(), "a");
+        // A sentence that none of them said decides nothing.
+        let other = known.session(&"t".into(), &[end, said(3)], source, true).unwrap();
+        assert_eq!(other.session.as_str(), "b");
+        assert_eq!(other.witness, SessionWitness::Open);
     }
 
     fn conversation(messages: &[(&str, &[&str])]) -> Conversation {

@@ -487,6 +487,22 @@ fn sentence_is_nearer_than_older_reply() {
     assert_eq!(next.growth, Growth::Grows);
 }
 
+/// The same request twice, the replies differ, and the client edits them: what is left of a reply says which one it is.
+#[test]
+fn sentence_decides_between_equal_turns() {
+    let asked = [user("one"), model("1"), user("two")].join(",");
+    let replies =
+        ["The keel was laid before winter came.", "The mark is painted white every year."];
+    let mut play = Play::default();
+    play.say(&user("one"), &words("1"));
+    let turns = replies.map(|reply| play.say(&asked, &words(reply)).position.thread);
+    for (reply, thread) in replies.into_iter().zip(turns) {
+        let edited = format!("{reply}\n\n(edited)");
+        let next = [asked.clone(), model(&edited), user("three")].join(",");
+        assert_eq!(play.say(&next, &words("3")).position.thread, thread);
+    }
+}
+
 /// Two runs of one program in one session, as after a restart: the turn of the other one that nothing has continued waits.
 #[test]
 fn equal_turn_that_waits_is_continued() {
