@@ -14,7 +14,7 @@ use crate::dialect::{
 const AFTER_ALL: usize = 4;
 /// The same after a part of it, each together with the reply's first sentence.
 const AFTER_PART: usize = 2;
-/// Shorter sentences, bytes without spaces, are in many replies.
+/// Shorter sentences, bytes without spaces, are in many replies: they count if a reply has no other.
 const TELLING: usize = 24;
 
 /// What a request shows of the reply that comes last in it.
@@ -46,12 +46,12 @@ pub fn reply_keys(position: &Position, reply: &Reply) -> Vec<PartKey> {
     let mut keys = Vec::new();
     for form in reply.forms() {
         let said = sentences::of_reply(form);
+        let mut long: Vec<&Sentence> = said.iter().filter(|it| it.length >= TELLING).collect();
         if !position.has_reply {
-            let said = said.iter().take(AFTER_ALL);
-            keys.extend(said.map(|sentence| after(position.chain, sentence.key)));
+            let first = said.iter().filter(|it| long.is_empty() || it.length >= TELLING);
+            keys.extend(first.take(AFTER_ALL).map(|it| after(position.chain, it.key)));
         }
         // The first one may be short.
-        let mut long: Vec<&Sentence> = said.iter().filter(|it| it.length >= TELLING).collect();
         long.sort_by_key(|sentence| std::cmp::Reverse(sentence.length));
         for beginning in &position.beginnings {
             let pairs = long.iter().take(AFTER_PART).map(|second| with_first(&said, second));

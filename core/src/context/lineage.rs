@@ -168,14 +168,19 @@ fn grown_from<'l>(
     let said = LazyCell::new(|| by_sentences(ledger, conversation, &others));
     let by_chain = longest_prefix(ledger, conversation, position, &others, &replies, &said);
     let covered = by_chain.as_ref().map_or(0, |ancestor| ancestor.covers);
-    let by_boundary = last_boundary(ledger, conversation, position, &others, covered);
+    // Of turns that look alike, one that continues what is the same for certain is the likely one.
+    let base = by_chain.as_ref().map(|ancestor| ancestor.turn);
+    let by_boundary = last_boundary(ledger, conversation, position, &others, by_chain.as_ref());
     let covered = by_boundary.as_ref().map_or(covered, |ancestor| ancestor.covers);
     let last_reply = replies.iter().rposition(|is_reply| *is_reply);
-    let by_sentences = match last_reply {
-        Some(at) if at >= covered => said.first().filter(|found| found.covers >= covered),
-        _ => None,
-    };
-    by_sentences.cloned().or(by_boundary).or(by_chain)
+    if last_reply.is_some_and(|at| at >= covered) {
+        let mut nearer = said.iter().filter(|found| found.covers >= covered);
+        let continued = nearer.clone().find(|found| continues(ledger, found.turn, base));
+        if let Some(found) = continued.or_else(|| nearer.next()) {
+            return Some(found.clone());
+        }
+    }
+    by_boundary.or(by_chain)
 }
 
 /// Way 4: the turns whose reply has most sentences of the last reply in the request, the likeliest first.
@@ -240,6 +245,8 @@ fn longest_prefix<'l>(
         {
             return Some(AncestorMatch { turn, covers });
         }
+        // A request that was sent again is no other one that waits.
+        let is_repeat = covers == chains.len();
         let ended = ledger.ended_at(*chain).filter(|turn| {
             let is_edited = turn.position.has_reply && replies.get(covers) == Some(&true);
             turn.at >= since
@@ -248,8 +255,6 @@ fn longest_prefix<'l>(
                     || is_edited
                     || covers < chains.len() && continues_a_reply(ledger, turn, &chains[..index]))
         });
-        // A request that was sent again is no other one that waits.
-        let is_repeat = covers == chains.len();
         let likelihood = |turn: &Turn| {
             let is_said = said.iter().any(|found| std::ptr::eq(&**found.turn, turn));
             (may_be_cached(turn), is_said, is_repeat || !ledger.has_grown(turn))
@@ -259,6 +264,12 @@ fn longest_prefix<'l>(
         }
     }
     None
+}
+
+/// Whether a turn is this earlier one or continues it; so does every turn if there is none.
+fn continues(ledger: &Ledger, turn: &Turn, earlier: Option<&Arc<Turn>>) -> bool {
+    let Some(earlier) = earlier else { return true };
+    ledger.line(Some(turn)).any(|turn| std::ptr::eq(turn, &**earlier))
 }
 
 fn is_complete(turn: &Turn) -> bool {
@@ -353,14 +364,16 @@ fn prefer<'l, Likelihood: Ord>(
     best.map(|(_, turn)| turn)
 }
 
-/// Way 2: the boundary nearest to the end, among those that cover more than `covered` parts.
+/// Way 2: the boundary nearest to the end, among those that cover more than a prefix does.
 fn last_boundary<'l>(
     ledger: &'l Ledger,
     conversation: &Conversation,
     position: &Position,
     others: &OtherAgents<'_>,
-    covered: usize,
+    by_chain: Option<&AncestorMatch<'l>>,
 ) -> Option<AncestorMatch<'l>> {
+    let covered = by_chain.map_or(0, |ancestor| ancestor.covers);
+    let base = by_chain.map(|ancestor| ancestor.turn);
     // Reasoning between two parts does not matter, because it has no key.
     let parts: Vec<&Part> = conversation.parts().filter(|part| part.key.is_some()).collect();
     let keys: Vec<PartKey> = parts.iter().filter_map(|part| part.key).collect();
@@ -381,13 +394,13 @@ fn last_boundary<'l>(
             let turns = ledger.turns_at_boundary(boundary).take(CANDIDATES);
             candidates.extend(turns.map(|turn| (turn, false)));
         }
-        let mut best: Option<(&Arc<Turn>, (usize, bool))> = None;
+        let mut best: Option<(&Arc<Turn>, (usize, bool, bool))> = None;
         for (turn, has_anchor) in candidates {
             if others.contains(turn) {
                 continue;
             }
             let run = run(ledger, turn, &keys, index);
-            let rank = (run, !ledger.has_grown(turn));
+            let rank = (run, continues(ledger, turn, base), !ledger.has_grown(turn));
             // The turns are given newest first; of equals, the first is kept.
             if proves(turn, has_anchor, run, position) && best.is_none_or(|(_, most)| rank > most) {
                 best = Some((turn, rank));

@@ -503,6 +503,42 @@ fn sentence_decides_between_equal_turns() {
     }
 }
 
+/// Two replies to one request begin with the same word, and only the other one is known: the word alone proves nothing.
+#[test]
+fn short_sentence_proves_nothing() {
+    let said = "The keel was laid before winter came.";
+    for (edited, continues) in
+        [("The mark is painted white every year.", None), (said, Some("req-1"))]
+    {
+        let mut play = Play::default();
+        let asks = body(&user("one"), "It is one.", "");
+        play.send(&asks, &words(&format!("Sure. {said}")), Outcome::Complete, None);
+        let edited = model(&format!("Sure. {edited} (edited)"));
+        let next = body(&[user("one"), edited, user("two")].join(","), "It is two.", "");
+        let next = play.send(&next, &words("2"), Outcome::Complete, None);
+        assert_eq!(parent(&next), continues);
+    }
+}
+
+/// Two conversations say the same from a point on, and the client puts text into each newest message: the one whose
+/// beginning it is goes on, although the other one is newer.
+#[test]
+fn equal_reply_continues_its_own_beginning() {
+    let long =
+        "The keel was laid before the winter, and the hull was painted in the spring of that year.";
+    let mut play = Play::default();
+    let begin = |name: &str| [user(name), model(name), user("two")].join(",");
+    let asked = |name: &str| [user(name), model(name), user("<context/> two")].join(",");
+    for name in ["1", "2"] {
+        play.say(&user(name), &words(name));
+    }
+    let threads = ["1", "2"].map(|name| play.say(&asked(name), &words(long)).position.thread);
+    for (name, thread) in ["1", "2"].into_iter().zip(threads) {
+        let next = [begin(name), model(long), user("three")].join(",");
+        assert_eq!(play.say(&next, &words("3")).position.thread, thread);
+    }
+}
+
 /// Two runs of one program in one session, as after a restart: the turn of the other one that nothing has continued waits.
 #[test]
 fn equal_turn_that_waits_is_continued() {
