@@ -49,6 +49,8 @@ pub struct Counts {
     pub declined: u64,
     /// Stand-ins for reasoning that nobody knows.
     pub stand_ins: u64,
+    /// Calls whose known signature or reasoning the client dropped, where a stand-in would be wrong.
+    pub dropped_signatures: u64,
     /// Moves of the hostile tenant.
     pub hostile_moves: u64,
     /// The rules that clients broke by themselves, with how often.
@@ -111,6 +113,7 @@ impl Counts {
         self.miscounts += other.miscounts;
         self.declined += other.declined;
         self.stand_ins += other.stand_ins;
+        self.dropped_signatures += other.dropped_signatures;
         self.hostile_moves += other.hostile_moves;
         self.anchored.add(&other.anchored);
         self.anchored_after_hidden.add(&other.anchored_after_hidden);
@@ -134,7 +137,7 @@ impl fmt::Display for Counts {
              sent as before; {} at the same time as another; {} broken off; {} prefixes repeated; {} restarts, {} forks, {} rewinds, {} edits; \
              {} in shadow or observe; {} wild refusals; {} results that are no context; {} replies with odd usage; \
              {} anchored estimates in their band, {} after hidden reasoning; \
-             {} declined; {} stand-ins; {} moves of a hostile tenant; \
+             {} declined; {} stand-ins, {} not needed; {} moves of a hostile tenant; \
              {} refusals that their clients earned, 0 that they did not",
             self.conversations,
             self.exchanges,
@@ -161,6 +164,7 @@ impl fmt::Display for Counts {
             self.anchored_after_hidden,
             self.declined,
             self.stand_ins,
+            self.dropped_signatures,
             self.hostile_moves,
             self.deserved_refusals
         )

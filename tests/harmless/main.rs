@@ -92,6 +92,7 @@ async fn rewriting_does_no_harm() {
     assert!(counts.siblings > 0, "{counts}");
     assert!(counts.kept_out > 0, "{counts}");
     assert!(counts.miscounts > 0, "{counts}");
+    assert!(counts.dropped_signatures > 0, "{counts}");
     for kind in ODD_REPLIES {
         assert!(counts.odd_replies.contains_key(kind), "no {kind}: {:?}", counts.odd_replies);
     }

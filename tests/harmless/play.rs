@@ -500,7 +500,8 @@ impl Play {
             self.ask_another_model(&exchange);
             return Ok(Some(Vec::new()));
         }
-        let answer = self.read_answer(&text, odd);
+        let whole = self.read_answer(&text);
+        let answer = self.kept_answer(whole.clone(), odd);
         self.remember_reasoning(&body, &answer, exchange.outcome);
         hostile::collect_reasoning(&answer, &mut self.secrets);
         if exchange.outcome != Outcome::Complete {
@@ -508,7 +509,7 @@ impl Play {
             return Ok(Some(Vec::new()));
         }
         let (reply, calls) = client::read_reply(self.dialect, &answer);
-        self.remember_calls(&body, &reply);
+        self.remember_calls(&body, &client::read_reply(self.dialect, &whole).0);
         if is_main_thread {
             let is_provable = proof::is_telling(self.dialect, self.style, &self.history, &reply);
             let place = (!has_sibling && is_provable).then(|| odd_replies::place(&exchange));

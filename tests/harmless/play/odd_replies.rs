@@ -60,9 +60,8 @@ impl Play {
         *self.counts.odd_replies.entry(kind.to_owned()).or_default() += 1;
     }
 
-    /// What the client has of a response: one of several replies, all choices of one, or a call that came twice, once or
-    /// twice.
-    pub(super) fn read_answer(&mut self, text: &str, odd: Option<OddReply>) -> Value {
+    /// What the client has of a response: one of several replies, or all choices of one.
+    pub(super) fn read_answer(&mut self, text: &str) -> Value {
         let several = self.style.replies > 1;
         let nth = self.odd_dice.below(self.style.replies);
         if several {
@@ -90,6 +89,11 @@ impl Play {
             }
             _ => {}
         }
+        answer
+    }
+
+    /// What it keeps of that: a call that came twice, once or twice.
+    pub(super) fn kept_answer(&mut self, mut answer: Value, odd: Option<OddReply>) -> Value {
         let is_repeated = matches!(odd, Some(OddReply::RepeatedCall { .. }));
         if is_repeated && self.odd_dice.once_in(2) {
             // By name and arguments: the later one takes the place of the first.

@@ -9,8 +9,8 @@ use super::Play;
 use super::checks::CheckedExchange;
 use crate::client;
 
-/// What skips the check of a signature.
-const SKIP: &str = "skip_thought_signature_validator";
+/// What skips the check of a signature, `skip_thought_signature_validator`, in the alphabet of [`client::history`].
+const SKIP: &str = "skip/thought/signature/validator";
 /// What stands for reasoning in Chat Completions.
 const BLANK: [&str; 3] = ["", " ", "."];
 /// Members that hold reasoning in Chat Completions.
@@ -108,6 +108,13 @@ impl Play {
         // A summary has other messages.
         if !may || own.len() != sent.len() {
             return Ok(());
+        }
+        for (at, message) in own.iter().enumerate() {
+            let dropped = calls(self.dialect, message).into_iter().filter(|call| !call.is_real());
+            let places = dropped.map(|call| place_of(&own[..at], &call));
+            let model = Some(&self.head.model);
+            self.counts.dropped_signatures +=
+                places.filter(|place| self.known_calls.get(place) == model).count() as u64;
         }
         for (at, message) in sent.iter().enumerate() {
             for call in calls(self.dialect, message) {
