@@ -409,13 +409,13 @@ def regional(name):
 
 
 def price(entry):
-    """LiteLLM's price; `long`: that of a prompt above a number of tokens."""
-    # Of three steps or more, the catalogue could say two only.
-    steps = entry.get("tiered_pricing") or []
-    if len(steps) == 2 and "input_cost_per_token" not in entry:
-        below, above = ({key: value for key, value in step.items() if key.endswith("_token") or key.endswith("_cost")} for step in steps)
-        start = f"_above_{int(steps[1]['range'][0]) // 1000}k_tokens"
-        entry = {**entry, **below, **{key + start: value for key, value in above.items()}}
+    """LiteLLM's price; `long`: that of a prompt above a number of tokens, or a list of such."""
+    tiers = entry.get("tiered_pricing") or []
+    if tiers and "input_cost_per_token" not in entry:
+        for tier in tiers:
+            start = int(tier["range"][0]) // 1000
+            suffix = f"_above_{start}k_tokens" if start else ""
+            entry = {**entry, **{key + suffix: value for key, value in tier.items() if key.endswith(("_token", "_cost"))}}
 
     def at(suffix=""):
         keys = ("input_cost_per_token", "output_cost_per_token", "cache_read_input_token_cost", "cache_creation_input_token_cost")
@@ -426,10 +426,12 @@ def price(entry):
         return None
     found = {**with_defaults(base), **terms(entry, base)}
     steps = [re.fullmatch(r"input_cost_per_token_above_(\d+)k_tokens", key) for key in entry]
-    above = min((int(step[1]) for step in steps if step), default=None)
-    if above:
-        long = with_defaults([value or base[at] for at, value in enumerate(at(f"_above_{above}k_tokens"))])
-        found["long"] = {"above": above * 1000, **long}
+    long = []
+    for above in sorted(int(step[1]) for step in steps if step):
+        rates = with_defaults([value or base[at] for at, value in enumerate(at(f"_above_{above}k_tokens"))])
+        long.append({"above": above * 1000, **rates})
+    if long:
+        found["long"] = long[0] if len(long) == 1 else long
     return found
 
 

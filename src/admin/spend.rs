@@ -60,9 +60,17 @@ pub enum SpendBy {
     Tag,
     /// What the call was for: the conversation, a sub-agent, a title, a compaction.
     Class,
+    /// The tool whose results were in the input, with the calls that carried them; all definitions together, those of MCP
+    /// servers apart; the rest.
+    Tool,
     /// The day, UTC.
     Day,
 }
+
+/// The lines of the tools' definitions, of those of MCP servers, and of everything that is no tool's.
+const DEFINITIONS: &str = "(definitions)";
+const MCP_DEFINITIONS: &str = "(definitions of MCP servers)";
+const REST: &str = "(the rest)";
 
 /// What some calls cost.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -150,6 +158,11 @@ impl SpendSums {
                     }
                     continue;
                 }
+                SpendBy::Tool => {
+                    sums.add_by_tool(turn, turn.cost(price), turn.input_cost(price));
+                    sums.save(REST, &saved);
+                    continue;
+                }
                 SpendBy::Upstream => turn.upstream.to_string(),
                 SpendBy::Session => scope.session.to_string(),
                 SpendBy::Agent => agent(turn, &names),
@@ -167,6 +180,7 @@ impl SpendSums {
                 SpendBy::Upstream => one.upstream.to_string(),
                 SpendBy::Session => scope.session.to_string(),
                 SpendBy::Agent | SpendBy::Class => "plimsoll's summaries".to_owned(),
+                SpendBy::Tool => REST.to_owned(),
                 SpendBy::Tag => "-".to_owned(),
                 SpendBy::Project => names.project.as_deref().unwrap_or("-").to_owned(),
                 SpendBy::Day => day(one.at),
@@ -192,6 +206,40 @@ impl SpendSums {
         self.lines.entry(name).or_default().join(line);
     }
 
+    /// Splits a call by what its input was made of: each tool costs its share of the input, the rest has what is left.
+    fn add_by_tool(&mut self, turn: &Turn, dollars: Option<f64>, of_input: Option<f64>) {
+        self.add(REST.to_owned(), &turn.usage, dollars);
+        let (Some(input), Some(estimate)) = (turn.usage.input, &turn.estimate) else { return };
+        let of_mcp = estimate.breakdown.sections.mcp_tools;
+        let mut weights = vec![
+            (DEFINITIONS, estimate.breakdown.tools.saturating_sub(of_mcp)),
+            (MCP_DEFINITIONS, of_mcp),
+        ];
+        let contents = turn.carry.as_ref().map(|carry| &carry.contents);
+        for result in contents.iter().flat_map(|contents| &contents.tool_results) {
+            weights.push((&result.tool, result.tokens));
+        }
+        // Weights are estimated part by part: together they may exceed the whole.
+        let sum = weights.iter().map(|(_, tokens)| tokens).sum::<u64>();
+        let whole = estimate.tokens.max(sum).max(1) as f64;
+        for (name, tokens) in weights.into_iter().filter(|(_, tokens)| *tokens > 0) {
+            let share = tokens as f64 / whole;
+            let mut line = SpendLine { name: name.to_owned(), calls: 1, ..SpendLine::default() };
+            line.input = (input as f64 * share) as u64;
+            line.cache_read = (turn.usage.cache_read.unwrap_or(0) as f64 * share) as u64;
+            line.unpriced = u64::from(dollars.is_none());
+            // A provider's own word may be less than our price of the input.
+            let own = of_input.zip(dollars).map(|(of_input, dollars)| of_input.min(dollars));
+            line.dollars = own.unwrap_or(0.0) * share;
+            if let Some(rest) = self.lines.get_mut(REST) {
+                rest.dollars -= line.dollars;
+                rest.input = rest.input.saturating_sub(line.input);
+                rest.cache_read = rest.cache_read.saturating_sub(line.cache_read);
+            }
+            self.lines.entry(name.to_owned()).or_default().join(line);
+        }
+    }
+
     fn save(&mut self, name: &str, saved: &ExchangeSavings) {
         self.lines.entry(name.to_owned()).or_default().join(SpendLine {
             name: name.to_owned(),
@@ -213,6 +261,11 @@ impl SpendSums {
             total.join(line.clone());
         }
         total.name = "total".to_owned();
+        // A call is in the line of each tool that it carried, and always in that of the rest.
+        if let (SpendBy::Tool, Some(rest)) = (self.by, self.lines.get(REST)) {
+            total.calls = rest.calls;
+            total.unpriced = rest.unpriced;
+        }
         let mut lines: Vec<SpendLine> = self.lines.into_values().collect();
         if self.by != SpendBy::Day {
             lines.sort_by(|one, other| other.dollars.total_cmp(&one.dollars));

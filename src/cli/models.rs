@@ -91,7 +91,7 @@ fn described(KnownModel { name, model, .. }: &KnownModel<'_>) -> String {
         "  price:      ${} input, ${} output, ${} cache read, ${} cache write, a million tokens",
         base.input, base.output, base.cache_read, base.cache_write
     );
-    if let Some(long) = &price.long {
+    for long in price.long.iter() {
         let _ = writeln!(
             text,
             "              ${} input, ${} output for prompts above {} tokens",

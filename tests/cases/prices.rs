@@ -182,6 +182,57 @@ async fn cost_is_said_wherever_call_is_shown() {
     assert!(refused.text().contains("by should be one of model, upstream"), "{}", refused.text());
 }
 
+/// A call of $0.40 input and $0.02 output, with definitions and results of two tools: what each line costs adds up to it.
+#[tokio::test]
+async fn tools_have_their_share_of_input() {
+    let provider = Provider::start().await;
+    let config = config(&provider.base());
+    let looked_at = config.clone();
+    let mut server = TestServer::with(config).await;
+    let looking = Looking::at(&server, &looked_at).await;
+    let long = "The tide came in over the flats before noon. ".repeat(400);
+    let request = serde_json::json!({
+        "model": "claude-opus-5-5", "max_tokens": 9,
+        "tools": [
+            {"name": "Read", "description": long, "input_schema": {"type": "object"}},
+            {"name": "mcp__maps__find", "description": long, "input_schema": {"type": "object"}}
+        ],
+        "messages": [
+            {"role": "user", "content": "Look."},
+            {"role": "assistant", "content": [{"type": "tool_use", "id": "t1", "name": "Read", "input": {}}]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": long.repeat(2)}]}
+        ]
+    })
+    .to_string();
+    let reply = r#"{"id":"m","type":"message","role":"assistant","model":"claude-opus-5-5","content":[{"type":"text","text":"Aye."}],"stop_reason":"end_turn","usage":{"input_tokens":100000,"output_tokens":1000}}"#;
+    let length = request.len();
+    let mut client = Wire::connect(server.address).await;
+    client
+        .send(format!(
+            "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\n\
+             content-length: {length}\r\n\r\n{request}"
+        ))
+        .await;
+    provider.call().await.answer("200 OK", reply).await;
+    client.response().await;
+    server.next_exchange().await;
+    let spent = looking.json("/api/v1/spend?by=tool").await;
+    let dollars = |name: &str| {
+        let lines = spent["lines"].as_array().expect("lines");
+        let line = lines.iter().find(|line| line["name"] == name);
+        line.and_then(|line| line["dollars"].as_f64()).unwrap_or_else(|| panic!("{name}: {spent}"))
+    };
+    let total = spent["total"]["dollars"].as_f64().expect("a number");
+    assert!((total - 0.42).abs() < 1e-9, "{spent}");
+    assert_eq!(spent["total"]["calls"], 1);
+    assert_eq!(spent["total"]["input"], 100_000);
+    let [own, of_mcp] = [dollars("(definitions)"), dollars("(definitions of MCP servers)")];
+    let [read, rest] = [dollars("Read"), dollars("(the rest)")];
+    assert!((own / of_mcp - 1.0).abs() < 0.05, "equal definitions: {spent}");
+    assert!((read / own - 2.0).abs() < 0.2, "a result twice as long: {spent}");
+    assert!((0.02..0.05).contains(&rest), "output and framing: {spent}");
+}
+
 #[tokio::test]
 async fn limits_are_shown_as_response_tells_them() {
     let provider = Provider::start().await;

@@ -63,6 +63,15 @@ impl Turn {
         costs
     }
 
+    /// What the input of the model that answered cost, without searches, US dollars. `price`: that of a model.
+    pub fn input_cost(&self, price: impl Fn(&str) -> Option<Price>) -> Option<f64> {
+        let price = self.price_of(self.answered_by(), price)?;
+        let rates = price.rates(terms(&self.usage, &self.usage.billing, self.at))?;
+        let rates = Rates { output: 0.0, ..rates };
+        let billing = Billing { searches: 0, ..self.usage.billing.clone() };
+        of_tokens(&self.usage, rates, &billing, &price, self.dialect)
+    }
+
     /// The name by which the model that answered has its price.
     pub fn answered_by(&self) -> &str {
         self.served.as_deref().unwrap_or(&self.model)

@@ -9,6 +9,7 @@ mod facts;
 mod family;
 mod pictures;
 mod price;
+mod price_steps;
 mod tables;
 
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
@@ -18,6 +19,7 @@ pub use family::Family;
 pub use pictures::PictureRule;
 pub(crate) use pictures::{PageCost, Patches, PictureCost, Shrinking};
 pub use price::{CallTerms, Price, Rates};
+pub use price_steps::PriceSteps;
 pub use tables::{Difference, ModelTable, TableError};
 
 use foldhash::HashMap;

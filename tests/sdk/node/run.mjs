@@ -5,6 +5,7 @@
 
 import assert from 'node:assert/strict';
 
+import { CONFIG as CAPS, cases as capCases } from './caps.mjs';
 import * as drivers from './drivers.mjs';
 import { ExchangeEvents } from './exchange_events.mjs';
 import { SLOW_DISK_ENV, cases as healingCases } from './healing.mjs';
@@ -92,6 +93,12 @@ try {
   for (const [name, test] of healingCases) await run(`node ${name}`, () => test(strictStack));
 } finally {
   await strictStack.close();
+}
+const cappedStack = await TestStack.start({ model: false, config: CAPS });
+try {
+  for (const [name, test] of capCases) await run(`node ${name}`, () => test(cappedStack));
+} finally {
+  await cappedStack.close();
 }
 console.log(`node SDKs: ${passed} passed, ${failed} failed`);
 process.exit(failed ? 1 : 0);

@@ -2,7 +2,7 @@
 // Each is a child process on a free loopback port. `close` stops them.
 
 import { spawn } from 'node:child_process';
-import { mkdtemp, readFile, rm } from 'node:fs/promises';
+import { mkdtemp, readFile, rm, writeFile } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import path from 'node:path';
 import { createInterface } from 'node:readline';
@@ -18,8 +18,8 @@ export class TestStack {
   #children = [];
 
   // `model`: whether to start the model server; `strict`: the provider refuses what real ones refuse;
-  // `env`: environment variables of the proxy.
-  static async start({ model = true, strict = false, env = {} } = {}) {
+  // `env`: environment variables of the proxy; `config`: its configuration.
+  static async start({ model = true, strict = false, env = {}, config = '' } = {}) {
     const stack = new TestStack();
     stack.data = await mkdtemp(path.join(tmpdir(), 'plimsoll-sdk-'));
     const scripted = [BINARY, 'demo', '--provider', '127.0.0.1:0', ...(strict ? ['--strict'] : [])];
@@ -30,7 +30,9 @@ export class TestStack {
       [stack.model] = await stack.#spawn([path.join(ROOT, '.tools/python/bin/python'), path.join(ROOT, 'tests/sdk/model_server.py')], /model (http:\/\/\S+)/);
       upstreams.push(`model=${stack.model}`);
     }
-    const serve = [BINARY, 'serve', '--listen', '127.0.0.1:0', '--admin', '127.0.0.1:0', '--data', data];
+    const file = path.join(data, 'plimsoll.toml');
+    await writeFile(file, config);
+    const serve = [BINARY, 'serve', '--config', file, '--listen', '127.0.0.1:0', '--admin', '127.0.0.1:0', '--data', data];
     serve.push(...upstreams.flatMap((upstream) => ['--upstream', upstream]));
     const ready = /listening on (http:\/\/\S+) \(admin (http:\/\/[^)\s\/]+)\)/;
     [stack.proxy, stack.admin] = await stack.#spawn(serve, ready, env);

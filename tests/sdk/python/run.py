@@ -7,6 +7,7 @@ that with what the admin API reports.
 import sys
 import traceback
 
+import caps
 import drivers
 import healing
 from exchange_events import ExchangeEvents
@@ -94,6 +95,9 @@ def main():
                     run(name, test, stack, driver, model, stream, extra)
     with TestStack(slot_tokens=None, env=healing.SLOW_DISK_ENV, strict=True) as stack:
         for name, test in healing.CASES:
+            run(f"python {name}", test, stack)
+    with TestStack(slot_tokens=None, config=caps.CONFIG) as stack:
+        for name, test in caps.CASES:
             run(f"python {name}", test, stack)
     print(f"python SDKs: {passed} passed, {failed} failed", flush=True)
     return 1 if failed else 0

@@ -22,13 +22,15 @@ TIMEOUT_S = 60
 class TestStack:
     """A context manager. `slot_tokens`: the context size of a conversation with the real model; without it no model
     server is started. `env`: environment variables of the proxy. `strict`: the provider refuses what real ones refuse.
+    `config`: the proxy's configuration.
 
     `provider`, `model`, `proxy` and `admin` are base URLs."""
 
-    def __init__(self, slot_tokens=8192, env=(), strict=False):
+    def __init__(self, slot_tokens=8192, env=(), strict=False, config=""):
         self.slot_tokens = slot_tokens
         self.env = dict(env)
         self.strict = ["--strict"] if strict else []
+        self.config = config
         self.children = []
         self.data = tempfile.TemporaryDirectory(prefix="plimsoll-sdk-")
 
@@ -40,7 +42,9 @@ class TestStack:
             server = [sys.executable, ROOT / "tests/sdk/model_server.py", self.slot_tokens]
             self.model = self.start(server, r"model (http://\S+)")[0]
             upstreams.append(f"model={self.model}")
-        serve = [BINARY, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", self.data.name]
+        config = pathlib.Path(self.data.name) / "plimsoll.toml"
+        config.write_text(self.config)
+        serve = [BINARY, "serve", "--config", config, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", self.data.name]
         for upstream in upstreams:
             serve += ["--upstream", upstream]
         ready = r"listening on (http://\S+) \(admin (http://[^)\s/]+)\)"

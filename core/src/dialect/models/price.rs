@@ -7,6 +7,7 @@ use jiff::civil::{Date, DateTime, Time, Weekday};
 use jiff::{Timestamp, tz::Offset};
 use serde::{Deserialize, Serialize};
 
+use super::price_steps::PriceSteps;
 use crate::dialect::billing::ServiceTier;
 
 /// US dollars per million tokens, as everybody pays them unless one of the other members says otherwise.
@@ -21,9 +22,9 @@ pub struct Price {
     /// Input written to the cache.
     pub cache_write: f64,
     /// What all tokens of a long prompt cost instead.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "PriceSteps::is_empty")]
     #[schemars(skip)]
-    pub long: Option<LongPrice>,
+    pub long: PriceSteps,
     /// Uncached audio of the input; `None` if that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(skip)]
@@ -50,8 +51,7 @@ pub struct Price {
     pub change: Option<PriceChange>,
 }
 
-/// What all tokens of a call cost if its prompt is long, US dollars per million: OpenAI from GPT-5.4 on above 272,000
-/// tokens, Gemini and xAI above 200,000, Claude Haiku 5.5 above 100,000 (their price pages, 2026-11).
+/// What all tokens of a call cost if its prompt is long, US dollars per million.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LongPrice {
     /// A prompt with more tokens than this is long; those from the cache count.
@@ -173,7 +173,7 @@ impl Price {
             output,
             cache_read,
             cache_write,
-            long: None,
+            long: PriceSteps::NONE,
             audio: None,
             search: None,
             tiers,
@@ -191,10 +191,8 @@ impl Price {
     }
 
     fn standard(&self, terms: CallTerms) -> Rates {
-        if let Some(long) = self.long
-            && terms.prompt > long.above
-        {
-            return long.rates;
+        if let Some(rates) = self.long.at(terms.prompt) {
+            return rates;
         }
         match self.change {
             Some(change) if civil(terms.at).is_some_and(|at| at.date() >= change.from) => {
@@ -318,15 +316,5 @@ mod tests {
         assert_eq!(flex.input, 1.0);
         assert_eq!(flex.cache_read, 0.2);
         assert_eq!(rates(ServiceTier::Fast, false), None);
-    }
-
-    #[test]
-    fn step_begins_above_its_length() {
-        let rates = Rates { input: 4.0, output: 15.0, cache_read: 0.4, cache_write: 5.0 };
-        let price = Price { long: Some(LongPrice { above: 272_000, rates }), ..BASE };
-        let input =
-            |prompt| price.rates(CallTerms { prompt, ..CallTerms::default() }).map(|at| at.input);
-        assert_eq!(input(272_000), Some(2.0));
-        assert_eq!(input(272_001), Some(4.0));
     }
 }

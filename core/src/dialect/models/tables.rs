@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::facts::ModelOverride;
 use super::family::Family;
 use super::price::{LongPrice, Price, Rates};
+use super::price_steps::PriceSteps;
 
 /// A table, by the lower-case name of each model.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -146,39 +147,74 @@ fn is_chat(entry: &Value) -> bool {
 
 /// An entry of LiteLLM's table: prices of a token.
 fn litellm(entry: &Value) -> Option<ModelOverride> {
-    let rates = |suffix: &str, base: Option<Rates>| {
-        let at = |key: &str| Some(entry.get(format!("{key}{suffix}"))?.as_f64()? * 1e6);
-        rates(
-            at("input_cost_per_token").or(base.map(|base| base.input)),
-            at("output_cost_per_token").or(base.map(|base| base.output)),
-            at("cache_read_input_token_cost").or(base.map(|base| base.cache_read)),
-            at("cache_creation_input_token_cost").or(base.map(|base| base.cache_write)),
-        )
+    let steps = entry["tiered_pricing"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let (first, price) = match steps {
+        // Qwen's: each step has all of its prices.
+        [first, longer @ ..] if entry.get("input_cost_per_token").is_none() => {
+            let longer = longer.iter().map(|step| {
+                let above = step["range"][0].as_f64()? as u64;
+                Some(LongPrice { above, rates: of_token(step, "", None)? })
+            });
+            (first, longer.collect::<Option<Vec<_>>>())
+        }
+        _ => (entry, of_token(entry, "", None).map(|base| above(entry, base))),
     };
-    let price = rates("", None).map(|base| {
-        let long = [100_u64, 128, 200, 256, 272, 512].into_iter().find_map(|thousands| {
-            let suffix = format!("_above_{thousands}k_tokens");
-            entry.get(format!("input_cost_per_token{suffix}"))?;
-            Some(LongPrice { above: thousands * 1_000, rates: rates(&suffix, Some(base))? })
-        });
-        Price { long, ..Price::from_rates(base) }
-    });
+    let price = price.and_then(|longer| priced(of_token(first, "", None)?, &longer));
     facts(entry["max_input_tokens"].as_u64(), entry["max_output_tokens"].as_u64(), price)
+}
+
+fn of_token(entry: &Value, suffix: &str, base: Option<Rates>) -> Option<Rates> {
+    let at = |key: &str| Some(entry.get(format!("{key}{suffix}"))?.as_f64()? * 1e6);
+    rates(
+        at("input_cost_per_token").or(base.map(|base| base.input)),
+        at("output_cost_per_token").or(base.map(|base| base.output)),
+        at("cache_read_input_token_cost").or(base.map(|base| base.cache_read)),
+        at("cache_creation_input_token_cost").or(base.map(|base| base.cache_write)),
+    )
+}
+
+fn above(entry: &Value, base: Rates) -> Vec<LongPrice> {
+    let lengths = [32_u64, 100, 128, 200, 256, 272, 512].into_iter();
+    let steps = lengths.filter_map(|thousands| {
+        let suffix = format!("_above_{thousands}k_tokens");
+        entry.get(format!("input_cost_per_token{suffix}"))?;
+        let rates = of_token(entry, &suffix, Some(base))?;
+        Some(LongPrice { above: thousands * 1_000, rates })
+    });
+    steps.collect()
+}
+
+/// With steps that cannot be said the price is unknown.
+fn priced(base: Rates, steps: &[LongPrice]) -> Option<Price> {
+    Some(Price { long: PriceSteps::new(steps).ok()?, ..Price::from_rates(base) })
 }
 
 /// An entry of models.dev's list: prices of a million tokens.
 fn models_dev(entry: &Value) -> Option<ModelOverride> {
     let limit = &entry["limit"];
+    let of_million = |cost: &Value| {
+        let at = |key: &str| cost[key].as_f64();
+        rates(at("input"), at("output"), at("cache_read"), at("cache_write"))
+    };
     let cost = &entry["cost"];
-    let price = rates(
-        cost["input"].as_f64(),
-        cost["output"].as_f64(),
-        cost["cache_read"].as_f64(),
-        cost["cache_write"].as_f64(),
-    );
+    let long: Option<Vec<LongPrice>> = match (cost["tiers"].as_array(), &cost["context_over_200k"])
+    {
+        (None, Value::Null) => Some(Vec::new()),
+        // The older form, which is rounded where both are said.
+        (None, over) => of_million(over).map(|rates| vec![LongPrice { above: 200_000, rates }]),
+        (Some(tiers), _) => {
+            let steps = tiers.iter().map(|tier| {
+                let is_length = tier["tier"]["type"] == "context";
+                let above = tier["tier"]["size"].as_u64().filter(|_| is_length)?;
+                Some(LongPrice { above, rates: of_million(tier)? })
+            });
+            steps.collect()
+        }
+    };
+    let price = long.and_then(|long| priced(of_million(cost)?, &long));
     // What input may fill, where the whole window is larger.
     let window = limit["input"].as_u64().or(limit["context"].as_u64());
-    facts(window, limit["output"].as_u64(), price.map(Price::from_rates))
+    facts(window, limit["output"].as_u64(), price)
 }
 
 fn facts(
@@ -227,6 +263,10 @@ mod tests {
                 "max_output_tokens": 65536, "input_cost_per_token": 2e-06, "output_cost_per_token": 1e-05,
                 "cache_read_input_token_cost": 2e-07, "input_cost_per_token_above_200k_tokens": 4e-06},
             "azure/gpt-9": {"litellm_provider": "azure", "mode": "responses", "max_input_tokens": 400000},
+            "dashscope/qwen-9": {"litellm_provider": "dashscope", "mode": "chat", "max_input_tokens": 900000, "tiered_pricing": [
+                {"input_cost_per_token": 1e-06, "output_cost_per_token": 5e-06, "range": [0, 32000]},
+                {"input_cost_per_token": 2e-06, "output_cost_per_token": 9e-06, "range": [32000, 128000]},
+                {"input_cost_per_token": 3e-06, "output_cost_per_token": 1.5e-05, "range": [128000, 256000]}]},
             "dall-e": {"litellm_provider": "openai", "mode": "image_generation"},
             "broken": {"litellm_provider": "openai", "mode": "chat", "input_cost_per_token": -1}
         }"#,
@@ -237,9 +277,13 @@ mod tests {
         assert_eq!(gemini.max_output, Some(65_536));
         let price = gemini.price.expect("a price");
         assert!((price.cache_write - 2.0).abs() < 1e-9);
-        let long = price.long.expect("a step");
+        let long = price.long.iter().next().expect("a step");
         assert_eq!(long.above, 200_000);
         assert!((long.rates.input - 4.0).abs() < 1e-9 && (long.rates.output - 10.0).abs() < 1e-9);
+        let qwen = table.models["dashscope/qwen-9"].price.expect("a price");
+        let lengths: Vec<u64> = qwen.long.iter().map(|step| step.above).collect();
+        assert_eq!(lengths, [32_000, 128_000]);
+        assert!((qwen.output - 5.0).abs() < 1e-9, "{qwen:?}");
         assert_eq!(table.models["azure/gpt-9"].window, Some(400_000));
         assert!(!table.models.contains_key("gpt-9"), "a reseller's is not the maker's");
         assert_eq!(table.skipped, 1);
@@ -250,12 +294,25 @@ mod tests {
         let table = ModelTable::read(
             r#"{"openai": {"id": "openai", "models": {"gpt-9": {
                 "limit": {"context": 1050000, "input": 922000, "output": 128000},
-                "cost": {"input": 2, "output": 10, "cache_read": 0.1}}}}}"#,
+                "cost": {"input": 2, "output": 10, "cache_read": 0.1,
+                    "context_over_200k": {"input": 4, "output": 15, "cache_read": 0.2}}},
+                "gpt-8": {"limit": {"context": 1050000}, "cost": {"input": 2, "output": 10,
+                    "tiers": [{"input": 4, "output": 15, "tier": {"type": "context", "size": 272000}}],
+                    "context_over_200k": {"input": 4, "output": 15}}},
+                "gpt-7": {"limit": {"context": 1050000}, "cost": {"input": 2, "output": 10,
+                    "tiers": [{"input": 4, "output": 15, "tier": {"type": "moon"}}]}}}}}"#,
         )
         .expect("a table");
         let model = &table.models["gpt-9"];
         assert_eq!(model.window, Some(922_000));
-        assert_eq!(model.price.map(|price| price.cache_read), Some(0.1));
+        let price = model.price.expect("a price");
+        assert_eq!(price.cache_read, 0.1);
+        let long = price.long.iter().next().expect("a step");
+        assert_eq!(long.above, 200_000);
+        assert_eq!(long.rates.output, 15.0);
+        let tiered = table.models["gpt-8"].price.expect("a price");
+        assert_eq!(tiered.long.iter().map(|step| step.above).collect::<Vec<_>>(), [272_000]);
+        assert_eq!(table.models["gpt-7"].price, None, "a step that is not understood");
         assert_eq!(table.models["openai/gpt-9"].window, Some(922_000));
     }
 

@@ -356,6 +356,12 @@ fn long_prompt_has_another_price() {
     assert!((long.input - 4.0).abs() < 1e-9, "{long:?}");
     assert!((long.output - 15.0).abs() < 1e-9, "{long:?}");
     assert!((rates("claude-haiku-5-5", 100_001).input - 0.5).abs() < 1e-9);
+    for (prompt, output) in
+        [(32_000, 5.0), (32_001, 9.0), (128_001, 15.0), (256_000, 15.0), (256_001, 60.0)]
+    {
+        let qwen = rates("qwen3-coder-plus", prompt);
+        assert!((qwen.output - output).abs() < 1e-9, "{prompt}: {qwen:?}");
+    }
 }
 
 /// A suffix that may be a product of its own has no price of another product.
