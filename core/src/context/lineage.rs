@@ -394,7 +394,7 @@ fn last_boundary<'l>(
             let turns = ledger.turns_at_boundary(boundary).take(CANDIDATES);
             candidates.extend(turns.map(|turn| (turn, false)));
         }
-        let mut best: Option<(&Arc<Turn>, (usize, bool, bool))> = None;
+        let mut best = None;
         for (turn, has_anchor) in candidates {
             if others.contains(turn) {
                 continue;
