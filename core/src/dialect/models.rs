@@ -18,8 +18,8 @@ pub use facts::ModelOverride;
 pub use family::Family;
 pub use pictures::PictureRule;
 pub(crate) use pictures::{PageCost, Patches, PictureCost, Shrinking};
-pub use price::{CallTerms, Price, Rates};
-pub use price_steps::PriceSteps;
+pub use price::{CallTerms, Price};
+pub use price_steps::{PriceSteps, Rates};
 pub use tables::{Difference, ModelTable, TableError};
 
 use foldhash::HashMap;

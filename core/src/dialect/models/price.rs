@@ -7,7 +7,7 @@ use jiff::civil::{Date, DateTime, Time, Weekday};
 use jiff::{Timestamp, tz::Offset};
 use serde::{Deserialize, Serialize};
 
-use super::price_steps::PriceSteps;
+use super::price_steps::{PriceSteps, Rates};
 use crate::dialect::billing::ServiceTier;
 
 /// US dollars per million tokens, as everybody pays them unless one of the other members says otherwise.
@@ -49,29 +49,6 @@ pub struct Price {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(skip)]
     pub change: Option<PriceChange>,
-}
-
-/// What all tokens of a call cost if its prompt is long, US dollars per million.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct LongPrice {
-    /// A prompt with more tokens than this is long; those from the cache count.
-    pub above: u64,
-    /// What its tokens cost.
-    #[serde(flatten)]
-    pub rates: Rates,
-}
-
-/// What the tokens of a call cost, US dollars per million.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Rates {
-    /// Uncached input.
-    pub input: f64,
-    /// Output.
-    pub output: f64,
-    /// Input read from the cache.
-    pub cache_read: f64,
-    /// Input written to the cache.
-    pub cache_write: f64,
 }
 
 /// How many times as much as the standard tier each other one costs; `None` if that is not known.
@@ -199,17 +176,6 @@ impl Price {
                 change.rates
             }
             _ => self.base(),
-        }
-    }
-}
-
-impl Rates {
-    fn times(self, factor: f64) -> Self {
-        Self {
-            input: self.input * factor,
-            output: self.output * factor,
-            cache_read: self.cache_read * factor,
-            cache_write: self.cache_write * factor,
         }
     }
 }

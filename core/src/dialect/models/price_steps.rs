@@ -1,11 +1,43 @@
-//! Steps in the length of a prompt, above which all tokens of a call cost something else.
+//! What tokens cost, and the steps in the length of a prompt above which all tokens of a call cost something else.
 //!
 //! OpenAI from GPT-5.4 on has one above 272,000 tokens, Gemini and xAI above 200,000, Claude Haiku 5.5 above 100,000, Qwen up
 //! to three (their price pages, 2026-11).
 
 use serde::{Deserialize, Serialize};
 
-use super::price::{LongPrice, Rates};
+/// What all tokens of a call cost if its prompt is long, US dollars per million.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LongPrice {
+    /// A prompt with more tokens than this is long; those from the cache count.
+    pub above: u64,
+    /// What its tokens cost.
+    #[serde(flatten)]
+    pub rates: Rates,
+}
+
+/// What the tokens of a call cost, US dollars per million.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    /// Uncached input.
+    pub input: f64,
+    /// Output.
+    pub output: f64,
+    /// Input read from the cache.
+    pub cache_read: f64,
+    /// Input written to the cache.
+    pub cache_write: f64,
+}
+
+impl Rates {
+    pub(super) fn times(self, factor: f64) -> Self {
+        Self {
+            input: self.input * factor,
+            output: self.output * factor,
+            cache_read: self.cache_read * factor,
+            cache_write: self.cache_write * factor,
+        }
+    }
+}
 
 /// Most steps of a price.
 const MOST_STEPS: usize = 3;

@@ -9,8 +9,9 @@ use serde_json::Value;
 
 use super::facts::ModelOverride;
 use super::family::Family;
-use super::price::{LongPrice, Price, Rates};
+use super::price::Price;
 use super::price_steps::PriceSteps;
+use super::price_steps::{LongPrice, Rates};
 
 /// A table, by the lower-case name of each model.
 #[derive(Clone, Debug, Default, PartialEq)]
