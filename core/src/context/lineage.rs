@@ -153,6 +153,9 @@ struct AncestorMatch<'l> {
 ///    parent, then one that said what is left of an edited reply;
 /// 4. *sentence*: what is left of a reply that the client edited ([`edited`](super::edited)).
 ///
+/// If none of these finds one, it is the maker of the newest reasoning: a reply may be reasoning alone, after a message that
+/// the client changed.
+///
 /// Of equal turns, one that no turn has continued is the parent, then the newest.
 fn grown_from<'l>(
     ledger: &'l Ledger,
@@ -180,7 +183,10 @@ fn grown_from<'l>(
             return Some(found.clone());
         }
     }
-    by_boundary.or(by_chain)
+    by_boundary.or(by_chain).or_else(|| {
+        let (covers, turn) = newest_reasoning(ledger, conversation)?;
+        Some(AncestorMatch { turn, covers }).filter(|_| !others.contains(turn))
+    })
 }
 
 /// Way 4: the turns whose reply has most sentences of the last reply in the request, the likeliest first.

@@ -251,6 +251,19 @@ fn reasoning_in_request_tells_which_turn_is_its_parent() {
     assert_eq!(parent(&play.say(&goes_on("B"), &words("two"))), Some("req-3"));
 }
 
+/// The reply was reasoning alone, and the client took out of the message before it what it had put in.
+#[test]
+fn reasoning_alone_tells_its_turn() {
+    let thought = r#"{"type":"thinking","thinking":"Hm.","signature":"A"}"#;
+    let partial = format!(r#"{{"role":"assistant","content":[{thought}]}}"#);
+    let mut play = Play::default();
+    let asks = body(&user("hi <context/>"), "You are calm.", "");
+    let first = play.send(&asks, thought, Outcome::UpstreamFailed, None);
+    let next = play.say(&[user("hi"), partial, user("Resume")].join(","), &words("one"));
+    assert_eq!(parent(&next), Some("req-1"));
+    assert_eq!(next.position.thread, first.position.thread);
+}
+
 /// A replica whose clock is behind gets the next request, and it fails: asked again, it is on the same thread.
 #[test]
 fn clock_that_is_behind_makes_no_fork() {
