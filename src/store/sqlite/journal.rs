@@ -474,19 +474,25 @@ mod tests {
         assert!(appended(&journal, entry(3, "")));
     }
 
+    /// On a loaded machine the file is slow, which is another test's subject.
+    fn appended_on_busy_disk(journal: &Journal, entry: JournalEntry) -> bool {
+        lock(&journal.files).rests_until = None;
+        appended(journal, entry)
+    }
+
     #[test]
     fn journal_is_bounded() {
         let folder = conformance::folder();
         let journal = Journal::open(&folder.path().join("p.db"), 0).unwrap();
         let part = || entry(1, &"x".repeat(QUEUE_BYTES / 2 - 2 * size_of::<Record>()));
-        assert!(appended(&journal, part()));
-        assert!(appended(&journal, part()), "at the limit");
-        assert!(!appended(&journal, entry(1, "")));
+        assert!(appended_on_busy_disk(&journal, part()));
+        assert!(appended_on_busy_disk(&journal, part()), "at the limit");
+        assert!(!appended_on_busy_disk(&journal, entry(1, "")));
         let batch = journal.take(std::iter::empty());
         journal.release(&batch);
         for _ in 0..QUEUE {
-            assert!(appended(&journal, entry(1, "")));
+            assert!(appended_on_busy_disk(&journal, entry(1, "")));
         }
-        assert!(!appended(&journal, entry(1, "")));
+        assert!(!appended_on_busy_disk(&journal, entry(1, "")));
     }
 }
