@@ -30,14 +30,19 @@ pub struct ShownReply {
 /// own last message; or if there is none, the first and the last sentence of the user's prompt.
 pub(super) fn shared_beginnings(conversation: &Conversation) -> Vec<Chain> {
     let keyed: Vec<&Part> = conversation.parts().filter(|part| part.key.is_some()).collect();
-    let Some(reply) = keyed.iter().rposition(|part| part.role == Role::Assistant) else {
+    let Some(last) = keyed.iter().rposition(|part| is_history(part)) else {
         return conversation.prompt.into_iter().flat_map(ends).collect();
     };
-    let message = &keyed[reply + 1..];
-    if message.is_empty() || message.iter().any(|part| part.kind == PartKind::ToolResult) {
+    if last + 1 == keyed.len() {
         return Vec::new();
     }
-    conversation.chains().nth(reply).into_iter().collect()
+    conversation.chains().nth(last).into_iter().collect()
+}
+
+/// Whether it is before the user's own last message: clients that edit messages leave the model's parts and results alone. A
+/// reply of reasoning alone has no key, so a message may follow on a result.
+fn is_history(part: &Part) -> bool {
+    part.role == Role::Assistant || part.kind == PartKind::ToolResult
 }
 
 /// The keys by which a turn is found if the client changes something: of the parts of its reply that no other has, and of its
@@ -69,16 +74,17 @@ pub fn reply_keys(position: &Position, reply: &Reply) -> Vec<PartKey> {
 /// What a request shows of its last reply, the best proof first.
 pub fn shown_replies(conversation: &Conversation) -> Vec<ShownReply> {
     let said = &conversation.last_reply;
-    let parts = conversation.parts().filter(|part| part.key.is_some());
-    let replies: Vec<bool> = parts.map(|part| part.role == Role::Assistant).collect();
-    let Some(end) = replies.iter().rposition(|is_reply| *is_reply) else { return Vec::new() };
-    let request = replies[..end].iter().rposition(|is_reply| !*is_reply).map_or(0, |at| at + 1);
+    let keyed: Vec<&Part> = conversation.parts().filter(|part| part.key.is_some()).collect();
+    let Some(end) = keyed.iter().rposition(|part| part.role == Role::Assistant) else {
+        return Vec::new();
+    };
+    let before = keyed[..end].iter().rposition(|part| part.role != Role::Assistant);
+    let request = before.map_or(0, |at| at + 1);
     if said.is_empty() || request == 0 {
         return Vec::new();
     }
     let chains: Vec<Chain> = conversation.chains().collect();
-    let history = replies[..request].iter().rposition(|is_reply| *is_reply);
-    if let Some(history) = history {
+    if let Some(history) = keyed[..request].iter().rposition(|part| is_history(part)) {
         return vec![ShownReply::after_part(history + 1, chains[history], said)];
     }
     let all = chains[request - 1];

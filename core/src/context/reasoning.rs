@@ -239,7 +239,7 @@ pub fn fits(
         return Err(DecisionReason::Unwanted);
     }
     if request.is_bound()
-        && !(returned.is_whole() && sent.before(returned.index) == reasoning.prefix)
+        && !(returned.has_prefix() && sent.before(returned.index) == reasoning.prefix)
     {
         return Err(DecisionReason::OtherPrefix);
     }

@@ -500,6 +500,22 @@ fn sentence_is_nearer_than_older_reply() {
     assert_eq!(next.growth, Growth::Grows);
 }
 
+/// A message after a result, because the reply between them was reasoning alone and is gone: what the client put into that
+/// message is gone in the next request, too, and a short reply is found.
+#[test]
+fn reply_is_found_after_result_and_changed_message() {
+    let said = "The hull is painted white now.";
+    let called = format!(r#"{{"role":"assistant","content":[{}]}}"#, call("toolu_1"));
+    let history = [user("one"), called, result("toolu_1")].join(",");
+    let mut play = Play::default();
+    play.say(&user("one"), &call("toolu_1"));
+    let first = play.say(&[history.clone(), user("two <context/>")].join(","), &words(said));
+    let next = [history, user("two"), model(said), user("three")].join(",");
+    let next = play.say(&next, &words("ok"));
+    assert_eq!(parent(&next), Some("req-2"));
+    assert_eq!(next.position.thread, first.position.thread);
+}
+
 /// The same request twice, the replies differ, and the client edits them: what is left of a reply says which one it is.
 #[test]
 fn sentence_decides_between_equal_turns() {

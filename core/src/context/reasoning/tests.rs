@@ -128,6 +128,25 @@ fn edited_reply_gets_no_reasoning() {
     assert_eq!(after(json!([text("Let me read.\n---\nby a model"), call])), declined);
 }
 
+/// What its client dropped behind it is in no prefix of bound reasoning; what came before it is.
+#[test]
+fn bound_reasoning_needs_only_what_precedes_it() {
+    let call = messages("uc")[1]["content"][0].clone();
+    let text = json!({"type": "text", "text": "Let me read."});
+    let without_text = |reply: Value| {
+        let mut scene = SessionFixture::new(BOUND, &messages("u"));
+        scene.answered(&reply);
+        let mut all = messages("ucr");
+        all[1]["content"] = json!([call]);
+        scene.send(&all);
+        proposed(&scene)
+    };
+    let back = (vec![(ReasoningAction::PutBack, DecisionReason::Birth)], vec![]);
+    assert_eq!(without_text(json!([thinking(1), text, call])), back);
+    let declined = (vec![], vec![DecisionReason::OtherPrefix]);
+    assert_eq!(without_text(json!([text, thinking(1), call])), declined);
+}
+
 /// Where earlier requests were sent without the reasoning, the cache depends on its absence: it is put back if that
 /// costs nothing, or if it is required.
 #[test]

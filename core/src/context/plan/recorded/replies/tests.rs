@@ -139,7 +139,7 @@ fn reasoning_block_goes_back_before_part_that_followed_it() {
     assert_eq!(at(&block(2, 0, true)), None);
     let last = returned.place(&scene.conversation, &block(2, 0, false)).unwrap();
     assert_eq!(last, returned.parts[1].unwrap().after());
-    assert!(returned.is_whole());
+    assert!(returned.has_prefix());
     assert!(returned.holds(returned.start()));
     assert!(!returned.holds(last));
     assert!(returned.spans(returned.start()));
@@ -177,7 +177,7 @@ fn dropped_reasoning_is_partial_if_all_its_blocks_are_partial() {
 /// The reasoning of the replies that are found in this request, in order.
 fn signed(scene: &SessionFixture) -> Vec<String> {
     let known = scene.known();
-    assert!(known.replies.iter().all(ReturnedReply::is_whole), "{:?}", known.replies);
+    assert!(known.replies.iter().all(ReturnedReply::has_prefix), "{:?}", known.replies);
     let raw = |returned: &ReturnedReply| returned.reasoning.blocks[0].raw.to_string();
     known.replies.iter().map(raw).collect()
 }
