@@ -3,7 +3,8 @@
 //! A turn leaves fingerprints, and later requests show them ([`SessionWitness`] says what each proves). Those that no other
 //! conversation is likely to show come first, then the others, each nearest to the request's end first. Conversations may
 //! be equal to the letter: of several sessions that left a fingerprint, the one is meant that nothing has continued from
-//! there, then the one on the same connection, then the newest. Only what leaves a turn has continued one. Pure.
+//! there, then the one on the same connection, then the newest. A repeat of what one of them sent is the other's first
+//! request if that one waits on its connection. Only what leaves a turn has continued one. Pure.
 
 use std::borrow::Borrow;
 use std::collections::VecDeque;
@@ -167,7 +168,7 @@ impl SessionFingerprints {
         goes_on: bool,
     ) -> Option<FoundSession> {
         let mut has_counted = false;
-        fingerprints.iter().find_map(|fingerprint| {
+        fingerprints.iter().enumerate().find_map(|(index, fingerprint)| {
             if fingerprint.witness == SessionWitness::Sentence {
                 // All of them are compared at once.
                 let is_first = !std::mem::replace(&mut has_counted, true);
@@ -183,6 +184,15 @@ impl SessionFingerprints {
                 true => self.most_sentences(tenant, fingerprints),
                 false => Vec::new(),
             };
+            // An equal session waits on this connection for what another one has sent before.
+            if fingerprint.is_sent_again
+                && !self.waits_on(tenant, fingerprint, source.connection)
+                && fingerprints
+                    .get(index + 1)
+                    .is_some_and(|reply| self.waits_on(tenant, reply, source.connection))
+            {
+                return None;
+            }
             let holders = self.holders.get_mut(&key)?;
             // It was sent again before: this is an equal request of another session.
             if fingerprint.is_sent_again && holders.iter().all(|holder| holder.is_continued) {
@@ -199,6 +209,12 @@ impl SessionFingerprints {
             holder.is_continued |= goes_on;
             Some(FoundSession { session: holder.scope.session.clone(), witness, continues })
         })
+    }
+
+    /// Whether a session that nothing has continued from there left a fingerprint on this connection.
+    fn waits_on(&self, tenant: &TenantId, shown: &ShownFingerprint, connection: u64) -> bool {
+        let holders = self.holders.get(&of_tenant(tenant, shown.key)).into_iter().flatten();
+        holders.into_iter().any(|it| !it.is_continued && it.connection == connection)
     }
 
     /// The session whose reply has most of these sentences: a client edited the reply.
@@ -537,6 +553,23 @@ mod tests {
             known.add_fingerprints(&scope("t", &format!("{more}")), [7], 3);
         }
         assert_eq!(known.holders.values().map(Vec::len).sum::<usize>(), EQUAL_SESSIONS);
+    }
+
+    /// One conversation waits for an answer to what an equal one sends now: on the connection of the other, it is the other's
+    /// first request.
+    #[test]
+    fn connection_tells_equal_request_from_repeat() {
+        let repeated = ShownFingerprint { is_sent_again: true, ..prefix(8) };
+        let asked = [repeated, prefix(7)];
+        for (connection, session) in [(1, "a"), (2, "b"), (9, "a")] {
+            let mut known = SessionFingerprints::default();
+            known.add_fingerprints(&scope("t", "a"), [7], 1);
+            known.add_fingerprints(&scope("t", "b"), [7], 2);
+            known.add_fingerprints(&scope("t", "a"), [8], 1);
+            let source = RequestSource { connection, agent: 0 };
+            let found = known.session(&"t".into(), &asked, source, true).unwrap();
+            assert_eq!(found.session.as_str(), session, "{connection}");
+        }
     }
 
     /// Two equal requests, whose replies a client edited: what is left of the reply says whose it is, although the other
