@@ -495,6 +495,8 @@ fn turn(
         reply: budget::reply(&call.reply, Tokenizer::whole(model.family)),
         anchor_keys: anchor_keys(&call.reply),
         others: Vec::new(),
+        definitions: Vec::new(),
+        called: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
         hints: None,

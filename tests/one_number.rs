@@ -650,6 +650,8 @@ impl<'a> Session<'a> {
             reply: budget::reply(reply, Tokenizer::whole(self.model.family)),
             anchor_keys: anchor_keys(reply),
             others: Vec::new(),
+            definitions: Vec::new(),
+            called: Vec::new(),
             provider_request_id: None,
             repeated_calls: None,
             hints: None,

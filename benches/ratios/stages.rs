@@ -260,6 +260,8 @@ fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
         reply: Vec::new(),
         anchor_keys: Vec::new(),
         others: Vec::new(),
+        definitions: Vec::new(),
+        called: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
         hints: None,

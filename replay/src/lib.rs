@@ -328,6 +328,8 @@ fn turn_of(
         reply: Vec::new(),
         anchor_keys: Vec::new(),
         others: Vec::new(),
+        definitions: Vec::new(),
+        called: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
         hints: None,

@@ -3,7 +3,7 @@
 //! Read from stored turns, at the prices of their time ([`Turn::cost`]). A call whose price is not known is counted, and its
 //! cost is in no sum.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
 use http::{Request, StatusCode};
@@ -16,13 +16,14 @@ use super::responses::{AdminError, AdminResponse, LARGEST_PAGE, negotiated, numb
 use super::state::Admin;
 use crate::clock::wall;
 use crate::config::PriceList;
+use crate::context::budget::ToolTokens;
 use crate::context::budget::grouped;
 use crate::context::ledger::Ledger;
 use crate::context::policy::DecisionMode;
 use crate::context::savings::{ExchangeSavings, SavingsInput};
 use crate::context::{Millis, SessionNames, Turn};
 use crate::dialect::hints::RequestClass;
-use crate::dialect::{Purpose, Usage};
+use crate::dialect::{PartKey, Purpose, Usage};
 use crate::store::{Scope, ScopeLine, ScopePage};
 use crate::telemetry::log::clean;
 
@@ -60,16 +61,17 @@ pub enum SpendBy {
     Tag,
     /// What the call was for: the conversation, a sub-agent, a title, a compaction.
     Class,
-    /// The tool whose results were in the input, with the calls that carried them; all definitions together, those of MCP
-    /// servers apart; the rest.
+    /// The tool whose definition or results were in the input; the rest.
     Tool,
+    /// The MCP server of the tool; all other tools together; the rest.
+    Server,
     /// The day, UTC.
     Day,
 }
 
-/// The lines of the tools' definitions, of those of MCP servers, and of everything that is no tool's.
+/// The lines of definitions whose tools are not known, of tools that no MCP server has, and of what is no tool's.
 const DEFINITIONS: &str = "(definitions)";
-const MCP_DEFINITIONS: &str = "(definitions of MCP servers)";
+const OWN_TOOLS: &str = "(own tools)";
 const REST: &str = "(the rest)";
 
 /// What some calls cost.
@@ -95,6 +97,12 @@ pub struct SpendLine {
     /// What that saved, less what it cost, US dollars, as far as prices are known.
     #[serde(default)]
     pub saved: f64,
+    /// Of a tool: how many calls had its definition in their input.
+    #[serde(default)]
+    pub defined: u64,
+    /// Of a tool: how often the model called it.
+    #[serde(default)]
+    pub called: u64,
 }
 
 /// What was spent since a time, by one kind of name.
@@ -110,6 +118,15 @@ pub struct SpendPage {
     pub total: SpendLine,
     /// The dearest first; days in their order.
     pub lines: Vec<SpendLine>,
+}
+
+/// What a tool was in one call.
+#[derive(Default)]
+struct ToolUse {
+    /// Of its definition and its results, estimated.
+    tokens: u64,
+    is_defined: bool,
+    called: u64,
 }
 
 /// The sums of one session, or of several.
@@ -134,6 +151,9 @@ impl SpendSums {
     ) -> Self {
         let mut sums = Self::new(by);
         let names = SessionNames::from_ledger(ledger);
+        let defining = ledger.turns().filter(|turn| !turn.definitions.is_empty());
+        let definitions: HashMap<PartKey, &[ToolTokens]> =
+            defining.map(|turn| (turn.position.tools, &turn.definitions[..])).collect();
         for turn in ledger.turns().filter(|turn| turn.at >= since) {
             let price = |model: &str| prices.of_turn(turn, model);
             let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
@@ -158,8 +178,10 @@ impl SpendSums {
                     }
                     continue;
                 }
-                SpendBy::Tool => {
-                    sums.add_by_tool(turn, turn.cost(price), turn.input_cost(price));
+                SpendBy::Tool | SpendBy::Server => {
+                    let defined = definitions.get(&turn.position.tools).copied();
+                    let tools = sums.tools_of(turn, defined.unwrap_or_default());
+                    sums.add_by_tool(turn, tools, turn.cost(price), turn.input_cost(price));
                     sums.save(REST, &saved);
                     continue;
                 }
@@ -180,7 +202,7 @@ impl SpendSums {
                 SpendBy::Upstream => one.upstream.to_string(),
                 SpendBy::Session => scope.session.to_string(),
                 SpendBy::Agent | SpendBy::Class => "plimsoll's summaries".to_owned(),
-                SpendBy::Tool => REST.to_owned(),
+                SpendBy::Tool | SpendBy::Server => REST.to_owned(),
                 SpendBy::Tag => "-".to_owned(),
                 SpendBy::Project => names.project.as_deref().unwrap_or("-").to_owned(),
                 SpendBy::Day => day(one.at),
@@ -206,37 +228,66 @@ impl SpendSums {
         self.lines.entry(name).or_default().join(line);
     }
 
-    /// Splits a call by what its input was made of: each tool costs its share of the input, the rest has what is left.
-    fn add_by_tool(&mut self, turn: &Turn, dollars: Option<f64>, of_input: Option<f64>) {
-        self.add(REST.to_owned(), &turn.usage, dollars);
-        let (Some(input), Some(estimate)) = (turn.usage.input, &turn.estimate) else { return };
-        let of_mcp = estimate.breakdown.sections.mcp_tools;
-        let mut weights = vec![
-            (DEFINITIONS, estimate.breakdown.tools.saturating_sub(of_mcp)),
-            (MCP_DEFINITIONS, of_mcp),
-        ];
+    /// What each tool, or each server, was in a turn: its definitions, its results, and how often it was called.
+    fn tools_of(&self, turn: &Turn, definitions: &[ToolTokens]) -> BTreeMap<String, ToolUse> {
+        let mut tools: BTreeMap<String, ToolUse> = BTreeMap::new();
+        let line = |tool: &str| match self.by {
+            SpendBy::Server => server(tool).to_owned(),
+            _ => tool.to_owned(),
+        };
+        for ToolTokens { tool, tokens } in definitions {
+            let one = tools.entry(line(tool)).or_default();
+            (one.tokens, one.is_defined) = (one.tokens + tokens, true);
+        }
+        let breakdown = turn.estimate.as_ref().map(|estimate| &estimate.breakdown);
+        if let (true, Some(breakdown)) = (definitions.is_empty(), breakdown) {
+            tools.entry(DEFINITIONS.to_owned()).or_default().tokens += breakdown.tools;
+        }
         let contents = turn.carry.as_ref().map(|carry| &carry.contents);
         for result in contents.iter().flat_map(|contents| &contents.tool_results) {
-            weights.push((&result.tool, result.tokens));
+            tools.entry(line(&result.tool)).or_default().tokens += result.tokens;
         }
+        for tool in &turn.called {
+            tools.entry(line(tool)).or_default().called += 1;
+        }
+        tools.retain(|_, one| one.tokens > 0 || one.called > 0);
+        tools
+    }
+
+    /// Splits a call by what its input was made of: each tool costs its share of the input, the rest has what is left.
+    fn add_by_tool(
+        &mut self,
+        turn: &Turn,
+        tools: BTreeMap<String, ToolUse>,
+        dollars: Option<f64>,
+        of_input: Option<f64>,
+    ) {
+        self.add(REST.to_owned(), &turn.usage, dollars);
+        let (Some(input), Some(estimate)) = (turn.usage.input, &turn.estimate) else { return };
         // Weights are estimated part by part: together they may exceed the whole.
-        let sum = weights.iter().map(|(_, tokens)| tokens).sum::<u64>();
+        let sum = tools.values().map(|one| one.tokens).sum::<u64>();
         let whole = estimate.tokens.max(sum).max(1) as f64;
-        for (name, tokens) in weights.into_iter().filter(|(_, tokens)| *tokens > 0) {
-            let share = tokens as f64 / whole;
-            let mut line = SpendLine { name: name.to_owned(), calls: 1, ..SpendLine::default() };
-            line.input = (input as f64 * share) as u64;
-            line.cache_read = (turn.usage.cache_read.unwrap_or(0) as f64 * share) as u64;
-            line.unpriced = u64::from(dollars.is_none());
-            // A provider's own word may be less than our price of the input.
-            let own = of_input.zip(dollars).map(|(of_input, dollars)| of_input.min(dollars));
-            line.dollars = own.unwrap_or(0.0) * share;
+        // A provider's own word may be less than our price of the input.
+        let own = of_input.zip(dollars).map(|(of_input, dollars)| of_input.min(dollars));
+        for (name, one) in tools {
+            let share = one.tokens as f64 / whole;
+            let line = SpendLine {
+                name: name.clone(),
+                calls: 1,
+                dollars: own.unwrap_or(0.0) * share,
+                unpriced: u64::from(dollars.is_none()),
+                input: (input as f64 * share) as u64,
+                cache_read: (turn.usage.cache_read.unwrap_or(0) as f64 * share) as u64,
+                defined: u64::from(one.is_defined),
+                called: one.called,
+                ..SpendLine::default()
+            };
             if let Some(rest) = self.lines.get_mut(REST) {
                 rest.dollars -= line.dollars;
                 rest.input = rest.input.saturating_sub(line.input);
                 rest.cache_read = rest.cache_read.saturating_sub(line.cache_read);
             }
-            self.lines.entry(name.to_owned()).or_default().join(line);
+            self.lines.entry(name).or_default().join(line);
         }
     }
 
@@ -262,9 +313,11 @@ impl SpendSums {
         }
         total.name = "total".to_owned();
         // A call is in the line of each tool that it carried, and always in that of the rest.
-        if let (SpendBy::Tool, Some(rest)) = (self.by, self.lines.get(REST)) {
+        if let (SpendBy::Tool | SpendBy::Server, Some(rest)) = (self.by, self.lines.get(REST)) {
             total.calls = rest.calls;
             total.unpriced = rest.unpriced;
+            total.defined = 0;
+            total.called = 0;
         }
         let mut lines: Vec<SpendLine> = self.lines.into_values().collect();
         if self.by != SpendBy::Day {
@@ -277,14 +330,16 @@ impl SpendSums {
 impl SpendPage {
     /// The lines as comma-separated values, with a head.
     pub(crate) fn csv(&self) -> String {
-        let mut csv =
-            format!("{},dollars,calls,unpriced,input,cache_read,output\n", self.by.as_ref());
-        for SpendLine { name, calls, dollars, unpriced, input, cache_read, output, .. } in
-            &self.lines
-        {
-            let name = clean(name).replace('"', "\"\"");
+        let mut csv = format!(
+            "{},dollars,calls,unpriced,input,cache_read,output,removed,saved,defined,called\n",
+            self.by.as_ref()
+        );
+        for line in &self.lines {
+            let name = clean(&line.name).replace('"', "\"\"");
+            let SpendLine { dollars, saved, calls, unpriced, input, .. } = line;
+            let SpendLine { cache_read, output, removed, defined, called, .. } = line;
             csv += &format!(
-                "\"{name}\",{dollars:.6},{calls},{unpriced},{input},{cache_read},{output}\n"
+                "\"{name}\",{dollars:.6},{calls},{unpriced},{input},{cache_read},{output},{removed},{saved:.6},{defined},{called}\n"
             );
         }
         csv
@@ -302,12 +357,20 @@ impl SpendLine {
         self.output = self.output.saturating_add(other.output);
         self.removed = self.removed.saturating_add(other.removed);
         self.saved += other.saved;
+        self.defined += other.defined;
+        self.called += other.called;
     }
 }
 
 fn agent(turn: &Turn, names: &SessionNames) -> String {
     let own = turn.origin.as_deref().and_then(|origin| origin.agent.as_ref());
     own.or(names.agent.as_ref()).map_or("-", |agent| &agent.name).to_owned()
+}
+
+/// The MCP server of a tool, as clients name such tools: `mcp__SERVER__TOOL`.
+fn server(tool: &str) -> &str {
+    let named = tool.strip_prefix("mcp__").and_then(|name| name.split_once("__"));
+    named.map_or(OWN_TOOLS, |(server, _)| server)
 }
 
 fn tags(turn: &Turn) -> Vec<&str> {
@@ -394,6 +457,10 @@ impl fmt::Display for SpendPage {
                 grouped(line.input),
                 grouped(line.output)
             )?;
+            if line.defined > 0 || line.called > 0 {
+                let [defined, called] = [line.defined, line.called].map(grouped);
+                write!(f, "  defined in {defined}, called {called} times")?;
+            }
             match line.unpriced {
                 0 => writeln!(f)?,
                 calls => writeln!(f, "  {} calls without a known price", grouped(calls))?,

@@ -212,6 +212,8 @@ pub fn turn(request: &str, thread: &str, at: u64) -> Turn {
         reply: Vec::new(),
         anchor_keys: Vec::new(),
         others: Vec::new(),
+        definitions: Vec::new(),
+        called: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
         hints: None,

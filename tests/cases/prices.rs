@@ -10,6 +10,7 @@ use plimsoll::dialect::door::Door;
 use plimsoll::dialect::models::Catalogue;
 use plimsoll::dialect::reading::{BodyEnd, Framing, ResponseReader};
 use plimsoll::dialect::{Dialect, Usage};
+use serde_json::Value;
 
 use crate::support::http1::{Provider, Wire};
 use crate::support::looking::Looking;
@@ -182,7 +183,8 @@ async fn cost_is_said_wherever_call_is_shown() {
     assert!(refused.text().contains("by should be one of model, upstream"), "{}", refused.text());
 }
 
-/// A call of $0.40 input and $0.02 output, with definitions and results of two tools: what each line costs adds up to it.
+/// A call of $0.40 input and $0.02 output, with the definitions of two tools, a result of one, and a call of it: what each
+/// line costs adds up to it.
 #[tokio::test]
 async fn tools_have_their_share_of_input() {
     let provider = Provider::start().await;
@@ -204,7 +206,7 @@ async fn tools_have_their_share_of_input() {
         ]
     })
     .to_string();
-    let reply = r#"{"id":"m","type":"message","role":"assistant","model":"claude-opus-5-5","content":[{"type":"text","text":"Aye."}],"stop_reason":"end_turn","usage":{"input_tokens":100000,"output_tokens":1000}}"#;
+    let reply = r#"{"id":"m","type":"message","role":"assistant","model":"claude-opus-5-5","content":[{"type":"text","text":"Aye."},{"type":"tool_use","id":"t2","name":"Read","input":{}}],"stop_reason":"tool_use","usage":{"input_tokens":100000,"output_tokens":1000}}"#;
     let length = request.len();
     let mut client = Wire::connect(server.address).await;
     client
@@ -217,20 +219,68 @@ async fn tools_have_their_share_of_input() {
     client.response().await;
     server.next_exchange().await;
     let spent = looking.json("/api/v1/spend?by=tool").await;
-    let dollars = |name: &str| {
-        let lines = spent["lines"].as_array().expect("lines");
-        let line = lines.iter().find(|line| line["name"] == name);
-        line.and_then(|line| line["dollars"].as_f64()).unwrap_or_else(|| panic!("{name}: {spent}"))
-    };
+    let dollars = |name: &str| line(&spent, name)["dollars"].as_f64().expect("a number");
     let total = spent["total"]["dollars"].as_f64().expect("a number");
     assert!((total - 0.42).abs() < 1e-9, "{spent}");
     assert_eq!(spent["total"]["calls"], 1);
     assert_eq!(spent["total"]["input"], 100_000);
-    let [own, of_mcp] = [dollars("(definitions)"), dollars("(definitions of MCP servers)")];
-    let [read, rest] = [dollars("Read"), dollars("(the rest)")];
-    assert!((own / of_mcp - 1.0).abs() < 0.05, "equal definitions: {spent}");
-    assert!((read / own - 2.0).abs() < 0.2, "a result twice as long: {spent}");
+    let [read, find, rest] = ["Read", "mcp__maps__find", "(the rest)"].map(dollars);
+    assert!((read / find - 3.0).abs() < 0.2, "a result twice as long as a definition: {spent}");
     assert!((0.02..0.05).contains(&rest), "output and framing: {spent}");
+    assert_eq!(line(&spent, "Read")["defined"], 1);
+    assert_eq!(line(&spent, "Read")["called"], 1);
+    assert_eq!(line(&spent, "mcp__maps__find")["defined"], 1);
+    assert_eq!(line(&spent, "mcp__maps__find")["called"], 0);
+    let servers = looking.json("/api/v1/spend?by=server").await;
+    assert_eq!(line(&servers, "maps")["dollars"], find);
+    assert_eq!(line(&servers, "(own tools)")["dollars"], read);
+    let text = looking.get("/api/v1/spend?by=tool&format=text").await.text().to_owned();
+    assert!(text.contains("defined in 1, called 0 times"), "{text}");
+}
+
+/// The next request has the same definitions, which are stored with the first.
+#[tokio::test]
+async fn tools_that_stay_are_counted_again() {
+    let provider = Provider::start().await;
+    let config = config(&provider.base());
+    let looked_at = config.clone();
+    let mut server = TestServer::with(config).await;
+    let looking = Looking::at(&server, &looked_at).await;
+    let question = serde_json::json!({"role": "user", "content": "Look."});
+    let reply = serde_json::json!([{"type": "text", "text": "The tide came in before noon."}]);
+    let said = serde_json::json!({"role": "assistant", "content": reply});
+    let mut client = Wire::connect(server.address).await;
+    for messages in [vec![&question], vec![&question, &said, &question]] {
+        let request = serde_json::json!({
+            "model": "claude-opus-5-5", "max_tokens": 9, "messages": messages,
+            "tools": [{"name": "Read", "description": "Reads.", "input_schema": {"type": "object"}}]
+        })
+        .to_string();
+        let length = request.len();
+        client
+            .send(format!(
+                "POST /v1/messages HTTP/1.1\r\nhost: localhost\r\nx-api-key: k\r\n\
+                 x-claude-code-session-id: s\r\ncontent-length: {length}\r\n\r\n{request}"
+            ))
+            .await;
+        let reply = serde_json::json!({
+            "id": "m", "type": "message", "role": "assistant", "model": "claude-opus-5-5",
+            "content": reply, "stop_reason": "end_turn",
+            "usage": {"input_tokens": 400, "output_tokens": 9}
+        });
+        provider.call().await.answer("200 OK", &reply.to_string()).await;
+        client.response().await;
+        server.next_exchange().await;
+    }
+    let spent = looking.json("/api/v1/spend?by=tool").await;
+    assert_eq!(line(&spent, "Read")["defined"], 2);
+}
+
+/// The line of a name.
+fn line<'s>(spent: &'s Value, name: &str) -> &'s Value {
+    let lines = spent["lines"].as_array().expect("lines");
+    let line = lines.iter().find(|line| line["name"] == name);
+    line.unwrap_or_else(|| panic!("{name}: {spent}"))
 }
 
 #[tokio::test]

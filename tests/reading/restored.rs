@@ -171,6 +171,8 @@ fn turn(
         reply: Vec::new(),
         anchor_keys: anchor_keys(&call.reply),
         others: Vec::new(),
+        definitions: Vec::new(),
+        called: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
         hints: None,

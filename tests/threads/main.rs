@@ -194,6 +194,8 @@ fn turn(
         reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
         anchor_keys: anchor_keys(reply),
         others: Vec::new(),
+        definitions: Vec::new(),
+        called: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
         hints: None,

@@ -27,6 +27,7 @@ pub use super::records::{MessageTokens, ToolTokens, WindowLimits};
 pub use anchor::Anchor;
 pub use carry::CarryOutlook;
 pub use classic::{ClassicEstimate, classic};
+pub use contents::{called, definitions};
 pub use decided::estimate;
 pub use hidden::HiddenInput;
 pub use limits::Thresholds;

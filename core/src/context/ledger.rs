@@ -561,6 +561,8 @@ fn bytes_of(turn: &Turn) -> usize {
     let lists =
         list_bytes(&turn.sketch.added) + list_bytes(&turn.reply) + list_bytes(&turn.anchor_keys);
     let lists = lists + others.sum::<usize>() + list_bytes(&position.beginnings);
+    let tools = turn.definitions.iter().map(|one| &one.tool).chain(&turn.called);
+    let lists = lists + tools.map(|name| size_of::<Box<str>>() + text_bytes(name)).sum::<usize>();
     let steps = list_bytes(&turn.done.steps);
     // Each index has an entry with a list of turns.
     let ways = 2 + boundary_hashes(turn).count();

@@ -205,6 +205,8 @@ impl SessionFixture {
             sketch: measured.sketch,
             reply: budget::reply(reply, request.tokenizer),
             others: Vec::new(),
+            definitions: Vec::new(),
+            called: Vec::new(),
             served: None,
             dollars: None,
             carry: None,

@@ -3,6 +3,7 @@
 //! The draft is the turn without its reply, and the turn is made from it, so that an interrupted exchange is
 //! stored in the same form as any other.
 
+use crate::context::budget::{MeasuredEstimate, ToolTokens};
 use crate::context::reasoning::{self, ReplyOrigin};
 use crate::context::{Fact, Millis, Outcome, Turn, budget, edited};
 use crate::dialect::reply::chain_after;
@@ -49,6 +50,7 @@ fn with_reply(turn: Turn, reply: &Reply) -> Turn {
         reply: budget::reply(reply, tokenizer),
         anchor_keys: edited::reply_keys(&turn.position, reply),
         others: budget::other_forms(reply, chain, tokenizer),
+        called: budget::called(reply),
         ..turn
     }
 }
@@ -104,6 +106,8 @@ pub(super) fn draft(
         reply: Vec::new(),
         anchor_keys: Vec::new(),
         others: Vec::new(),
+        definitions: definitions(opened, prepared, measured),
+        called: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
         hints: prepared.info.hints.clone(),
@@ -111,6 +115,22 @@ pub(super) fn draft(
         served: None,
         dollars: None,
         carry: None,
+    }
+}
+
+/// The tools of a request that its parent did not have like this.
+fn definitions(
+    opened: &OpenedSession,
+    prepared: &PreparedRequest,
+    measured: Option<&MeasuredEstimate>,
+) -> Vec<ToolTokens> {
+    let placed = &opened.placed;
+    let parent = placed.parent.as_ref().map(|parent| parent.position.tools);
+    match measured {
+        Some(measured) if parent != Some(placed.position.tools) => {
+            budget::definitions(&prepared.conversation, &measured.parts)
+        }
+        _ => Vec::new(),
     }
 }
 

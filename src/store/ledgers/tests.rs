@@ -107,6 +107,8 @@ fn turn(opened: &OpenedSession, answer: &str) -> Fact {
         reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
         anchor_keys: reply_keys(&opened.placed.position, &reply),
         others: Vec::new(),
+        definitions: Vec::new(),
+        called: Vec::new(),
         provider_request_id: None,
         repeated_calls: None,
         hints: None,

@@ -6,10 +6,12 @@
 
 use std::fmt;
 
+use foldhash::HashMap;
+
 use super::line::{grouped, line};
-use crate::context::records::{MessageTokens, SketchPart, ToolTokens};
+use crate::context::records::{MessageTokens, PromptSection, SketchPart, ToolTokens};
 use crate::dialect::reply::runs;
-use crate::dialect::{Part, PartKind, Reply, Role};
+use crate::dialect::{Conversation, Part, PartKey, PartKind, Reply, Role};
 
 /// At most this many tools are named; the others are summed up.
 const MOST_TOOLS: usize = 12;
@@ -145,6 +147,23 @@ impl fmt::Display for MessageTokens {
             more => write!(f, " and {} more", grouped(more)),
         }
     }
+}
+
+/// The definitions of a request's tools, in their order; `parts` is what is sent.
+pub fn definitions(conversation: &Conversation, parts: &[SketchPart]) -> Vec<ToolTokens> {
+    let defined = parts.iter().filter(|part| part.place == PromptSection::Tools);
+    let tokens: HashMap<PartKey, u32> = defined.map(|part| (part.key, part.tokens)).collect();
+    let weighed = conversation.tools.iter().filter_map(|part| {
+        let tokens = *tokens.get(&part.key?)?;
+        Some(ToolTokens { tool: plain(part.name.as_deref()?), tokens: u64::from(tokens) })
+    });
+    weighed.collect()
+}
+
+/// The names of the tools that a reply calls, one for each call.
+pub fn called(reply: &Reply) -> Vec<Box<str>> {
+    let calls = reply.parts.iter().filter(|part| part.kind == PartKind::ToolCall);
+    calls.filter_map(|part| part.name.as_deref()).map(plain).collect()
 }
 
 fn plain(name: &str) -> Box<str> {

@@ -91,6 +91,8 @@ impl Play {
             reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
             anchor_keys: reply_keys(&placed.position, &reply),
             others: Vec::new(),
+            definitions: Vec::new(),
+            called: Vec::new(),
             provider_request_id: None,
             repeated_calls: None,
             hints: None,

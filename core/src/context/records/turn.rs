@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter};
 
 use super::{
-    EstimateMethod, MessageTokens, RewriteSummary, SectionTokens, Sketch, SketchPart, TurnOrigin,
-    WindowLimits, is_default,
+    EstimateMethod, MessageTokens, RewriteSummary, SectionTokens, Sketch, SketchPart, ToolTokens,
+    TurnOrigin, WindowLimits, is_default,
 };
 use crate::context::{CostPrediction, CountingMethod, ExchangeId, Millis, ThreadId};
 use crate::dialect::hints::ClientHints;
@@ -198,6 +198,12 @@ pub struct Turn {
     /// The forms besides this one in which the client may send the reply back.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub others: Vec<ReplyForm>,
+    /// The definitions of its tools, estimated; none if they are those of its parent ([`Position::tools`]).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub definitions: Vec<ToolTokens>,
+    /// The names of the tools that its reply calls, one for each call.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub called: Vec<Box<str>>,
     /// The parts of this turn that the next request will contain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub carry: Option<CarryOver>,

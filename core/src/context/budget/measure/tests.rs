@@ -94,6 +94,8 @@ impl Case {
             reply: reply(&message, Tokenizer::whole(model.family)),
             anchor_keys: Vec::new(),
             others: Vec::new(),
+            definitions: Vec::new(),
+            called: Vec::new(),
             provider_request_id: None,
             repeated_calls: None,
             hints: None,
