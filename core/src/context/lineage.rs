@@ -42,6 +42,8 @@ pub struct Placement {
     pub growth: Growth,
     /// How many keyed parts of the request that turn covers, its reply included.
     pub covers: usize,
+    /// It was found by sentences of its reply: that follows what is covered, and maybe a message that the client changed.
+    pub by_sentences: bool,
     /// The id of its exchange.
     pub exchange: ExchangeId,
 }
@@ -64,6 +66,7 @@ pub fn place(
         _ => grown_from(ledger, conversation, &position),
     };
     let covers = ancestor.as_ref().map_or(0, |ancestor| ancestor.covers);
+    let by_sentences = ancestor.as_ref().is_some_and(|ancestor| ancestor.by_sentences);
     let ancestor = ancestor.map(|ancestor| ancestor.turn);
     let (parent, growth) = match (&conversation.held, ancestor, named) {
         // The request has only the new part, so ids tell more than content.
@@ -98,7 +101,7 @@ pub fn place(
         _ => new_thread(exchange),
     };
     position.suspended = ledger.suspended_since(&position.thread, parent.as_deref());
-    Placement { position, parent, growth, covers, exchange: exchange.clone() }
+    Placement { position, parent, growth, covers, by_sentences, exchange: exchange.clone() }
 }
 
 fn position(conversation: &Conversation, client_thread: Option<&str>) -> Position {
@@ -136,6 +139,14 @@ struct AncestorMatch<'l> {
     turn: &'l Arc<Turn>,
     /// How many keyed parts of the request it covers.
     covers: usize,
+    /// As [`Placement::by_sentences`].
+    by_sentences: bool,
+}
+
+impl<'l> AncestorMatch<'l> {
+    fn new(turn: &'l Arc<Turn>, covers: usize) -> Self {
+        Self { turn, covers, by_sentences: false }
+    }
 }
 
 /// Finds the parent turn in four ways. The match that covers most of the request is used. Of equals a sentence wins, because
@@ -185,7 +196,7 @@ fn grown_from<'l>(
     }
     by_boundary.or(by_chain).or_else(|| {
         let (covers, turn) = newest_reasoning(ledger, conversation)?;
-        Some(AncestorMatch { turn, covers }).filter(|_| !others.contains(turn))
+        Some(AncestorMatch::new(turn, covers)).filter(|_| !others.contains(turn))
     })
 }
 
@@ -211,7 +222,10 @@ fn by_sentences<'l>(
             counts.retain(|(_, count)| *count == most);
             counts.sort_by_key(|(turn, _)| Reverse((!ledger.has_grown(turn), turn.at)));
             let found = counts.into_iter();
-            return found.map(|(turn, _)| AncestorMatch { turn, covers: shown.covers }).collect();
+            let covers = shown.covers;
+            return found
+                .map(|(turn, _)| AncestorMatch { turn, covers, by_sentences: true })
+                .collect();
         }
     }
     Vec::new()
@@ -235,7 +249,7 @@ fn longest_prefix<'l>(
             && maker.is_after(*chain)
             && maker.position.client_thread == position.client_thread
         {
-            return Some(AncestorMatch { turn: maker, covers });
+            return Some(AncestorMatch::new(maker, covers));
         }
         // A turn that arrived before the newest reasoning in the prefix was made does not have it.
         let since = match newest {
@@ -249,7 +263,7 @@ fn longest_prefix<'l>(
         if let Some(turn) =
             prefer(replied, position, |turn| (is_complete(turn), !ledger.has_grown(turn)))
         {
-            return Some(AncestorMatch { turn, covers });
+            return Some(AncestorMatch::new(turn, covers));
         }
         // A request that was sent again is no other one that waits.
         let is_repeat = covers == chains.len();
@@ -266,7 +280,7 @@ fn longest_prefix<'l>(
             (may_be_cached(turn), is_said, is_repeat || !ledger.has_grown(turn))
         };
         if let Some(turn) = prefer(ended, position, likelihood) {
-            return Some(AncestorMatch { turn, covers });
+            return Some(AncestorMatch::new(turn, covers));
         }
     }
     None
@@ -413,7 +427,7 @@ fn last_boundary<'l>(
             }
         }
         if let Some((turn, _)) = best {
-            return Some(AncestorMatch { turn, covers: index + 1 });
+            return Some(AncestorMatch::new(turn, index + 1));
         }
     }
     None

@@ -445,6 +445,22 @@ fn edited_reply_hides_nothing_of_what_its_branch_sent() {
     assert!(!is_known("uauauau"));
 }
 
+/// The client took from its message what it had put into it for one request, and edited the reply.
+#[test]
+fn changed_message_hides_nothing_either() {
+    let mut first = messages("uau");
+    first[2]["content"] = "Words 2. <context/>".into();
+    let mut scene = SessionFixture::new("claude-opus-4-6", &first);
+    scene.answered(&json!([{"type": "text", "text": "The hull is painted white now."}]));
+    let mut next = messages("uauau");
+    next[3]["content"] = "The hull is painted white now. (edited)".into();
+    scene.send(&next);
+    let (placed, known) = (scene.placed(), scene.known());
+    assert!(placed.by_sentences);
+    let branch = Branch::new(&scene.ledger, &placed, known.without_prefill(), DecisionMode::Active);
+    assert!(branch.sent.is_some());
+}
+
 /// A result without a reply yet was sent by no earlier request, even if it is not known what was sent.
 #[test]
 fn unanswered_result_stays_whole_if_branch_is_unknown() {
