@@ -35,7 +35,7 @@ use crate::dialect::models::Family;
 use crate::proxy::{self, DrainOutcome, Proxy};
 use crate::store::deferred_store::DeferredStore;
 use crate::store::keyed;
-use crate::store::ledgers::Ledgers;
+use crate::store::ledgers::{Ledgers, TurnCost};
 use crate::store::lessons::LessonTerms;
 use crate::store::redis::RedisServer;
 use crate::store::served::ServedStore;
@@ -162,7 +162,7 @@ impl Server {
         let admin = bind(config.admin, "--admin", ports).await?;
         // A client that was cut off repeats its request at once, and waits in the queue: it may continue one of them.
         proxy::find_interrupted(&proxy).await;
-        read_spending(&ledgers).await;
+        read_spending(&ledgers, PriceList::new(&config)).await;
         timer.done("what was spent is read");
         // With port 0 the system chooses.
         let listen = clients.local_addr()?;
@@ -289,11 +289,13 @@ impl Server {
 }
 
 /// Reads what was spent before this start, for caps and the day's sum.
-async fn read_spending(ledgers: &Arc<Ledgers>) {
+async fn read_spending(ledgers: &Arc<Ledgers>, prices: PriceList) {
     let reader = ledgers.clone();
+    let cost: TurnCost =
+        Arc::new(move |turn| turn.cost(|model| prices.price(&turn.upstream, &turn.model, model)));
     let started = now();
     let reading = tokio::spawn(async move {
-        let unread = reader.read_spending(started).await;
+        let unread = reader.read_spending(started, &cost).await;
         if unread > 0 && reader.caps().has_caps() {
             tracing::warn!(
                 "what {unread} sessions spent before this start could not be read, and is not counted"

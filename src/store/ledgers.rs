@@ -52,6 +52,7 @@ pub(crate) use latest_requests::{LatestRequest, ProviderRecount, RecountError};
 use lock::lock;
 pub(crate) use opened_session::SessionPeek;
 pub use opened_session::{AnchorTurn, OpenedSession, SessionHandle, SessionLookup};
+pub use past_spending::TurnCost;
 use pending_compactions::PendingCompactions;
 pub(crate) use pending_compactions::{FOCUS_BYTES, PENDING_TTL};
 use records::turn_key;

@@ -3,7 +3,7 @@
 //! Small, whatever the reply's size, so that it can be read often. It equals the result of reading if the
 //! reply broke off here.
 
-use super::Usage;
+use super::{Reply, Usage};
 
 /// Usual number of bytes of text per token; a smaller number would overestimate the output.
 const TOKEN_BYTES: u64 = 4;
@@ -31,6 +31,19 @@ impl ReplyProgress {
             usage.lower_bound = true;
         }
         usage
+    }
+}
+
+impl Reply {
+    /// Counts what came of a reply that broke off after its first numbers, as its progress did. Returns whether it did.
+    pub fn count_what_came(&mut self) -> bool {
+        if !self.usage.lower_bound {
+            return false;
+        }
+        let content_bytes = self.parts.iter().map(|part| part.text.len()).sum();
+        let progress = ReplyProgress { id: None, usage: self.usage.clone(), content_bytes };
+        self.usage = progress.usage_so_far();
+        true
     }
 }
 
@@ -87,6 +100,13 @@ mod tests {
             let usage = progress.usage_so_far();
             assert_eq!(usage.input, input, "{dialect:?}");
             assert_eq!(usage.output, Some(output), "{dialect:?}");
+            let mut broken = reply;
+            assert_eq!(broken.count_what_came(), input.is_some(), "{dialect:?}");
+            assert_eq!(
+                broken.usage.output,
+                usage.output.filter(|_| input.is_some()),
+                "{dialect:?}"
+            );
             assert!(usage.lower_bound, "no anchor: {dialect:?}");
             assert!(usage.context().is_none(), "no anchor: {dialect:?}");
         }

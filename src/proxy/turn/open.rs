@@ -152,6 +152,10 @@ impl OpenTurn {
         Box::new(move |record, mut reply| {
             if let Some(reply) = &mut reply {
                 self.forget_impossible_counts(&proxy, record, reply);
+                // Its provider bills what its client has not waited for.
+                if reply.count_what_came() {
+                    record.usage = reply.usage.clone();
+                }
             }
             match record.outcome {
                 Outcome::Refused => self.settle_refusal(proxy, record, reply.unwrap_or_default()),

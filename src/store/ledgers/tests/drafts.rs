@@ -49,6 +49,11 @@ async fn drafts_have_what_has_arrived() {
     ours.write_drafts(7).await.unwrap();
     std::mem::forget(guard);
     let turn = interrupted(&store).await.remove(0);
+    let started = ledgers(&store);
+    let cost: TurnCost = Arc::new(|turn| turn.dollars.or(Some(0.5)));
+    assert_eq!(started.read_spending(turn.at + 1, &cost).await, 0);
+    let spent = started.caps().today(turn.at + 1);
+    assert!(spent.dollars == 0.5, "{spent:?}");
     assert_eq!(turn.usage.input, Some(40));
     assert_eq!(turn.usage.output, Some(20));
     assert!(turn.usage.lower_bound);
