@@ -98,7 +98,9 @@ impl StatusLine {
         }
         self.cap = admin.ledgers.caps().fullest(&spender, now());
         let limits = admin.telemetry.quotas(self.now);
-        self.limit = limits.into_iter().find(|limit| limit.tenant.as_ref() == Some(&scope.tenant));
+        self.limit = limits.into_iter().find(|limit| {
+            limit.tenant.as_ref() == Some(&scope.tenant) && limit.upstream == spender.upstream
+        });
         Ok(())
     }
 }

@@ -23,6 +23,7 @@ use crate::context::policy::DecisionMode;
 use crate::context::savings::{ExchangeSavings, SavingsInput};
 use crate::context::{Millis, SessionNames, Turn};
 use crate::dialect::hints::RequestClass;
+use crate::dialect::model_list::is_dated;
 use crate::dialect::{PartKey, Purpose, Usage};
 use crate::store::{Scope, ScopeLine, ScopePage};
 use crate::telemetry::log::clean;
@@ -59,6 +60,8 @@ pub enum SpendBy {
     Project,
     /// Each tag of the request; a call with several is listed under each, one with none under `-`.
     Tag,
+    /// The person: as `x-plimsoll-user` says, else the client's credential.
+    Person,
     /// What the call was for: the conversation, a sub-agent, a title, a compaction.
     Class,
     /// The tool whose definition or results were in the input; the rest.
@@ -134,11 +137,12 @@ struct ToolUse {
 pub(super) struct SpendSums {
     by: SpendBy,
     lines: BTreeMap<String, SpendLine>,
+    total: SpendLine,
 }
 
 impl SpendSums {
     pub(super) fn new(by: SpendBy) -> Self {
-        Self { by, lines: BTreeMap::new() }
+        Self { by, ..Self::default() }
     }
 
     /// The sums of a session's calls since a time.
@@ -158,33 +162,36 @@ impl SpendSums {
             let price = |model: &str| prices.of_turn(turn, model);
             let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
             let saved = SavingsInput::from_turn(turn, parent.map(AsRef::as_ref), price).saved();
+            let saved = SpendLine::from_savings(&saved);
             let name = match by {
                 SpendBy::Model => {
                     let costs = turn.costs_by_model(price);
+                    // The dated name of an alias is the same model.
+                    let plain =
+                        |model| if is_dated(model, &turn.model) { &turn.model } else { model };
                     // What was left out of the request is saved where its reply is billed.
                     if let Some((model, ..)) = costs.first() {
-                        sums.save(model, &saved);
+                        sums.count(&[plain(model)], saved);
                     }
                     for (model, usage, dollars) in costs {
-                        sums.add(model.to_owned(), usage, dollars);
+                        sums.count(&[plain(model)], sums.spent(usage, dollars));
                     }
                     continue;
                 }
                 SpendBy::Tag => {
                     let dollars = turn.cost(price);
-                    for tag in tags(turn) {
-                        sums.add(tag.to_owned(), &turn.usage, dollars);
-                        sums.save(tag, &saved);
-                    }
+                    sums.count(&tags(turn), sums.spent(&turn.usage, dollars));
+                    sums.count(&tags(turn), saved);
                     continue;
                 }
                 SpendBy::Tool | SpendBy::Server => {
                     let defined = definitions.get(&turn.position.tools).copied();
                     let tools = sums.tools_of(turn, defined.unwrap_or_default());
                     sums.add_by_tool(turn, tools, turn.cost(price), turn.input_cost(price));
-                    sums.save(REST, &saved);
+                    sums.count(&[REST], saved);
                     continue;
                 }
+                SpendBy::Person => person(scope, turn),
                 SpendBy::Upstream => turn.upstream.to_string(),
                 SpendBy::Session => scope.session.to_string(),
                 SpendBy::Agent => agent(turn, &names),
@@ -192,8 +199,8 @@ impl SpendSums {
                 SpendBy::Class => class(turn),
                 SpendBy::Day => day(turn.at),
             };
-            sums.save(&name, &saved);
-            sums.add(name, &turn.usage, turn.cost(price));
+            sums.count(&[&name], saved);
+            sums.count(&[&name], sums.spent(&turn.usage, turn.cost(price)));
         }
         for one in ledger.summaries(DecisionMode::Active).filter(|one| one.at >= since) {
             let dollars = prices.of_summary(one);
@@ -203,29 +210,46 @@ impl SpendSums {
                 SpendBy::Session => scope.session.to_string(),
                 SpendBy::Agent | SpendBy::Class => "plimsoll's summaries".to_owned(),
                 SpendBy::Tool | SpendBy::Server => REST.to_owned(),
+                SpendBy::Person => key(scope),
                 SpendBy::Tag => "-".to_owned(),
                 SpendBy::Project => names.project.as_deref().unwrap_or("-").to_owned(),
                 SpendBy::Day => day(one.at),
             };
-            sums.add(name, &one.spent, dollars);
+            sums.count(&[&name], sums.spent(&one.spent, dollars));
         }
         sums
     }
 
-    fn add(&mut self, name: String, usage: &Usage, dollars: Option<f64>) {
-        let mut line = SpendLine { name: name.clone(), calls: 1, ..SpendLine::default() };
+    /// Adds a line to those of all these names, and once to the total.
+    fn count(&mut self, names: &[&str], line: SpendLine) {
+        for name in names {
+            self.list(name, line.clone());
+        }
+        self.total.join(line);
+    }
+
+    fn list(&mut self, name: &str, line: SpendLine) {
+        let listed = self.lines.entry(name.to_owned()).or_default();
+        name.clone_into(&mut listed.name);
+        listed.join(line);
+    }
+
+    fn spent(&self, usage: &Usage, dollars: Option<f64>) -> SpendLine {
         let tokens = |count: fn(&Usage) -> Option<u64>| match self.by {
             // The calls of other models have lines of their own.
             SpendBy::Model => count(usage).unwrap_or(0),
             _ => usage.billed().filter_map(|(_, one)| count(one)).fold(0, u64::saturating_add),
         };
-        line.input = tokens(|one| one.input);
-        line.cache_read = tokens(|one| one.cache_read);
-        line.output = tokens(|one| one.output);
-        line.dollars = dollars.unwrap_or(0.0);
-        // A call of which nothing was reported, such as one that failed, costs nothing that is known.
-        line.unpriced = u64::from(dollars.is_none() && usage.input.is_some());
-        self.lines.entry(name).or_default().join(line);
+        SpendLine {
+            calls: 1,
+            input: tokens(|one| one.input),
+            cache_read: tokens(|one| one.cache_read),
+            output: tokens(|one| one.output),
+            dollars: dollars.unwrap_or(0.0),
+            // A call of which nothing was reported, such as one that failed, costs nothing that is known.
+            unpriced: u64::from(dollars.is_none() && usage.input.is_some()),
+            ..SpendLine::default()
+        }
     }
 
     /// What each tool, or each server, was in a turn: its definitions, its results, and how often it was called.
@@ -262,7 +286,7 @@ impl SpendSums {
         dollars: Option<f64>,
         of_input: Option<f64>,
     ) {
-        self.add(REST.to_owned(), &turn.usage, dollars);
+        self.count(&[REST], self.spent(&turn.usage, dollars));
         let (Some(input), Some(estimate)) = (turn.usage.input, &turn.estimate) else { return };
         // Weights are estimated part by part: together they may exceed the whole.
         let sum = tools.values().map(|one| one.tokens).sum::<u64>();
@@ -272,7 +296,6 @@ impl SpendSums {
         for (name, one) in tools {
             let share = one.tokens as f64 / whole;
             let line = SpendLine {
-                name: name.clone(),
                 calls: 1,
                 dollars: own.unwrap_or(0.0) * share,
                 unpriced: u64::from(dollars.is_none()),
@@ -287,38 +310,19 @@ impl SpendSums {
                 rest.input = rest.input.saturating_sub(line.input);
                 rest.cache_read = rest.cache_read.saturating_sub(line.cache_read);
             }
-            self.lines.entry(name).or_default().join(line);
+            self.list(&name, line);
         }
-    }
-
-    fn save(&mut self, name: &str, saved: &ExchangeSavings) {
-        self.lines.entry(name.to_owned()).or_default().join(SpendLine {
-            name: name.to_owned(),
-            removed: saved.gone(),
-            saved: saved.money.map_or(0.0, |money| money.saved - money.broken),
-            ..SpendLine::default()
-        });
     }
 
     pub(super) fn join(&mut self, other: Self) {
         for (name, line) in other.lines {
-            self.lines.entry(name).or_default().join(line);
+            self.list(&name, line);
         }
+        self.total.join(other.total);
     }
 
     pub(super) fn page(self, since: Millis, sessions: u64) -> SpendPage {
-        let mut total = SpendLine::default();
-        for line in self.lines.values() {
-            total.join(line.clone());
-        }
-        total.name = "total".to_owned();
-        // A call is in the line of each tool that it carried, and always in that of the rest.
-        if let (SpendBy::Tool | SpendBy::Server, Some(rest)) = (self.by, self.lines.get(REST)) {
-            total.calls = rest.calls;
-            total.unpriced = rest.unpriced;
-            total.defined = 0;
-            total.called = 0;
-        }
+        let total = SpendLine { name: "total".to_owned(), ..self.total };
         let mut lines: Vec<SpendLine> = self.lines.into_values().collect();
         if self.by != SpendBy::Day {
             lines.sort_by(|one, other| other.dollars.total_cmp(&one.dollars));
@@ -347,8 +351,12 @@ impl SpendPage {
 }
 
 impl SpendLine {
+    fn from_savings(saved: &ExchangeSavings) -> Self {
+        let dollars = saved.money.map_or(0.0, |money| money.saved - money.broken);
+        Self { removed: saved.gone(), saved: dollars, ..Self::default() }
+    }
+
     fn join(&mut self, other: Self) {
-        self.name = other.name;
         self.calls += other.calls;
         self.dollars += other.dollars;
         self.unpriced += other.unpriced;
@@ -376,6 +384,17 @@ fn server(tool: &str) -> &str {
 fn tags(turn: &Turn) -> Vec<&str> {
     let tags = turn.origin.as_deref().map(|origin| &origin.tags[..]).unwrap_or_default();
     if tags.is_empty() { vec!["-"] } else { tags.iter().map(AsRef::as_ref).collect() }
+}
+
+fn person(scope: &Scope, turn: &Turn) -> String {
+    let user = tags(turn).into_iter().find_map(|tag| tag.strip_prefix("user="));
+    user.map_or_else(|| key(scope), str::to_owned)
+}
+
+/// A credential, as `limits` shows it.
+fn key(scope: &Scope) -> String {
+    let tenant: String = scope.tenant.as_str().chars().take(8).collect();
+    format!("key {tenant}")
 }
 
 fn class(turn: &Turn) -> String {

@@ -7,6 +7,7 @@ use serde::Serialize;
 use super::labels::{CountEstimate, FailOpen, SummaryOutcome};
 use super::refusal::RefusalReport;
 use crate::context::budget::{ClassicEstimate, ContextView, HiddenInput};
+use crate::context::cost::CostParts;
 use crate::context::plan::RewriteSummary;
 use crate::context::policy::SummaryAuthor;
 use crate::context::savings::ExchangeSavings;
@@ -130,6 +131,9 @@ pub struct Exchange {
     /// What it cost, US dollars; `None` if a price of it is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dollars: Option<f64>,
+    /// The same by the model that was billed, and by what it was for.
+    #[serde(skip)]
+    pub costs: Vec<(Box<str>, CostParts)>,
     /// What rewriting saved or cost; only for exchanges that became turns.
     pub saved: Option<ExchangeSavings>,
     /// How long it waited for a summary, in µs; only if it did.
@@ -220,6 +224,7 @@ impl Exchange {
             usage: Usage::default(),
             served: None,
             dollars: None,
+            costs: Vec::new(),
             saved: None,
             compaction_wait_us: None,
             count_wait_us: None,

@@ -38,6 +38,7 @@ use super::labels::{
     StoreOperation, SummaryOutcome,
 };
 use crate::context::policy::SummaryAuthor;
+use crate::dialect::model_list::is_dated;
 use crate::dialect::quota::QuotaKind;
 use crate::dialect::refusal::RefusalCause;
 
@@ -224,8 +225,16 @@ impl Metrics {
         self.rewriting.count(exchange, model);
         self.accuracy.count_model(exchange, model);
         self.traffic.count_model(exchange, model);
-        let served = exchange.served.as_deref().map(|served| self.model_label(served));
-        self.traffic.count_cost(exchange, model, served);
+        self.traffic.count_unpriced(exchange, model);
+        // The dated name of an alias is the same model.
+        let served = exchange.served.as_deref().filter(|served| !is_dated(served, requested));
+        if let Some(served) = served {
+            self.traffic.count_served(model, self.model_label(served));
+        }
+        for (billed, parts) in &exchange.costs {
+            self.traffic
+                .count_cost(parts, ModelLabels { upstream, model: self.model_label(billed) });
+        }
         // The tokens of each call count under its model.
         for (billed, usage) in exchange.usage.billed() {
             let model = self.model_label(billed.unwrap_or(requested));

@@ -2,6 +2,7 @@
 
 use plimsoll::config::Config;
 use plimsoll::context::caps::{Cap, CapPeriod, CapSubject};
+use plimsoll::dialect::Note;
 
 use crate::support::http1::{Message, Provider, Wire};
 use crate::support::looking::Looking;
@@ -177,19 +178,26 @@ async fn tags_are_counted_and_stay_here() {
     let provider = Provider::start().await;
     let config = capped(&provider.base(), CapSubject::Tag, Some("team=core"), 15);
     let looked_at = config.clone();
-    let server = TestServer::with(config).await;
+    let mut server = TestServer::with(config).await;
     let looking = Looking::at(&server, &looked_at).await;
     let long = "x".repeat(10_000);
-    let headers = format!("x-plimsoll-tags: team=core, env=ci, {long}=1, nonsense, team=core\r\n");
+    let headers = format!(
+        "x-plimsoll-tags: team=core, env=ci, {long}=1, nonsense, team=core\r\n\
+         x-plimsoll-user: ada@example.com\r\n"
+    );
     let (head, _) = exchange(&server, &provider, "the-session", &headers).await;
-    assert!(!head.contains("x-plimsoll-tags"), "{head}");
+    assert!(!head.contains("x-plimsoll-"), "{head}");
+    assert_eq!(server.next_exchange().await.notes, [Note::IgnoredTag]);
     let spent = looking.json("/api/v1/spend?by=tag").await;
+    assert_eq!(spent["total"]["calls"], 1, "listed three times, counted once: {spent}");
+    let people = looking.json("/api/v1/spend?by=person").await;
+    assert_eq!(people["lines"][0]["name"], "ada@example.com");
     let mut names: Vec<&str> = Vec::new();
     for line in spent["lines"].as_array().expect("lines") {
         names.push(line["name"].as_str().expect("a name"));
     }
     names.sort_unstable();
-    assert_eq!(names, ["env=ci", "team=core"]);
+    assert_eq!(names, ["env=ci", "team=core", "user=ada@example.com"]);
     expect_refused(&send(&server, "the-session", &headers).await.response().await);
     let (_, untagged) = exchange(&server, &provider, "the-session", "").await;
     assert_eq!(untagged.status(), 200);

@@ -155,6 +155,8 @@ async fn cost_is_said_wherever_call_is_shown() {
     client.response().await;
     let exchange = server.next_exchange().await;
     assert_eq!(exchange.dollars, Some(bill.dollars));
+    let parts: f64 = exchange.costs.iter().map(|(_, parts)| parts.total()).sum();
+    assert!((parts - bill.dollars).abs() < 1e-9, "{:?}", exchange.costs);
     let id = &exchange.id;
     let shown = looking.json(&format!("/api/v1/requests/{id}")).await;
     assert_eq!(shown["dollars"], bill.dollars);

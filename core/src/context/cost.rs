@@ -3,6 +3,8 @@
 
 mod next_input;
 
+use strum::{AsRefStr, EnumIter, IntoEnumIterator as _};
+
 pub use self::next_input::NextInput;
 use super::{Millis, Turn};
 use crate::dialect::billing::Billing;
@@ -22,6 +24,77 @@ pub fn billed(
         return Some(stated);
     }
     computed(usage, model, dialect, at, price)
+}
+
+/// What a call cost by what it was for, US dollars.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CostParts {
+    /// Input that was in no cache, and is no audio.
+    pub input: f64,
+    /// Input read from a cache.
+    pub cache_read: f64,
+    /// Input written to a cache.
+    pub cache_write: f64,
+    /// Output, reasoning included.
+    pub output: f64,
+    /// Input that is audio.
+    pub audio: f64,
+    /// Searches by the provider.
+    pub searches: f64,
+    /// What the provider said of a call whose prices are not known.
+    pub stated: f64,
+}
+
+/// What a part of a cost was for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EnumIter, AsRefStr)]
+#[strum(serialize_all = "snake_case")]
+#[expect(missing_docs, reason = "as the members of CostParts")]
+pub enum CostKind {
+    Input,
+    CacheRead,
+    CacheWrite,
+    Output,
+    Audio,
+    Searches,
+    Stated,
+}
+
+impl CostParts {
+    /// All of it.
+    pub fn total(&self) -> f64 {
+        CostKind::iter().map(|kind| self.part(kind)).sum()
+    }
+
+    /// What one kind cost.
+    pub fn part(&self, kind: CostKind) -> f64 {
+        match kind {
+            CostKind::Input => self.input,
+            CostKind::CacheRead => self.cache_read,
+            CostKind::CacheWrite => self.cache_write,
+            CostKind::Output => self.output,
+            CostKind::Audio => self.audio,
+            CostKind::Searches => self.searches,
+            CostKind::Stated => self.stated,
+        }
+    }
+
+    /// The same in all, of `total` dollars.
+    fn scaled_to(self, total: f64) -> Self {
+        let own = self.total();
+        if own <= 0.0 {
+            return Self { stated: total, ..Self::default() };
+        }
+        let factor = total / own;
+        Self {
+            input: self.input * factor,
+            cache_read: self.cache_read * factor,
+            cache_write: self.cache_write * factor,
+            output: self.output * factor,
+            audio: self.audio * factor,
+            searches: self.searches * factor,
+            stated: self.stated * factor,
+        }
+    }
 }
 
 impl Turn {
@@ -51,7 +124,7 @@ impl Turn {
                 let rates = price.rates(terms(usage, &self.usage.billing, self.at))?;
                 of_tokens(usage, rates, &usage.billing, &price, self.dialect)
             });
-            costs.push((model, usage, rates));
+            costs.push((model, usage, rates.map(|parts| parts.total())));
         }
         // What is known of the whole decides, and what others did for the reply is taken off.
         let others: Option<f64> = costs.iter().skip(1).map(|(_, _, dollars)| *dollars).sum();
@@ -63,13 +136,28 @@ impl Turn {
         costs
     }
 
+    /// What each model's calls for it cost, by what it was for, as far as that is known: together, what it cost. `price`: that
+    /// of a model.
+    pub fn cost_parts(&self, price: impl Fn(&str) -> Option<Price>) -> Vec<(&str, CostParts)> {
+        let mut parts = Vec::new();
+        for (name, usage, dollars) in self.costs_by_model(&price) {
+            let Some(dollars) = dollars else { continue };
+            let known = self.price_of(name, &price).and_then(|price| {
+                let rates = price.rates(terms(usage, &self.usage.billing, self.at))?;
+                of_tokens(usage, rates, &usage.billing, &price, self.dialect)
+            });
+            parts.push((name, known.unwrap_or_default().scaled_to(dollars)));
+        }
+        parts
+    }
+
     /// What the input of the model that answered cost, without searches, US dollars. `price`: that of a model.
     pub fn input_cost(&self, price: impl Fn(&str) -> Option<Price>) -> Option<f64> {
         let price = self.price_of(self.answered_by(), price)?;
         let rates = price.rates(terms(&self.usage, &self.usage.billing, self.at))?;
         let rates = Rates { output: 0.0, ..rates };
         let billing = Billing { searches: 0, ..self.usage.billing.clone() };
-        of_tokens(&self.usage, rates, &billing, &price, self.dialect)
+        Some(of_tokens(&self.usage, rates, &billing, &price, self.dialect)?.total())
     }
 
     /// The name by which the model that answered has its price.
@@ -89,7 +177,8 @@ pub fn computed(
     // The tier and the place are those of the whole reply, also for what other models did for it.
     let calls = usage.billed().map(|(by, one)| {
         let price = price(by.unwrap_or(model))?;
-        of_tokens(one, price.rates(terms(one, &usage.billing, at))?, &one.billing, &price, dialect)
+        let rates = price.rates(terms(one, &usage.billing, at))?;
+        Some(of_tokens(one, rates, &one.billing, &price, dialect)?.total())
     });
     // The sum of no calls is -0.0.
     calls.sum::<Option<f64>>().map(|dollars| dollars + 0.0)
@@ -101,7 +190,7 @@ pub fn call(usage: &Usage, price: &Price, dialect: Dialect, at: Millis) -> Optio
         return Some(stated);
     }
     let rates = price.rates(terms(usage, &usage.billing, at))?;
-    of_tokens(usage, rates, &usage.billing, price, dialect)
+    Some(of_tokens(usage, rates, &usage.billing, price, dialect)?.total())
 }
 
 /// On which terms a call was made. `billing`: of the whole reply.
@@ -120,23 +209,24 @@ fn of_tokens(
     billing: &Billing,
     price: &Price,
     dialect: Dialect,
-) -> Option<f64> {
+) -> Option<CostParts> {
     let input = usage.input?;
     let read = usage.cache_read.unwrap_or(0).min(input);
     let written = usage.cache_write.unwrap_or(0).min(input - read);
     let fresh = input - read - written;
     let audio = billing.audio_input.min(fresh);
-    let mut dollars = millionths(fresh - audio, rates.input)
-        + millionths(read, rates.cache_read)
-        + millionths(written, write_price(usage, rates, dialect))
-        + millionths(usage.output.unwrap_or(0), rates.output);
-    if audio > 0 {
-        dollars += millionths(audio, price.audio?);
-    }
-    if billing.searches > 0 {
-        dollars += billing.searches as f64 * price.search?;
-    }
-    Some(dollars)
+    Some(CostParts {
+        input: millionths(fresh - audio, rates.input),
+        cache_read: millionths(read, rates.cache_read),
+        cache_write: millionths(written, write_price(usage, rates, dialect)),
+        output: millionths(usage.output.unwrap_or(0), rates.output),
+        audio: if audio > 0 { millionths(audio, price.audio?) } else { 0.0 },
+        searches: match billing.searches {
+            0 => 0.0,
+            searches => searches as f64 * price.search?,
+        },
+        stated: 0.0,
+    })
 }
 
 /// The price of a token written to the cache, long and short lifetimes mixed as reported. Without a fee in

@@ -29,6 +29,8 @@ pub enum ErrorKind {
     Overloaded,
     /// Too many requests or tokens per time, or the quota is used up.
     RateLimit,
+    /// The account must be paid for, or has no credit left: waiting does not help.
+    Billing,
     /// The credential is wrong, or lacks a permission.
     Credential,
     /// A filter stopped the prompt or the reply.
@@ -48,10 +50,8 @@ pub enum ErrorKind {
 /// Parts of names in lower case, the most certain first; numbers are whole names.
 const NAMES: &[(&[&str], ErrorKind)] = &[
     (&["overloaded", "capacity", "unavailable"], ErrorKind::Overloaded),
-    (
-        &["rate_limit", "ratelimit", "quota", "exhausted", "billing", "too_many"],
-        ErrorKind::RateLimit,
-    ),
+    (&["billing", "insufficient_quota", "payment", "credit", "balance"], ErrorKind::Billing),
+    (&["rate_limit", "ratelimit", "quota", "exhausted", "too_many"], ErrorKind::RateLimit),
     (&["context_length", "too_long", "too_large"], ErrorKind::TooLong),
     (&["filter", "safety", "policy", "moderation", "prohibited"], ErrorKind::Filter),
     (&["auth", "permission", "api_key", "forbidden"], ErrorKind::Credential),
@@ -88,7 +88,8 @@ impl ErrorKind {
     fn of_status(status: u16) -> Self {
         match status {
             401 | 403 => Self::Credential,
-            402 | 429 => Self::RateLimit,
+            402 => Self::Billing,
+            429 => Self::RateLimit,
             408 | 504 => Self::Timeout,
             413 => Self::TooLong,
             503 | 529 => Self::Overloaded,
@@ -129,6 +130,9 @@ mod tests {
             ("UNAVAILABLE", ErrorKind::Overloaded),
             ("rate_limit_exceeded", ErrorKind::RateLimit),
             ("RESOURCE_EXHAUSTED", ErrorKind::RateLimit),
+            ("billing_error", ErrorKind::Billing),
+            ("insufficient_quota", ErrorKind::Billing),
+            ("402", ErrorKind::Billing),
             ("content_filter", ErrorKind::Filter),
             ("context_length_exceeded", ErrorKind::TooLong),
             ("authentication_error", ErrorKind::Credential),

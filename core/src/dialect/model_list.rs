@@ -116,6 +116,15 @@ pub fn fuzz(bytes: &[u8]) {
     }
 }
 
+/// Whether a name is this one with a date behind it: `gpt-5.5-2026-04-23`, `claude-sonnet-4-5-20250929`.
+pub fn is_dated(name: &str, plain: &str) -> bool {
+    let date = name.strip_prefix(plain).and_then(|rest| rest.strip_prefix(['-', '@']));
+    date.is_some_and(|date| {
+        let digits = date.bytes().filter(u8::is_ascii_digit).count();
+        (6..=8).contains(&digits) && date.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-')
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -201,6 +210,19 @@ mod tests {
         assert!(found.contains(&("a".to_owned(), 1_000)), "{found:?}");
         assert_eq!(found.iter().filter(|(name, _)| name == "b").count(), 1);
         assert_eq!(found.len(), 5, "{found:?}");
+    }
+
+    #[test]
+    fn name_may_have_a_date() {
+        for (name, plain, expected) in [
+            ("gpt-5.5-2026-04-23", "gpt-5.5", true),
+            ("claude-sonnet-4-5-20250929", "claude-sonnet-4-5", true),
+            ("gpt-5.5-pro", "gpt-5.5", false),
+            ("gpt-5.5", "gpt-5.5", false),
+            ("gpt-5-405", "gpt-5", false),
+        ] {
+            assert_eq!(is_dated(name, plain), expected, "{name}");
+        }
     }
 
     #[test]

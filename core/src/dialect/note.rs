@@ -43,6 +43,8 @@ pub enum Note {
     SeveralReplies,
     /// Reading stopped at its size limit.
     TooLong,
+    /// A tag of the request is left out: it is too long, has another form than `name=value`, or there are too many.
+    IgnoredTag,
     /// The response's encoding is not supported.
     UnknownEncoding,
     /// The provider dropped a part of the request instead of giving it to the model, usually reasoning

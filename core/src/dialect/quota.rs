@@ -40,14 +40,18 @@ pub enum QuotaKind {
     InputTokens,
     /// Output tokens, usually per minute.
     OutputTokens,
-    /// A subscription's window of five hours: Claude's, and the shorter one of Codex.
+    /// A subscription's window of five hours: Claude's and Codex's.
     FiveHours,
-    /// A subscription's window of seven days: Claude's, and the longer one of Codex.
+    /// A subscription's window of seven days: Claude's and Codex's.
     SevenDays,
+    /// A subscription's window of a month: Codex's, of some plans.
+    Month,
     /// What a subscription pays beyond its windows.
     Overage,
     /// Copilot's premium requests of a month.
     Premium,
+    /// One that a refusal does not name: it says only how long to wait.
+    Unnamed,
 }
 
 /// One limit, as last reported.
@@ -74,34 +78,36 @@ const COUNTED: [(QuotaKind, &str, &str); 4] = [
 ];
 
 /// The windows of a subscription: their shares, and when they are whole again.
-const WINDOWS: [(QuotaKind, &str, &str, f64); 5] = [
+const WINDOWS: [(QuotaKind, &str, &str); 3] = [
     (
         QuotaKind::FiveHours,
         "anthropic-ratelimit-unified-5h-utilization",
         "anthropic-ratelimit-unified-5h-reset",
-        1.0,
     ),
     (
         QuotaKind::SevenDays,
         "anthropic-ratelimit-unified-7d-utilization",
         "anthropic-ratelimit-unified-7d-reset",
-        1.0,
     ),
     (
         QuotaKind::Overage,
         "anthropic-ratelimit-unified-overage-utilization",
         "anthropic-ratelimit-unified-overage-reset",
-        1.0,
     ),
-    (QuotaKind::FiveHours, "x-codex-primary-used-percent", "x-codex-primary-reset-at", 100.0),
-    (QuotaKind::SevenDays, "x-codex-secondary-used-percent", "x-codex-secondary-reset-at", 100.0),
 ];
+
+/// Codex's two windows, and what each usually is: a response also says how many minutes it has.
+const CODEX: [(&str, QuotaKind); 2] =
+    [("x-codex-primary", QuotaKind::FiveHours), ("x-codex-secondary", QuotaKind::SevenDays)];
 
 /// Copilot's premium requests: `ent=300&ov=0.0&ovPerm=false&rem=99.5&rst=2026-12-01T00%3A00%3A00Z`.
 const PREMIUM: &str = "x-quota-snapshot-premium_interactions";
 
 /// How the names of all these headers begin.
 const STARTS: [&str; 4] = ["anthropic-ratelimit-", "x-ratelimit-", "x-codex-", "x-quota-"];
+
+/// Minutes of a day.
+const DAY_MINUTES: f64 = 1_440.0;
 
 /// A share above this is nonsense.
 const MOST_USED: f64 = 100.0;
@@ -130,15 +136,35 @@ pub fn from_headers(headers: &HeaderMap, now: u64) -> Vec<Quota> {
     if quotas.is_empty() {
         quotas.extend(counted(headers, QuotaKind::Requests, &unnamed, now));
     }
-    for (kind, used, reset, whole) in WINDOWS {
-        let Some(share) = text(headers, used).and_then(|used| used.parse::<f64>().ok()) else {
-            continue;
-        };
+    for (kind, used, reset) in WINDOWS {
+        let Some(share) = number(headers, used) else { continue };
         let resets_at = text(headers, reset).and_then(|reset| moment(reset, now));
-        quotas.extend(Quota::new(kind, None, share / whole, resets_at));
+        quotas.extend(Quota::new(kind, None, share, resets_at));
+    }
+    for (name, usual) in CODEX {
+        let Some(percent) = number(headers, &format!("{name}-used-percent")) else { continue };
+        let kind = match number(headers, &format!("{name}-window-minutes")) {
+            Some(minutes) if minutes <= DAY_MINUTES => QuotaKind::FiveHours,
+            Some(minutes) if minutes <= 7.0 * DAY_MINUTES => QuotaKind::SevenDays,
+            Some(_) => QuotaKind::Month,
+            None => usual,
+        };
+        let at = text(headers, &format!("{name}-reset-at")).and_then(|at| moment(at, now));
+        let after = number(headers, &format!("{name}-reset-after-seconds"));
+        let after = after.map(|seconds| now.saturating_add((seconds * 1000.0) as u64));
+        quotas.extend(Quota::new(kind, None, percent / 100.0, at.or(after)));
     }
     quotas.extend(text(headers, PREMIUM).and_then(premium));
     quotas
+}
+
+/// The limit of a refusal that says how long to wait, and names no limit that is used up.
+pub fn unnamed(headers: &HeaderMap, told: &[Quota], now: u64) -> Option<Quota> {
+    if told.iter().any(|quota| quota.used >= 1.0) {
+        return None;
+    }
+    let resets_at = moment(text(headers, "retry-after")?, now)?;
+    Quota::new(QuotaKind::Unnamed, None, 1.0, Some(resets_at))
 }
 
 /// A limit that is used up, as a refusal names it.
@@ -203,6 +229,10 @@ impl Quota {
     fn new(kind: QuotaKind, limit: Option<u64>, used: f64, resets_at: Option<u64>) -> Option<Self> {
         (0.0..=MOST_USED).contains(&used).then_some(Self { kind, limit, used, resets_at })
     }
+}
+
+fn number(headers: &HeaderMap, name: &str) -> Option<f64> {
+    text(headers, name)?.parse().ok()
 }
 
 /// `names`: of the limit, of what remains, and of when it is whole again.

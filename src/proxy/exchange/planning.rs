@@ -28,6 +28,7 @@ use crate::proxy::compaction::context::CompactionContext;
 use crate::proxy::http::answer::ProxyError;
 use crate::proxy::http::arriving::ClientBody;
 use crate::proxy::http::body::{self, CollectOutcome, OutgoingBody};
+use crate::proxy::http::headers;
 use crate::proxy::plan::body_reader::ParsedBody;
 use crate::proxy::plan::planned_request::{self, PlannedRequest};
 use crate::proxy::plan::prepared_request::PreparedRequest;
@@ -167,6 +168,9 @@ impl LiveExchange<Received> {
             return RequestPlan::default();
         };
         request_origin::set(&mut opened, &self.client.headers, &prepared, &proxy);
+        if headers::leaves_out_tags(&self.client.headers) {
+            self.recorder.record_notes([Note::IgnoredTag]);
+        }
         self.recorder.record_place(&opened);
         self.record_cap(&opened);
         if can_refuse

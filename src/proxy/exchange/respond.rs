@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE};
-use http::{HeaderMap, Response, Version, response};
+use http::{HeaderMap, Response, StatusCode, Version, response};
 
 use super::live_exchange::{LiveExchange, Sent};
 use crate::clock::now;
@@ -26,7 +26,11 @@ impl LiveExchange<Sent> {
     pub(super) fn actions(&mut self) -> ResponseActions {
         let proxy = &self.recorder.proxy;
         let Sent { response, turn, several, .. } = &mut self.phase;
-        let quotas = quota::from_headers(response.headers(), now());
+        let mut quotas = quota::from_headers(response.headers(), now());
+        if response.status() == StatusCode::TOO_MANY_REQUESTS {
+            let unnamed = quota::unnamed(response.headers(), &quotas, now());
+            quotas.extend(unnamed);
+        }
         // To find the tenant of a request that is not read takes longer than all else here.
         let tenant = match quotas.is_empty() && self.client.response_dialect().is_none() {
             true => None,

@@ -3,6 +3,8 @@
 //! A header map that loses an entry moves its last one into the gap, so maps are rebuilt if something is
 //! removed. The case is stored in the message's extensions, which stay with it.
 
+use std::borrow::Cow;
+
 use http::header::{
     CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, COOKIE, Entry, HOST, PROXY_AUTHENTICATE,
     PROXY_AUTHORIZATION, SEC_WEBSOCKET_PROTOCOL, TE, TRANSFER_ENCODING, UPGRADE,
@@ -19,6 +21,8 @@ const MODE: &str = "x-plimsoll-mode";
 const SESSION: &str = "x-plimsoll-session";
 /// Tags that the client gives a request, which its spending is listed and limited by.
 const TAGS: &str = "x-plimsoll-tags";
+/// Who uses the client, which is read as the tag `user`.
+const USER: &str = "x-plimsoll-user";
 /// How many tags of a request are read.
 const MOST_TAGS: usize = 8;
 /// Bytes of a tag; a longer one is left out.
@@ -143,7 +147,7 @@ pub(crate) fn narrow_upgrade(headers: &mut HeaderMap, wanted: impl Fn(&str) -> b
 }
 
 pub(crate) fn is_for_us(name: &HeaderName) -> bool {
-    name == MODE || name == SESSION || name == TOKEN || name == TAGS
+    [MODE, SESSION, TOKEN, TAGS, USER].contains(&name.as_str())
 }
 
 pub(crate) fn may_join_credential(name: &HeaderName) -> bool {
@@ -193,15 +197,30 @@ pub(crate) fn mode(headers: &HeaderMap) -> Option<Mode> {
     }
 }
 
-/// The tags of a request: `team=core, env=ci`. What is not of this form is left out.
+/// The tags of a request, `team=core, env=ci`, and that of its user. What is not of this form is left out.
 pub(crate) fn tags(headers: &HeaderMap) -> Vec<Box<str>> {
-    let lines = headers.get_all(TAGS).iter().filter_map(|line| line.to_str().ok());
-    let tags = lines.flat_map(|line| line.split(',')).map(str::trim);
     let mut known: Vec<Box<str>> =
-        tags.filter(|tag| is_tag(tag)).take(MOST_TAGS).map(Into::into).collect();
+        stated_tags(headers).filter(|tag| is_tag(tag)).take(MOST_TAGS).map(Into::into).collect();
     known.sort();
     known.dedup();
     known
+}
+
+/// Whether some of what should be tags is left out: it has another form, or there are too many.
+pub(crate) fn leaves_out_tags(headers: &HeaderMap) -> bool {
+    let unreadable = |name| headers.get_all(name).iter().any(|line| line.to_str().is_err());
+    let mut stated = stated_tags(headers);
+    stated.by_ref().take(MOST_TAGS).any(|tag| !is_tag(&tag))
+        || stated.next().is_some()
+        || unreadable(TAGS)
+        || unreadable(USER)
+}
+
+fn stated_tags(headers: &HeaderMap) -> impl Iterator<Item = Cow<'_, str>> {
+    let text = |name| headers.get_all(name).iter().filter_map(|line| line.to_str().ok());
+    let user = text(USER).map(|user| Cow::Owned(format!("user={}", user.trim())));
+    let tags = text(TAGS).flat_map(|line| line.split(',')).map(str::trim);
+    user.chain(tags.filter(|tag| !tag.is_empty()).map(Cow::Borrowed))
 }
 
 /// Adds tags to a request.
@@ -311,7 +330,7 @@ mod tests {
     /// A header that could be a credential leaves a request without a key without a tenant.
     #[test]
     fn headers_for_us_name_no_sender() {
-        for name in [MODE, SESSION, TOKEN, TAGS] {
+        for name in [MODE, SESSION, TOKEN, TAGS, USER] {
             assert!(is_for_us(&HeaderName::from_static(name)), "{name}");
             assert!(is_harmless_header(name), "{name}");
         }

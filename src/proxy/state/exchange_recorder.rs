@@ -20,12 +20,14 @@ use crate::clock::now;
 use crate::config::Upstream;
 use crate::context::budget::MeasuredEstimate;
 use crate::context::caps::CapState;
+use crate::context::cost::CostParts;
 use crate::context::overflow::OverflowReport;
 use crate::context::plan::RewriteSummary;
 use crate::context::savings::ExchangeSavings;
 use crate::context::{Estimate, ExchangeId, Millis, Outcome, SessionId, Turn};
 use crate::dialect::credentials::redact;
 use crate::dialect::error_kind::ErrorKind;
+use crate::dialect::models::Price;
 use crate::dialect::quota::ExhaustedQuota;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::RepairCause;
@@ -388,6 +390,8 @@ pub(crate) struct ReplyRecord {
     pub(crate) served: Option<Box<str>>,
     /// What it cost, US dollars.
     pub(crate) dollars: Option<f64>,
+    /// The same by model and kind.
+    pub(crate) costs: Vec<(Box<str>, CostParts)>,
     /// The view after it shows no messages, because system prompt and tools were estimated larger than the whole.
     pub(crate) shown_capped: bool,
     /// The window that the reply names.
@@ -414,9 +418,18 @@ impl ReplyRecord {
             saved: None,
             served: None,
             dollars: None,
+            costs: Vec::new(),
             shown_capped: false,
             window: None,
             completed: None,
+        }
+    }
+
+    pub(crate) fn set_cost(&mut self, turn: &Turn, price: impl Fn(&str) -> Option<Price>) {
+        self.dollars = turn.dollars;
+        if turn.dollars.is_some() {
+            let parts = turn.cost_parts(price).into_iter();
+            self.costs = parts.map(|(model, parts)| (model.into(), parts)).collect();
         }
     }
 
@@ -444,6 +457,7 @@ impl ReplyRecord {
         event.stop = self.stop;
         event.served = self.served;
         event.dollars = self.dollars;
+        event.costs = self.costs;
         event.error_kind = self.error_kind;
         event.usage = self.usage;
         for why in self.fail_open {

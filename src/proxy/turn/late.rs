@@ -66,7 +66,7 @@ impl LateReply {
         match completing.await {
             Ok(Some(turn)) => {
                 record.take(&reply);
-                record.dollars = turn.dollars;
+                record.set_cost(&turn, |model| proxy.price(&turn.upstream, &turn.model, model));
                 if record.usage != turn.usage {
                     record.usage = turn.usage.clone();
                     record.notes.push(Note::ImpossibleCount);

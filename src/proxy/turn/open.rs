@@ -204,7 +204,7 @@ impl OpenTurn {
             // Another exchange has read it, and reported its usage and what it cost.
             record.usage = Usage::default();
         } else {
-            record.dollars = turn.dollars;
+            record.set_cost(&turn, |model| self.price(model, &proxy));
         }
         turn.measure_removed(self.opened.placed.parent.as_deref());
         record.overflow = overflow;

@@ -2,11 +2,13 @@
 //! what Plimsoll could not do.
 
 use prometheus::{Counter, Gauge, Histogram, IntCounter};
+use strum::IntoEnumIterator as _;
 
 use super::family::{
     MetricFamily, ModelLabels, NONE, OrNone, SECONDS, UpstreamLabels, families, labels, seconds,
 };
 use crate::context::Outcome;
+use crate::context::cost::{CostKind, CostParts};
 use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::hints::{AgentType, RequestClass};
 use crate::dialect::quota::QuotaKind;
@@ -28,6 +30,7 @@ labels! {
     EndLabels<'a> { upstream: &'a str, dialect: OrNone<Dialect>, outcome: Outcome, status: &'a str }
     DialectLabels<'a> { upstream: &'a str, dialect: OrNone<Dialect> }
     pub(super) TokenLabels<'a> { upstream: &'a str, model: &'a str, kind: UsageKind }
+    CostLabels<'a> { upstream: &'a str, model: &'a str, kind: CostKind }
     QuotaLabels<'a> { upstream: &'a str, kind: QuotaKind }
     CapLabels<'a> { cap: &'a str }
     ServedLabels<'a> { upstream: &'a str, model: &'a str, served: &'a str }
@@ -55,8 +58,8 @@ families! {
             "Time spent on one frame of a response body: the mean of each exchange.";
         tokens: MetricFamily<TokenLabels<'static>, IntCounter> = "plimsoll_tokens_total",
             "Tokens as reported, under the model that is billed. `input` includes `cache_read` and `cache_write`, `output` includes `reasoning`. The provider's own calls count, unbilled refusals do not.";
-        cost: MetricFamily<ModelLabels<'static>, Counter> = "plimsoll_cost_dollars_total",
-            "What exchanges cost: by the provider's word, else at the prices of their time.";
+        cost: MetricFamily<CostLabels<'static>, Counter> = "plimsoll_cost_dollars_total",
+            "What exchanges cost, under the model that is billed: by the provider's word (`stated` if our prices do not tell what for), else at the prices of their time.";
         unpriced: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_unpriced_total",
             "Exchanges whose price is not known.";
         served: MetricFamily<ServedLabels<'static>, IntCounter> = "plimsoll_model_served_total",
@@ -160,22 +163,28 @@ impl TrafficMetrics {
         }
     }
 
-    /// Counts what one exchange cost, and which model answered it. `served`: the label of that model.
-    pub(super) fn count_cost(
-        &self,
-        exchange: &Exchange,
-        model: ModelLabels<'_>,
-        served: Option<&str>,
-    ) {
-        match exchange.dollars {
-            Some(dollars) => self.cost.get(model).inc_by(dollars),
-            None if exchange.usage.input.is_some() => self.unpriced.get(model).inc(),
-            None => {}
+    /// Counts what the calls of one model cost.
+    pub(super) fn count_cost(&self, parts: &CostParts, of: ModelLabels<'_>) {
+        let ModelLabels { upstream, model } = of;
+        for kind in CostKind::iter() {
+            let dollars = parts.part(kind);
+            if dollars > 0.0 {
+                self.cost.get(CostLabels { upstream, model, kind }).inc_by(dollars);
+            }
         }
-        if let Some(served) = served {
-            let ModelLabels { upstream, model } = model;
-            self.served.get(ServedLabels { upstream, model, served }).inc();
+    }
+
+    /// Counts an exchange whose price is not known.
+    pub(super) fn count_unpriced(&self, exchange: &Exchange, model: ModelLabels<'_>) {
+        if exchange.dollars.is_none() && exchange.usage.input.is_some() {
+            self.unpriced.get(model).inc();
         }
+    }
+
+    /// Counts which model answered. `served`: its label.
+    pub(super) fn count_served(&self, of: ModelLabels<'_>, served: &str) {
+        let ModelLabels { upstream, model } = of;
+        self.served.get(ServedLabels { upstream, model, served }).inc();
     }
 
     /// Shows how much of a spending cap is spent.

@@ -92,6 +92,31 @@ fn unknown_name_of_answer_has_requested_price() {
     assert_ne!(turn.cost(price), Some(1.5), "a known one has its own");
 }
 
+/// Each part stands under the model that is billed, and all of them are what the call cost, also by the provider's word.
+#[test]
+fn parts_add_up_to_cost() {
+    let advice = Attempt {
+        kind: "advisor_message".into(),
+        model: Some("claude-opus-5-5".into()),
+        usage: usage(10_000, 1_000),
+    };
+    let scene = SessionFixture::new("gpt-6-astra", &messages("u"));
+    let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
+    turn.usage = Usage { attempts: vec![advice], ..usage(100_000, 10_000) };
+    for stated in [None, Some(9.0)] {
+        turn.dollars = stated;
+        let parts = turn.cost_parts(price);
+        let models: Vec<&str> = parts.iter().map(|(model, _)| *model).collect();
+        assert_eq!(models, ["gpt-6-astra", "claude-opus-5-5"]);
+        near(Some(parts.iter().map(|(_, parts)| parts.total()).sum()), turn.cost(price).unwrap());
+        near(Some(parts[1].1.output), 0.02);
+        assert!(parts[0].1.input > parts[0].1.output / 2.0);
+    }
+    turn.model = "unheard-of".into();
+    turn.usage = usage(100_000, 10_000);
+    near(Some(turn.cost_parts(price)[0].1.stated), 9.0);
+}
+
 #[test]
 fn audio_has_price_of_its_own() {
     let billing = Billing { audio_input: 50_000, ..Billing::default() };

@@ -101,6 +101,7 @@ const HEADERS: &[&str] = &[
     "x-plimsoll-session",
     "x-plimsoll-tags",
     "x-plimsoll-token",
+    "x-plimsoll-user",
     "x-request-id",
     "x-requested-with",
     "x-server-timeout",

@@ -60,6 +60,35 @@ fn codex_says_percent() {
     assert!((primary.used - 0.895).abs() < 1e-9);
 }
 
+/// Which window is the first one depends on the plan.
+#[test]
+fn codex_says_how_long_its_windows_are() {
+    for (minutes, kind) in [
+        ("300", QuotaKind::FiveHours),
+        ("10080", QuotaKind::SevenDays),
+        ("43200", QuotaKind::Month),
+    ] {
+        let primary = one(&[
+            ("x-codex-primary-used-percent", "50"),
+            ("x-codex-primary-window-minutes", minutes),
+            ("x-codex-primary-reset-after-seconds", "90"),
+        ]);
+        assert_eq!(primary.kind, kind);
+        assert_eq!(primary.resets_at, Some(NOW + 90_000));
+    }
+}
+
+#[test]
+fn refusal_says_how_long_to_wait() {
+    let mut headers = HeaderMap::new();
+    headers.insert("retry-after", "3600".parse().unwrap());
+    let waits = unnamed(&headers, &[], NOW).unwrap();
+    assert_eq!(waits.kind, QuotaKind::Unnamed);
+    assert_eq!(waits.resets_at, Some(NOW + 3_600_000));
+    let named = Quota { kind: QuotaKind::Tokens, limit: None, used: 1.0, resets_at: None };
+    assert_eq!(unnamed(&headers, &[named], NOW), None);
+}
+
 #[test]
 fn openai_says_how_long_it_takes() {
     for (reset, wait) in
