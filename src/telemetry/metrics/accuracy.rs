@@ -87,7 +87,7 @@ families! {
         classic_error: MetricFamily<ClassicLabels<'static>, Histogram> = "plimsoll_classic_error_ratio" in ERROR_RATIO,
             "Error of a known agent's count; only with a preset or estimate.classic.";
         hidden_error: MetricFamily<HiddenLabels, Histogram> = "plimsoll_hidden_input_error_tokens" in ERROR_TOKENS,
-            "|estimate - actual| of exchanges whose input could not be known in advance, which are in no other metric of accuracy: tools ran at the provider (`hosted_tools`), it summarised, cleared or called other models (`provider_edit`), another model answered (`other_model`), a stored history was not seen (`continuation`).";
+            "|estimate - actual| of exchanges that are in no other metric of accuracy: tools ran at the provider (`hosted_tools`), it changed the context or called other models (`provider_edit`), another model answered (`other_model`), it holds the history (`continuation`).";
     }
 }
 

@@ -57,13 +57,13 @@ families! {
         event: Histogram = "plimsoll_overhead_event_seconds" in EVENT,
             "Time spent on one frame of a response body: the mean of each exchange.";
         tokens: MetricFamily<TokenLabels<'static>, IntCounter> = "plimsoll_tokens_total",
-            "Tokens as reported, under the model that is billed. `input` includes `cache_read` and `cache_write`, `output` includes `reasoning`. The provider's own calls count, unbilled refusals do not.";
+            "Reported tokens, under the model that is billed. `input` includes `cache_read` and `cache_write`, `output` includes `reasoning`. Unbilled refusals do not count.";
         cost: MetricFamily<CostLabels<'static>, Counter> = "plimsoll_cost_dollars_total",
-            "What exchanges cost, under the model that is billed: by the provider's word (`stated` if our prices do not tell what for), else at the prices of their time.";
+            "What exchanges cost, under the model that is billed, at the prices of their time or by the provider's word (`stated`: for what is unknown).";
         unpriced: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_unpriced_total",
             "Exchanges whose price is not known.";
         served: MetricFamily<ServedLabels<'static>, IntCounter> = "plimsoll_model_served_total",
-            "Exchanges whose reply names another model (`served`) than the request.";
+            "Exchanges whose reply names another model (`served`) than the request, dates aside.";
         quota_used: MetricFamily<QuotaLabels<'static>, Gauge> = "plimsoll_quota_fill_ratio",
             "Used share of a provider's limit, as last said: the largest of all credentials; 0 once it is whole again.";
         cap_used: MetricFamily<CapLabels<'static>, Gauge> = "plimsoll_cap_fill_ratio",
