@@ -60,6 +60,19 @@ pub(super) struct Comparison {
     pub mixed: u64,
     /// Whether both groups have enough sessions for a comparison.
     pub enough: bool,
+    /// What a turn of the others cost less; `None` if a group has fewer than two sessions with a known cost.
+    pub saved_per_turn: Option<SavedPerTurn>,
+}
+
+/// A difference of costs, and where it is with a probability of 95 %.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+pub(super) struct SavedPerTurn {
+    /// US dollars; negative if the others cost more.
+    pub dollars: f64,
+    /// The lower end.
+    pub low: f64,
+    /// The upper end.
+    pub high: f64,
 }
 
 /// One side of a comparison.
@@ -165,6 +178,7 @@ impl SavingsPage {
         }
         comparison.enough = held_out.sessions.min(others.sessions) >= ENOUGH;
         let has_held_out = held_out.sessions > 0;
+        comparison.saved_per_turn = held_out.less(&others);
         comparison.held_out = held_out.group();
         comparison.others = others.group();
         Self {
@@ -177,6 +191,9 @@ impl SavingsPage {
     }
 }
 
+/// Standard errors on either side of a mean within which it is with a probability of 95 %.
+const ERRORS: f64 = 1.96;
+
 /// The sums of one side.
 #[derive(Default)]
 struct GroupSums {
@@ -184,6 +201,8 @@ struct GroupSums {
     inputs: Vec<u64>,
     cost: f64,
     priced: u64,
+    /// Cost and priced turns of each session that has some: sessions are drawn, not turns.
+    each: Vec<(f64, f64)>,
 }
 
 impl GroupSums {
@@ -192,6 +211,30 @@ impl GroupSums {
         self.inputs.extend(one.inputs);
         self.cost += one.cost;
         self.priced += one.priced;
+        if one.priced > 0 {
+            self.each.push((one.cost, one.priced as f64));
+        }
+    }
+
+    /// The cost of a turn, and the square of its standard error: that of a ratio of two sums over sessions.
+    fn mean(&self) -> Option<(f64, f64)> {
+        let sessions = self.each.len() as f64;
+        if sessions < 2.0 {
+            return None;
+        }
+        let turns: f64 = self.each.iter().map(|(_, turns)| turns).sum();
+        let mean = self.cost / turns;
+        let squares = self.each.iter().map(|(cost, turns)| (cost - mean * turns).powi(2));
+        Some((mean, squares.sum::<f64>() * sessions / (sessions - 1.0) / turns.powi(2)))
+    }
+
+    /// How much less a turn of the others costs.
+    fn less(&self, others: &Self) -> Option<SavedPerTurn> {
+        let (mean, error) = self.mean()?;
+        let (other_mean, other_error) = others.mean()?;
+        let dollars = mean - other_mean;
+        let within = ERRORS * (error + other_error).sqrt();
+        Some(SavedPerTurn { dollars, low: dollars - within, high: dollars + within })
     }
 
     fn group(mut self) -> ComparisonGroup {
@@ -339,6 +382,11 @@ impl fmt::Display for Comparison {
                 "  {name}: {sessions}, {turns} turns, median input {median} tokens, {cost} a turn"
             )?;
         }
+        if let Some(SavedPerTurn { dollars, low, high }) = self.saved_per_turn {
+            let [dollars, low, high] =
+                [dollars, low, high].map(|one| format!("{}${:.4}", minus(one), one.abs()));
+            writeln!(f, "  saved a turn: {dollars} ({low} to {high} with a probability of 95 %)")?;
+        }
         if self.mixed > 0 {
             writeln!(f, "  in neither group: {}", sessions(self.mixed))?;
         }
@@ -346,5 +394,29 @@ impl fmt::Display for Comparison {
             writeln!(f, "  These are too few for a conclusion: each side needs {ENOUGH}.")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(costs: &[f64]) -> GroupSums {
+        let mut sums = GroupSums::default();
+        for cost in costs {
+            sums.add(SessionSums { cost: *cost, priced: 1, ..SessionSums::default() });
+        }
+        sums
+    }
+
+    /// Of one turn a session, it is the difference of two means of three, each with a deviation of 1.
+    #[test]
+    fn difference_has_its_interval() {
+        let saved = group(&[1.0, 2.0, 3.0]).less(&group(&[0.0, 1.0, 2.0])).unwrap();
+        assert!((saved.dollars - 1.0).abs() < 1e-9, "{saved:?}");
+        let within = 1.96 * (2.0_f64 / 3.0).sqrt();
+        assert!((saved.high - 1.0 - within).abs() < 1e-9, "{saved:?}");
+        assert!((1.0 - within - saved.low).abs() < 1e-9, "{saved:?}");
+        assert_eq!(group(&[1.0]).less(&group(&[0.0, 1.0])), None, "one session says nothing");
     }
 }
