@@ -164,8 +164,8 @@ impl<'l> AncestorMatch<'l> {
 ///    parent, then one that said what is left of an edited reply;
 /// 4. *sentence*: what is left of a reply that the client edited ([`edited`](super::edited)).
 ///
-/// If none of these finds one, it is the maker of the newest reasoning: a reply may be reasoning alone, after a message that
-/// the client changed.
+/// If none of these covers what the newest reasoning in the request stands behind, its maker is the parent: a reply may be
+/// reasoning alone, or a call without an id, after a message that the client changed.
 ///
 /// Of equal turns, one that no turn has continued is the parent, then the newest.
 fn grown_from<'l>(
@@ -194,10 +194,16 @@ fn grown_from<'l>(
             return Some(found.clone());
         }
     }
-    by_boundary.or(by_chain).or_else(|| {
-        let (covers, turn) = newest_reasoning(ledger, conversation)?;
-        Some(AncestorMatch::new(turn, covers)).filter(|_| !others.contains(turn))
-    })
+    let nearest = by_boundary.or(by_chain);
+    match newest_reasoning(ledger, conversation) {
+        Some((covers, maker))
+            if !others.contains(maker)
+                && nearest.as_ref().is_none_or(|nearest| nearest.covers <= covers) =>
+        {
+            Some(AncestorMatch::new(maker, covers))
+        }
+        _ => nearest,
+    }
 }
 
 /// Way 4: the turns whose reply has most sentences of the last reply in the request, the likeliest first.

@@ -266,6 +266,22 @@ fn reasoning_alone_tells_its_turn() {
     assert_eq!(next.position.thread, first.position.thread);
 }
 
+/// The client took a message back that it had put in for one request: the reasoning of the short reply behind it says
+/// whose it is, although an older reply is certain.
+#[test]
+fn reasoning_is_nearer_than_older_reply() {
+    let thought = r#"{"type":"thinking","thinking":"Hm.","signature":"A"}"#;
+    let short = format!("{thought},{}", words("ok"));
+    let mut play = Play::default();
+    play.say(&user("one"), &words("1"));
+    let history = [user("one"), model("1"), user("two")].join(",");
+    let first = play.say(&[history.clone(), user("<context/>")].join(","), &short);
+    let answered = format!(r#"{{"role":"assistant","content":[{short}]}}"#);
+    let next = play.say(&[history, answered, user("three")].join(","), &words("3"));
+    assert_eq!(parent(&next), Some("req-2"));
+    assert_eq!(next.position.thread, first.position.thread);
+}
+
 /// A replica whose clock is behind gets the next request, and it fails: asked again, it is on the same thread.
 #[test]
 fn clock_that_is_behind_makes_no_fork() {
