@@ -27,21 +27,9 @@ use crate::store::{Scope, ScopeLine, ScopePage};
 use crate::telemetry::log::clean;
 
 /// By which of its names a call is listed.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    Serialize,
-    Deserialize,
-    AsRefStr,
-    EnumString,
-    VariantNames,
-    clap::ValueEnum,
-    schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(AsRefStr, EnumString, VariantNames, clap::ValueEnum)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum SpendBy {

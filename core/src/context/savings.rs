@@ -264,9 +264,8 @@ fn held(usage: &Usage, dialect: Dialect) -> u64 {
 }
 
 /// Claimed savings compared with the provider's counts.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ClaimCheck {
     /// How many exchanges.
     pub turns: u64,

@@ -76,9 +76,8 @@ pub struct ContextView {
 }
 
 /// What was done to the request of a context.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 pub struct RewriteView {
     /// The mode. In shadow mode nothing of it was sent.
     pub mode: Mode,

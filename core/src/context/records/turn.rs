@@ -54,9 +54,8 @@ pub struct ProviderCount {
 }
 
 /// How the tokens of a context are split. The parts add up to the total.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Breakdown {
     /// System prompt, tokens, estimated.
     pub system: u64,
@@ -78,19 +77,8 @@ pub struct Breakdown {
 }
 
 /// How an exchange ended. Exactly one per exchange (invariant 6); a metric label.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    Serialize,
-    Deserialize,
-    AsRefStr,
-    EnumIter,
-    schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(AsRefStr, EnumIter, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Outcome {
