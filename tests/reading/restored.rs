@@ -9,7 +9,7 @@ use plimsoll::context::lineage::place;
 use plimsoll::context::plan::{self, RecordedDecisions};
 use plimsoll::context::policy::{DecisionMode, Mode, Policy, ReasoningRule};
 use plimsoll::context::reasoning::{self, ReplyOrigin};
-use plimsoll::context::{ExchangeId, Fact, Outcome, Sketch, Turn};
+use plimsoll::context::{ExchangeId, Fact, Outcome, Turn};
 use plimsoll::dialect::models::{Catalogue, Model};
 use plimsoll::dialect::{self, Conversation, Dialect, Part, PartKind, Role};
 use plimsoll::tokens::Tokenizer;
@@ -151,33 +151,15 @@ fn turn(
         exchange,
         after: call.reply.chain_after(placed.position.chain),
         position: placed.position,
-        done: Default::default(),
         response: call.reply.id.clone(),
-        at: 0,
-        ended: 0,
         upstream: "u".into(),
-        dialect,
         model: name.into(),
-        family: model.family,
-        purpose: Default::default(),
-        estimate: None,
         usage: call.reply.usage.clone(),
-        counted: None,
         stop: call.reply.stop,
         outcome: Outcome::Complete,
         window: model.window,
-        reserve: 0,
-        sketch: Sketch::default(),
-        reply: Vec::new(),
         anchor_keys: anchor_keys(&call.reply),
-        others: Vec::new(),
-        provider_request_id: None,
-        repeated_calls: None,
-        hints: None,
-        origin: None,
-        served: None,
-        dollars: None,
-        carry: None,
+        ..Turn::empty(dialect, model.family)
     }
 }
 

@@ -612,13 +612,7 @@ mod tests {
             after: Chain(1),
             at: 1,
             prefix: Chain(2),
-            order: None,
-            model: Box::default(),
-            upstream: Box::default(),
-            blocks: vec![],
-            signatures: vec![],
-            parts: vec![],
-            anchor_keys: vec![],
+            ..ReasoningRecord::default()
         };
         let of = |reasoning| added(Fact::Reasoning(Box::new(reasoning)));
         let base = of(plain.clone());

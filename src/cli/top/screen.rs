@@ -55,8 +55,9 @@ The line under CONTEXT fills as the model's window does: green, yellow from 80 %
 NEXT CALL is what the input of the next call will cost. ERROR is how far the last estimate was off.";
 
 /// What is open.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) enum OpenView {
+    #[default]
     List,
     Help,
     /// A session: its id, and the first line that is shown.
@@ -73,6 +74,7 @@ pub(super) enum TopAction {
 }
 
 /// Everything that is shown.
+#[derive(Default)]
 pub(super) struct Top {
     pub view: OpenView,
     pub sessions: Vec<SessionLine>,
@@ -91,19 +93,7 @@ pub(super) struct Top {
 
 impl Top {
     pub(super) fn new(has_keys: bool) -> Self {
-        Self {
-            view: OpenView::List,
-            sessions: Vec::new(),
-            head: String::new(),
-            failure: None,
-            session_text: String::new(),
-            order: 0,
-            is_reversed: false,
-            filter: String::new(),
-            is_typing: false,
-            chosen: 0,
-            has_keys,
-        }
+        Self { has_keys, ..Self::default() }
     }
 
     /// Whether there is somebody to press keys.

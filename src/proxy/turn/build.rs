@@ -6,7 +6,7 @@
 use crate::context::reasoning::{self, ReplyOrigin};
 use crate::context::{Fact, Millis, Outcome, Turn, budget, edited};
 use crate::dialect::reply::chain_after;
-use crate::dialect::{Chain, PartKey, PartKind, Reply, Usage, agent};
+use crate::dialect::{Chain, PartKey, PartKind, Reply, agent};
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::request_info::RequestInfo;
@@ -85,32 +85,19 @@ pub(super) fn draft(
         after: Reply::default().chain_after(position.chain),
         position,
         done: planned.done.clone(),
-        response: None,
         at,
         ended: at,
         upstream: prepared.info.upstream.name.clone(),
-        dialect: prepared.conversation.dialect,
         model: prepared.info.model_name().into(),
-        family: prepared.info.model.family,
         purpose: prepared.conversation.purpose,
         estimate: measured.map(|measured| measured.estimate.clone()),
-        usage: Usage::default(),
-        counted: None,
-        stop: None,
         outcome: Outcome::Interrupted,
         window: prepared.info.model.window,
         reserve: prepared.info.reserve,
         sketch: measured.map(|measured| measured.sketch.clone()).unwrap_or_default(),
-        reply: Vec::new(),
-        anchor_keys: Vec::new(),
-        others: Vec::new(),
-        provider_request_id: None,
-        repeated_calls: None,
         hints: prepared.info.hints.clone(),
         origin: Some(Box::new(opened.origin.clone())),
-        served: None,
-        dollars: None,
-        carry: None,
+        ..Turn::empty(prepared.conversation.dialect, prepared.info.model.family)
     }
 }
 

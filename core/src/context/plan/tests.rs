@@ -29,17 +29,12 @@ fn sent(scene: &SessionFixture) -> Value {
 /// The current request decides to cut the result in this message.
 fn cut(scene: &SessionFixture, message: usize, why: DecisionReason) -> Fact {
     Fact::Cut(Box::new(Cut {
-        epoch: None,
-        about: PartKey(scene.about(message)),
-        part: None,
         at: scene.now,
         exchange: scene.request().exchange.clone(),
-        content: Replacement::Text(GONE.into()),
-        keep_media: false,
-        was: 900,
         tokens: 20,
         why,
         shadow: scene.mode == Mode::Shadow,
+        ..scene.cut(message, GONE)
     }))
 }
 
