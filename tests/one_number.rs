@@ -556,18 +556,8 @@ impl<'a> Session<'a> {
         let prospect = CarryOutlook::new(&request, &sent, grown, true, WindowLimits::default());
         turn.carry = Some(prospect.carry_over(&turn, &reply, request.model, &learned));
         self.learned.push(learned);
-        let thoughts = reasoning::record(
-            &reply.parts,
-            reasoning::ReplyOrigin {
-                dialect: self.dialect,
-                after: turn.after,
-                prefix: plan.sent.chain(),
-                order: plan.sent.thought(),
-                model: self.name,
-                upstream: "up",
-                at: turn.ended,
-            },
-        );
+        let prefix = plan.sent.prefix();
+        let thoughts = reasoning::record(&reply.parts, turn.after, &turn, prefix);
         facts.extend(thoughts.map(|thoughts| Fact::Reasoning(Box::new(thoughts))));
         facts.push(Fact::Turn(Box::new(turn)));
         facts.into_iter().for_each(|fact| self.ledger.add(fact));

@@ -8,7 +8,7 @@ use plimsoll::context::ledger::{Ledger, anchor_keys};
 use plimsoll::context::lineage::place;
 use plimsoll::context::plan::{self, RecordedDecisions};
 use plimsoll::context::policy::{DecisionMode, Mode, Policy, ReasoningRule};
-use plimsoll::context::reasoning::{self, ReplyOrigin};
+use plimsoll::context::reasoning;
 use plimsoll::context::{ExchangeId, Fact, Outcome, Turn};
 use plimsoll::dialect::models::{Catalogue, Model};
 use plimsoll::dialect::{self, Conversation, Dialect, Part, PartKind, Role};
@@ -83,26 +83,10 @@ fn play(dialect: Dialect, calls: &[Call]) -> Vec<Option<Result<(), String>>> {
         let is_known = thinking.peek().is_some() && thinking.all(|seen| made_here(&seen));
         verdicts.push(is_known.then(|| compare(&real, &out)));
 
-        let after = call.reply.chain_after(placed.position.chain);
-        let name = request.name;
-        let made = ReplyOrigin {
-            dialect,
-            after,
-            prefix: plan.sent.chain(),
-            order: plan.sent.thought(),
-            model: name,
-            upstream: "u",
-            at: 0,
-        };
-        let reasoning = reasoning::record(&call.reply.parts, made);
-        ledger.add(Fact::Turn(Box::new(turn(
-            exchange.clone(),
-            placed,
-            call,
-            dialect,
-            &model,
-            name,
-        ))));
+        let turn = turn(exchange.clone(), placed, call, dialect, &model, request.name);
+        let prefix = plan.sent.prefix();
+        let reasoning = reasoning::record(&call.reply.parts, turn.after, &turn, prefix);
+        ledger.add(Fact::Turn(Box::new(turn)));
         thought.extend(call.reply.parts.iter().map(|part| {
             let signature = part.signature.as_deref().map(spelled).unwrap_or_default();
             let thinks = part.kind == PartKind::Reasoning;

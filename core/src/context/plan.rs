@@ -17,7 +17,7 @@ pub use super::records::{
     Change, ChangeCounts, Decision, DecisionReason, MOST_STORED_STEPS, PlanStep, RemovedTokens,
     RewriteSummary, waiting_savings,
 };
-pub use overlay::Overlay;
+pub use overlay::{ForwardedPrefix, Overlay};
 pub use proposal::Proposal;
 pub(crate) use recorded::CutOfPart;
 pub(crate) use recorded::ReturnedReply;

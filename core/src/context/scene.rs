@@ -9,7 +9,7 @@ use super::ledger::Ledger;
 use super::lineage::{self, Placement};
 use super::plan::{DecisionReason, Plan, PlanRequest, RecordedDecisions, replay};
 use super::policy::{Mode, Policy, ReasoningRule, SummaryAuthor};
-use super::reasoning::{self, ReplyOrigin};
+use super::reasoning;
 use super::{
     CompactionRecord, Cut, ExchangeId, Fact, Millis, Outcome, PromptSection, Replacement,
     SketchPart, Turn, budget,
@@ -227,16 +227,7 @@ impl SessionFixture {
         let reply = self.reply(content);
         let plan = self.plan();
         let turn = self.turn(&reply);
-        let made = ReplyOrigin {
-            dialect: turn.dialect,
-            after: turn.after,
-            prefix: plan.sent.chain(),
-            order: plan.sent.thought(),
-            model: self.name,
-            upstream: self.upstream,
-            at: self.now,
-        };
-        let reasoning = reasoning::record(&reply.parts, made);
+        let reasoning = reasoning::record(&reply.parts, turn.after, &turn, plan.sent.prefix());
         self.ledger.add(Fact::Turn(Box::new(turn)));
         if let Some(record) = reasoning {
             self.ledger.add(Fact::Reasoning(Box::new(record)));

@@ -93,12 +93,7 @@ impl CountFallback {
         }
         // A missing model is another fault, and is reported by the provider itself.
         let error = RefusalResponse::Refused { status: status.as_u16(), body: &begun.start };
-        let request = QuotableRequest {
-            tenant: self.prepared.info.tenant.as_ref(),
-            body: &self.prepared.body,
-            model: self.prepared.info.model_name(),
-            head: Some(head),
-        };
+        let request = QuotableRequest::new(&self.prepared, Some(head));
         let taught = lessons::taught(error, &request).await;
         taught.holds(Lesson::CountMissing)
     }

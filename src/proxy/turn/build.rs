@@ -3,24 +3,16 @@
 //! The draft is the turn without its reply, and the turn is made from it, so that an interrupted exchange is
 //! stored in the same form as any other.
 
-use crate::context::reasoning::{self, ReplyOrigin};
+use crate::context::plan::ForwardedPrefix;
+use crate::context::reasoning;
 use crate::context::{Fact, Millis, Outcome, Turn, budget, edited};
 use crate::dialect::reply::chain_after;
-use crate::dialect::{Chain, PartKey, PartKind, Reply, agent};
+use crate::dialect::{PartKind, Reply, agent};
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::request_info::RequestInfo;
 use crate::store::ledgers::OpenedSession;
 use crate::tokens::Tokenizer;
-
-/// The prefix that a reply's reasoning is bound to.
-#[derive(Clone, Copy)]
-pub(super) struct ForwardedPrefix {
-    /// The chain of everything that is forwarded.
-    pub(super) prefix: Chain,
-    /// The newest reasoning in it.
-    pub(super) order: Option<PartKey>,
-}
 
 /// The turn of an exchange that ended, without what is counted or learned of it.
 pub(super) fn turn(draft: Turn, info: &RequestInfo, reply: &Reply) -> Turn {
@@ -101,21 +93,13 @@ pub(super) fn draft(
     }
 }
 
-pub(super) fn facts(turn: Turn, reply: &Reply, forwarded: Option<ForwardedPrefix>) -> Vec<Fact> {
+pub(super) fn facts(turn: Turn, reply: &Reply, prefix: Option<ForwardedPrefix>) -> Vec<Fact> {
     let mut facts = Vec::new();
-    if let Some(forwarded) = forwarded {
+    if let Some(prefix) = prefix {
         // Its client may have the reply in any of its forms.
         for form in reply.forms() {
-            let made = ReplyOrigin {
-                dialect: turn.dialect,
-                after: chain_after(form, turn.position.chain),
-                prefix: forwarded.prefix,
-                order: forwarded.order,
-                model: &turn.model,
-                upstream: &turn.upstream,
-                at: turn.ended,
-            };
-            let reasoning = reasoning::record(form, made);
+            let after = chain_after(form, turn.position.chain);
+            let reasoning = reasoning::record(form, after, &turn, prefix);
             facts.extend(reasoning.map(|reasoning| Fact::Reasoning(Box::new(reasoning))));
         }
     }

@@ -117,12 +117,7 @@ impl SummaryJob {
         // The lesson is only remembered if the message is the provider's own; otherwise it applies to this
         // request.
         let error = lessons::RefusalResponse::Refused { status: status.as_u16(), body };
-        let refused = QuotableRequest {
-            tenant: self.prepared.info.tenant.as_ref(),
-            body: &self.prepared.body,
-            model: self.prepared.info.model_name(),
-            head: Some(&self.head),
-        };
+        let refused = QuotableRequest::new(&self.prepared, Some(&self.head));
         let taught = lessons::taught(error, &refused).await;
         self.proxy.count_quoted(&self.prepared.info.upstream.name, &taught);
         match taught.holds(Lesson::CompactionRefused) {

@@ -81,12 +81,7 @@ impl SummaryJob {
             return SummaryError::Upstream;
         }
         let error = lessons::RefusalResponse::Refused { status, body: &body };
-        let refused = QuotableRequest {
-            tenant: self.prepared.info.tenant.as_ref(),
-            body: &self.prepared.body,
-            model: self.prepared.info.model_name(),
-            head: Some(&self.head),
-        };
+        let refused = QuotableRequest::new(&self.prepared, Some(&self.head));
         let taught = lessons::taught(error, &refused).await;
         SummaryError::Bound { is_taught: taught.holds(Lesson::ReasoningBound) }
     }

@@ -189,12 +189,7 @@ impl Retry<'_> {
         let status = refused.head.status.as_u16();
         let error = lessons::RefusalResponse::Refused { status, body: &refused.start };
         let prepared = pending.prepared();
-        let refused = QuotableRequest {
-            tenant: prepared.info.tenant.as_ref(),
-            body: &prepared.body,
-            model: prepared.info.model_name(),
-            head: Some(&self.original.head),
-        };
+        let refused = QuotableRequest::new(prepared, Some(&self.original.head));
         lessons::taught(error, &refused).await
     }
 }
