@@ -285,7 +285,7 @@ impl<'l> ReplaySession<'l> {
 /// The tokens of a line's new text, if they are estimated by what each costs.
 fn ranks(line: &TranscriptLine, tokenizer: Tokenizer) -> Vec<(u32, u32)> {
     let mut ranks = BTreeMap::new();
-    let Some(encoding) = tokenizer.encoding.filter(|_| tokenizer.costs.is_some()) else {
+    let (Some(encoding), Some(_)) = (tokenizer.encoding, &tokenizer.costs) else {
         return Vec::new();
     };
     for text in line.new_texts() {

@@ -270,9 +270,9 @@ impl<'l> WhatIfSession<'l> {
                 ScheduleAction::SendSmall | ScheduleAction::Send => return,
                 ScheduleAction::Decline(why) | ScheduleAction::GiveUp(why) => {
                     // It is about the whole request, not about a part of it.
-                    let at = PartIndex::default();
+                    let part_index = PartIndex::default();
                     let span = dialect::Span::new(0, 0);
-                    let step = PlanStep::declined(Change::Compacted, why, at, span, tokens);
+                    let step = PlanStep::declined(Change::Compacted, why, part_index, span, tokens);
                     decided.declined.push(step);
                     return;
                 }

@@ -101,7 +101,7 @@ impl Call {
         prices: &PriceList,
         names: &mut HashSet<Arc<str>>,
     ) -> Self {
-        let price = |model: &str| prices.of_turn(turn, model);
+        let price = prices.for_turn(turn);
         let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
         let saved = SavingsInput::from_turn(turn, parent.map(AsRef::as_ref), price).saved();
         let costs = turn.costs_by_model(price);

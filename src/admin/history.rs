@@ -284,8 +284,8 @@ impl History {
             tally.add(call, session);
         }
         if let Some(dollars) = self.dollars.get_mut(step) {
-            let whole = [(call.model.clone(), call.dollars.unwrap_or(0.0))];
-            let shares = if call.shares.is_empty() { &whole[..] } else { &call.shares };
+            let whole_price = [(call.model.clone(), call.dollars.unwrap_or(0.0))];
+            let shares = if call.shares.is_empty() { &whole_price[..] } else { &call.shares };
             for (model, share) in shares.iter().filter(|(_, share)| *share > 0.0) {
                 *dollars.entry(model.to_string()).or_default() += share;
             }
@@ -318,10 +318,10 @@ impl History {
     fn page(self) -> HistoryPage {
         let HistoryQuery { since, until, step, .. } = self.query;
         let mut steps = Vec::with_capacity(self.steps.len());
-        let mut at = since;
+        let mut time = since;
         for (tally, dollars_by_model) in self.steps.into_iter().zip(self.dollars) {
-            steps.push(HistoryStep { at, sums: tally.finish(), dollars_by_model });
-            at += step;
+            steps.push(HistoryStep { at: time, sums: tally.finish(), dollars_by_model });
+            time += step;
         }
         let models = self.models.into_iter().map(|(model, (tally, errors))| HistoryModel {
             model,

@@ -123,7 +123,7 @@ impl SpendSums {
         let mut sums = Self::new(by);
         let names = SessionNames::from_ledger(ledger);
         for turn in ledger.turns().filter(|turn| turn.at >= since) {
-            let price = |model: &str| prices.of_turn(turn, model);
+            let price = prices.for_turn(turn);
             let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
             let saved = SavingsInput::from_turn(turn, parent.map(AsRef::as_ref), price).saved();
             let name = match by {
@@ -209,16 +209,17 @@ impl SpendSums {
         }
         // Weights are estimated part by part: together they may exceed the whole.
         let sum = weights.iter().map(|(_, tokens)| tokens).sum::<u64>();
-        let whole = estimate.tokens.max(sum).max(1) as f64;
+        let total = estimate.tokens.max(sum).max(1) as f64;
         for (name, tokens) in weights.into_iter().filter(|(_, tokens)| *tokens > 0) {
-            let share = tokens as f64 / whole;
+            let share = tokens as f64 / total;
             let mut line = SpendLine { name: name.to_owned(), calls: 1, ..SpendLine::default() };
             line.input = (input as f64 * share) as u64;
             line.cache_read = (turn.usage.cache_read.unwrap_or(0) as f64 * share) as u64;
             line.unpriced = u64::from(dollars.is_none());
             // A provider's own word may be less than our price of the input.
-            let own = of_input.zip(dollars).map(|(of_input, dollars)| of_input.min(dollars));
-            line.dollars = own.unwrap_or(0.0) * share;
+            let own_dollars =
+                of_input.zip(dollars).map(|(of_input, dollars)| of_input.min(dollars));
+            line.dollars = own_dollars.unwrap_or(0.0) * share;
             if let Some(rest) = self.lines.get_mut(REST) {
                 rest.dollars -= line.dollars;
                 rest.input = rest.input.saturating_sub(line.input);
@@ -294,8 +295,8 @@ impl SpendLine {
 }
 
 fn agent(turn: &Turn, names: &SessionNames) -> String {
-    let own = turn.origin.as_deref().and_then(|origin| origin.agent.as_ref());
-    own.or(names.agent.as_ref()).map_or("-", |agent| &agent.name).to_owned()
+    let agent = turn.origin.as_deref().and_then(|origin| origin.agent.as_ref());
+    agent.or(names.agent.as_ref()).map_or("-", |agent| &agent.name).to_owned()
 }
 
 fn tags(turn: &Turn) -> Vec<&str> {
@@ -313,8 +314,8 @@ fn class(turn: &Turn) -> String {
 }
 
 fn day(at: Millis) -> String {
-    let at = i64::try_from(at).ok().and_then(|at| Timestamp::from_millisecond(at).ok());
-    at.map_or_else(|| "-".to_owned(), |at| at.strftime("%Y-%m-%d").to_string())
+    let timestamp = i64::try_from(at).ok().and_then(|at| Timestamp::from_millisecond(at).ok());
+    timestamp.map_or_else(|| "-".to_owned(), |time| time.strftime("%Y-%m-%d").to_string())
 }
 
 /// Spending without a time is that of so long, milliseconds: 30 days.

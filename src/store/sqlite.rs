@@ -375,10 +375,9 @@ impl Store for SqliteStore {
         tenant: TenantId,
         fingerprints: Vec<u128>,
     ) -> StoreFuture<'_, Option<SessionId>> {
-        let concerns = |entry: &JournalEntry| {
+        let is_waiting = self.file.writer.journal.holds(|entry| {
             entry.scope.tenant == tenant && fingerprints.iter().any(|key| entry.shows(*key))
-        };
-        let is_waiting = self.file.writer.journal.holds(concerns);
+        });
         self.read_after(is_waiting, move |connection| {
             for fingerprint in fingerprints {
                 let session = facts::session_by_fingerprint(connection, &tenant, fingerprint)?;

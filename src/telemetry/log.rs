@@ -131,13 +131,17 @@ impl Log {
         let (taken, change): (_, ChangeLevel) = match self.form {
             LogFormat::Text => {
                 let (ours, change) = reload::Layer::new(ours(level));
-                let change = move |ours| drop(change.reload(ours));
-                (lines.compact().finish().with(ours).try_init(), Box::new(change))
+                (
+                    lines.compact().finish().with(ours).try_init(),
+                    Box::new(move |ours| drop(change.reload(ours))),
+                )
             }
             LogFormat::Json => {
                 let (ours, change) = reload::Layer::new(ours(level));
-                let change = move |ours| drop(change.reload(ours));
-                (lines.json().flatten_event(true).finish().with(ours).try_init(), Box::new(change))
+                (
+                    lines.json().flatten_event(true).finish().with(ours).try_init(),
+                    Box::new(move |ours| drop(change.reload(ours))),
+                )
             }
         };
         if taken.is_ok() {
@@ -197,9 +201,10 @@ impl LogSink {
             state.dropped += 1;
             return;
         }
-        let before = state.waiting.len();
+        let queued_bytes = state.waiting.len();
         state.waiting.extend_from_slice(line);
-        let wakes = before == 0 || (before < BACKLOG / 2 && state.waiting.len() >= BACKLOG / 2);
+        let wakes =
+            queued_bytes == 0 || (queued_bytes < BACKLOG / 2 && state.waiting.len() >= BACKLOG / 2);
         drop(state);
         if wakes {
             self.filled.notify_one();
@@ -216,8 +221,9 @@ impl LogSink {
                 self.written.notify_all();
                 state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
-            let calm = |state: &mut LogQueue| !state.hurried && state.waiting.len() < BACKLOG / 2;
-            let gathered = self.filled.wait_timeout_while(state, GATHER, calm);
+            let gathered = self.filled.wait_timeout_while(state, GATHER, |state| {
+                !state.hurried && state.waiting.len() < BACKLOG / 2
+            });
             (state, _) = gathered.unwrap_or_else(PoisonError::into_inner);
             std::mem::swap(&mut lines, &mut state.waiting);
             state.writing = true;
@@ -243,8 +249,8 @@ impl LogSink {
 /// The line for people.
 fn text(exchange: &Exchange) -> String {
     let mut line = LogLine(String::with_capacity(512));
-    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(exchange.at);
-    line.push_display(humantime::format_rfc3339_millis(at));
+    let time = SystemTime::UNIX_EPOCH + Duration::from_millis(exchange.at);
+    line.push_display(humantime::format_rfc3339_millis(time));
     let upstream = exchange.upstream.as_deref().unwrap_or("-");
     line.push(&[" ", upstream, " ", &exchange.method, " ", &clean(&exchange.path), " "]);
     match exchange.status {
@@ -536,9 +542,9 @@ fn json(exchange: &Exchange) -> String {
         #[serde(flatten)]
         fields: LogFields<'a>,
     }
-    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(exchange.at);
+    let time = SystemTime::UNIX_EPOCH + Duration::from_millis(exchange.at);
     let line = JsonLine {
-        timestamp: humantime::format_rfc3339_millis(at).to_string(),
+        timestamp: humantime::format_rfc3339_millis(time).to_string(),
         level: "INFO",
         message: "exchange",
         fields: LogFields::from(exchange),
@@ -584,6 +590,6 @@ pub(crate) fn clean(text: &str) -> Cow<'_, str> {
     if text.len() <= LONGEST && text.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Cow::Borrowed(text);
     }
-    let odd = |c: char| terminal::is_control(c) || c.is_whitespace();
-    text.chars().take(LONGEST).map(|c| if odd(c) { '_' } else { c }).collect()
+    let characters = text.chars().take(LONGEST);
+    characters.map(|c| if terminal::is_control(c) || c.is_whitespace() { '_' } else { c }).collect()
 }

@@ -27,9 +27,11 @@ pub fn billed(
 impl Turn {
     /// What it cost, US dollars: at the prices of its time if they were known then, else at these. `price`: that of a model.
     pub fn cost(&self, price: impl Fn(&str) -> Option<Price>) -> Option<f64> {
-        let price = |model: &str| self.price_of(model, &price);
-        self.dollars
-            .or_else(|| billed(&self.usage, self.answered_by(), self.dialect, self.at, price))
+        self.dollars.or_else(|| {
+            billed(&self.usage, self.answered_by(), self.dialect, self.at, |model| {
+                self.price_of(model, &price)
+            })
+        })
     }
 
     /// The price of a model that was called for it. `price`: that of a model.
@@ -124,9 +126,9 @@ fn of_tokens(
     let input = usage.input?;
     let read = usage.cache_read.unwrap_or(0).min(input);
     let written = usage.cache_write.unwrap_or(0).min(input - read);
-    let fresh = input - read - written;
-    let audio = billing.audio_input.min(fresh);
-    let mut dollars = millionths(fresh - audio, rates.input)
+    let uncached = input - read - written;
+    let audio = billing.audio_input.min(uncached);
+    let mut dollars = millionths(uncached - audio, rates.input)
         + millionths(read, rates.cache_read)
         + millionths(written, write_price(usage, rates, dialect))
         + millionths(usage.output.unwrap_or(0), rates.output);

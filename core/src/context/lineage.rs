@@ -183,7 +183,7 @@ fn grown_from<'l>(
     }
     by_boundary.or(by_chain).or_else(|| {
         let (covers, turn) = newest_reasoning(ledger, conversation)?;
-        Some(AncestorMatch { turn, covers }).filter(|_| !others.contains(turn))
+        if others.contains(turn) { None } else { Some(AncestorMatch { turn, covers }) }
     })
 }
 

@@ -336,7 +336,7 @@ fn held(thread: Value<'_>) -> Option<HeldHistory> {
 fn purpose(request: &RequestMembers<'_>, limit: Option<u64>) -> Purpose {
     let has_tools = request.tools.is_some_and(|tools| tools.items().next().is_some());
     let mut messages = request.messages.into_iter().flat_map(|messages| messages.items());
-    let first = messages.next();
+    let first_message = messages.next();
     let second = messages.next();
     let last_message = messages.last().or(second);
     let compacts = request.compaction.is_some_and(|compaction| !compaction.is_null());
@@ -345,7 +345,11 @@ fn purpose(request: &RequestMembers<'_>, limit: Option<u64>) -> Purpose {
     } else if limit.is_some_and(|limit| limit <= 1) {
         // A single token is the least that can be asked for: clients do it to fill the cache.
         Purpose::WarmUp
-    } else if request.format().is_some() && !has_tools && first.is_some() && second.is_none() {
+    } else if request.format().is_some()
+        && !has_tools
+        && first_message.is_some()
+        && second.is_none()
+    {
         Purpose::Side // one question, one object: a title call (`docs/protocols.md` 10.11)
     } else {
         Purpose::Turn

@@ -180,7 +180,7 @@ impl PromptCache {
     /// The longest entry that a breakpoint finds by looking back.
     fn longest_in_lookback(&self, links: &[ChainLink], now: Duration) -> Option<usize> {
         let breakpoints = (0..links.len()).filter(|at| links[*at].breakpoint.is_some());
-        let found = breakpoints.filter_map(|breakpoint| {
+        let hits = breakpoints.filter_map(|breakpoint| {
             // Settings are not a block.
             let blocks = (0..=breakpoint)
                 .rev()
@@ -188,7 +188,7 @@ impl PromptCache {
                 .take(LOOKBACK);
             blocks.into_iter().find(|at| self.is_alive(links[*at].hash, now))
         });
-        found.max()
+        hits.max()
     }
 
     fn longest(&self, links: &[ChainLink], now: Duration) -> Option<usize> {
@@ -263,8 +263,8 @@ impl PromptCache {
         now: Duration,
         cached: &mut CacheUsage,
     ) -> Option<usize> {
-        let first = links.iter().position(|link| link.total_tokens >= min)?;
-        for link in &links[first..] {
+        let shortest = links.iter().position(|link| link.total_tokens >= min)?;
+        for link in &links[shortest..] {
             self.put(link.hash, ttl, now);
         }
         let read = hit.map_or(0, |hit| links[hit].total_tokens);

@@ -455,10 +455,10 @@ impl State {
 
     /// The next reply: one that was set, or a generated one.
     fn next_reply(&mut self, request: &ReceivedRequest, context: &ReplyContext) -> ScriptedReply {
-        let matches = |matched: &&MatchedReply| {
+        let matched = self.matched_replies.iter().find(|matched| {
             memchr::memmem::find(&request.bytes, matched.text.as_bytes()).is_some()
-        };
-        let matched = self.matched_replies.iter().find(matches).map(|found| found.reply.clone());
+        });
+        let matched = matched.map(|matched| matched.reply.clone());
         let is_matched = matched.is_some();
         let scripted = matched.or_else(|| self.queued_replies.pop_front());
         let reply = scripted.unwrap_or_else(|| self.generator.generate(context));

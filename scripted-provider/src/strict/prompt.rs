@@ -185,7 +185,7 @@ impl ContentHasher {
     }
 
     fn add_value(&mut self, value: &Value, counts: bool) {
-        let before = self.bytes;
+        let bytes_before = self.bytes;
         match value {
             Value::Null => self.hasher.update(b"n"),
             Value::Bool(is) => self.hasher.update(if *is { b"t" } else { b"f" }),
@@ -210,7 +210,7 @@ impl ContentHasher {
             }
         }
         if !counts {
-            self.bytes = before;
+            self.bytes = bytes_before;
         }
     }
 }

@@ -203,10 +203,10 @@ impl Rules {
 impl ModelRules {
     /// Whether this model reads the reasoning of `writer` (`docs/protocols.md` 1.5.1).
     pub(super) fn reads(&self, writer: &str) -> bool {
-        let known =
+        let pairs =
             [("claude-fable-5-1", "claude-opus-5"), ("claude-fable-5-1", "claude-opus-5-5")];
         self.name == writer
-            || known.contains(&(self.name.as_str(), writer))
+            || pairs.contains(&(self.name.as_str(), writer))
             || self
                 .readable
                 .iter()
@@ -240,8 +240,8 @@ impl Claude {
             ("fable", ClaudeFamily::Fable),
             ("mythos", ClaudeFamily::Mythos),
         ];
-        let found = families.iter().find(|(word, _)| plain.contains(word));
-        let Some((word, family)) = found else {
+        let entry = families.iter().find(|(word, _)| plain.contains(word));
+        let Some((word, family)) = entry else {
             return Self { family: ClaudeFamily::Unknown, version: (u32::MAX, 0) };
         };
         // `claude-opus-4-5`, before that `claude-3-5-sonnet`.

@@ -81,10 +81,10 @@ impl OutgoingBody {
     pub(super) fn begins(&mut self) -> SendProgress {
         // Without a body, the head is the last part of a request.
         let has_no_body = self.is_end_stream();
-        let sent = self.sent.get_or_insert_default().clone();
-        sent.begins(has_no_body);
+        let sent_time = self.sent.get_or_insert_default().clone();
+        sent_time.begins(has_no_body);
         let streaming = self.streaming.as_ref().map(|body| body.taken.progress(&body.window));
-        SendProgress { sent, streaming }
+        SendProgress { sent: sent_time, streaming }
     }
 
     /// The same request, carried by `stream`.

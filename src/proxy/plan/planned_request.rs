@@ -290,8 +290,8 @@ impl PlannedRequest {
 
     /// A request that is sent as it came; not measured.
     pub(crate) fn original(prepared: &PreparedRequest) -> Self {
-        let sent = plan::original_overlay(&prepared.plan_request());
-        Self { sent, ..Self::default() }
+        let overlay = plan::original_overlay(&prepared.plan_request());
+        Self { sent: overlay, ..Self::default() }
     }
 
     /// Replays its decisions, and measures what is then sent.

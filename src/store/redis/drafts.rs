@@ -76,16 +76,16 @@ impl RedisStore {
 
     /// Makes turns from the drafts of dead processes; returns their scopes.
     pub(super) async fn adopt(&self, instance: u64) -> Result<Vec<Scope>, StoreError> {
-        let own = format!("{instance:016x}");
+        let own_name = format!("{instance:016x}");
         let index = self.keys.index("drafting");
         let mut pipeline = redis::pipe();
-        let alive = self.keys.index(&format!("alive:{own}"));
+        let alive = self.keys.index(&format!("alive:{own_name}"));
         pipeline.cmd("SET").arg(alive).arg(1).arg("PX").arg(ALIVE).ignore();
         pipeline.cmd("SMEMBERS").arg(&index);
         let (instances,): (Vec<String>,) =
             self.run(Access::Other, async |mut link| pipeline.query_async(&mut link).await).await?;
         let mut adopted = Vec::new();
-        for other in instances.into_iter().filter(|other| *other != own) {
+        for other in instances.into_iter().filter(|other| *other != own_name) {
             let drafting = self.keys.index(&format!("drafting:{other}"));
             let mut pipeline = redis::pipe();
             pipeline.cmd("EXISTS").arg(self.keys.index(&format!("alive:{other}")));

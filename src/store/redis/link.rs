@@ -215,8 +215,10 @@ impl RedisServer {
     /// Why it cannot be used, and what to do.
     pub async fn examine(&self) -> Result<Option<String>, StoreError> {
         let opened = timeout(TIMEOUT, open(self, OpenPurpose::ToLook)).await;
-        let silent = || StoreError::Failed(format!("{}: it does not answer", self.name()));
-        opened.unwrap_or_else(|_| Err(silent())).map(|(_, warning)| warning)
+        match opened {
+            Ok(answer) => answer.map(|(_, warning)| warning),
+            Err(_) => Err(StoreError::Failed(format!("{}: it does not answer", self.name()))),
+        }
     }
 
     fn unusable(&self, what: &str) -> StoreError {
@@ -330,30 +332,31 @@ async fn open(
 
 /// Whether a server that says this about itself can be used; returns what is odd about it.
 fn judge(server: &RedisServer, info: &str) -> Result<Option<String>, StoreError> {
-    let fact = |name: &str| {
-        let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        value.map(str::trim).unwrap_or_default()
-    };
-    let version = fact("redis_version");
+    let version = fact(info, "redis_version");
     let major = version.split('.').next().and_then(|major| major.parse().ok());
     if major.is_none_or(|major: u32| major < OLDEST) {
         return Err(server.unusable(&format!(
             "has version {version}. Plimsoll needs Redis {OLDEST} or later, or Valkey"
         )));
     }
-    if fact("cluster_enabled") == "1" {
+    if fact(info, "cluster_enabled") == "1" {
         return Err(server.unusable("is a cluster, which is not supported: use one primary"));
     }
-    let evicts = fact("maxmemory") != "0" && fact("maxmemory_policy") != "noeviction";
+    let evicts = fact(info, "maxmemory") != "0" && fact(info, "maxmemory_policy") != "noeviction";
     let warning = evicts.then(|| {
         format!(
             "{} may delete any key when its memory is full (maxmemory-policy {}): sessions would lose a part of their \
              decisions. Set noeviction there",
             server.name(),
-            fact("maxmemory_policy")
+            fact(info, "maxmemory_policy")
         )
     });
     Ok(warning)
+}
+
+fn fact<'i>(info: &'i str, name: &str) -> &'i str {
+    let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    value.map(str::trim).unwrap_or_default()
 }
 
 /// Whether an error says that the connection or the server as a whole is of no use now.

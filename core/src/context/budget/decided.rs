@@ -176,8 +176,10 @@ impl<'r> ClearedResults<'r> {
         anchor: Option<Anchor<'_>>,
     ) -> Self {
         let new_from = counted_from(rules, request.conversation, anchor);
-        let earlier = anchor.filter(|_| new_from > 0);
-        let sketch = earlier.map_or(&[][..], |anchor| anchor.sketch);
+        let sketch = match anchor {
+            Some(anchor) if new_from > 0 => anchor.sketch,
+            _ => &[],
+        };
         Self {
             rules,
             request,

@@ -215,11 +215,11 @@ impl RecordedDecisions {
             }
         }
         for returned in &self.replies {
-            let after = returned.reasoning.after;
-            if let Some(decision) = ledger.reasoning_decision(after.0, mode, epoch)
-                && branch.has_back(decision, &returned.reasoning, self.repeated.contains(&after))
+            let chain = returned.reasoning.after;
+            if let Some(decision) = ledger.reasoning_decision(chain.0, mode, epoch)
+                && branch.has_back(decision, &returned.reasoning, self.repeated.contains(&chain))
             {
-                self.reasoning_decisions.insert(after.0, decision.clone());
+                self.reasoning_decisions.insert(chain.0, decision.clone());
             }
         }
         // The bytes of what the client sends are not at hand here, so all decisions to remove are taken.

@@ -141,7 +141,7 @@ impl UsageFields {
 
     fn iterations(&mut self, all: Value<'_>) -> Option<Iterations> {
         let answer = AnsweringModel::from_iterations(all);
-        let mut own = Usage::default();
+        let mut own_usage = Usage::default();
         let mut calls = 0;
         let mut last_call = None;
         let mut attempts = Vec::new();
@@ -155,7 +155,7 @@ impl UsageFields {
                 calls += 1;
                 let output = usage.output.unwrap_or(0);
                 last_call = usage.input.map(|input| LastCall { input, output });
-                add(&mut own, &usage, calls == 1);
+                add(&mut own_usage, &usage, calls == 1);
                 continue;
             }
             // A model that declined before it wrote anything is not billed.
@@ -175,8 +175,8 @@ impl UsageFields {
         // A single call of the requested model: the total is enough.
         let is_single = calls == 1 && attempts.is_empty() && served_by.is_none();
         let last_call = if is_single { None } else { last_call };
-        let is_counted = own != Usage::default() || !attempts.is_empty();
-        is_counted.then_some(Iterations { own, last_call, attempts, served_by })
+        let is_counted = own_usage != Usage::default() || !attempts.is_empty();
+        is_counted.then_some(Iterations { own: own_usage, last_call, attempts, served_by })
     }
 }
 
@@ -193,11 +193,11 @@ impl AnsweringModel {
     fn from_iterations(all: Value<'_>) -> Self {
         let fallback = all.items().filter(|call| kind(*call) == "fallback_message").last();
         let mut messages = all.items().filter(|call| kind(*call) == "message");
-        let first = messages.next();
-        let answer = fallback.or_else(|| messages.last().or(first));
+        let first_message = messages.next();
+        let answer = fallback.or_else(|| messages.last().or(first_message));
         Self {
             model: answer.and_then(model),
-            first: first.and_then(model),
+            first: first_message.and_then(model),
             is_fallback: fallback.is_some(),
         }
     }

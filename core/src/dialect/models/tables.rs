@@ -174,6 +174,12 @@ fn of_token(entry: &Value, suffix: &str, base: Option<Rates>) -> Option<Rates> {
     )
 }
 
+fn of_million(cost: &Value) -> Option<Rates> {
+    let [input, output, cache_read, cache_write] =
+        ["input", "output", "cache_read", "cache_write"].map(|key| cost[key].as_f64());
+    rates(input, output, cache_read, cache_write)
+}
+
 fn above(entry: &Value, base: Rates) -> Vec<LongPrice> {
     let lengths = [32_u64, 100, 128, 200, 256, 272, 512].into_iter();
     let steps = lengths.filter_map(|thousands| {
@@ -193,10 +199,6 @@ fn priced(base: Rates, steps: &[LongPrice]) -> Option<Price> {
 /// An entry of models.dev's list: prices of a million tokens.
 fn models_dev(entry: &Value) -> Option<ModelOverride> {
     let limit = &entry["limit"];
-    let of_million = |cost: &Value| {
-        let at = |key: &str| cost[key].as_f64();
-        rates(at("input"), at("output"), at("cache_read"), at("cache_write"))
-    };
     let cost = &entry["cost"];
     let long: Option<Vec<LongPrice>> = match (cost["tiers"].as_array(), &cost["context_over_200k"])
     {
@@ -205,9 +207,10 @@ fn models_dev(entry: &Value) -> Option<ModelOverride> {
         (None, over) => of_million(over).map(|rates| vec![LongPrice { above: 200_000, rates }]),
         (Some(tiers), _) => {
             let steps = tiers.iter().map(|tier| {
-                let is_length = tier["tier"]["type"] == "context";
-                let above = tier["tier"]["size"].as_u64().filter(|_| is_length)?;
-                Some(LongPrice { above, rates: of_million(tier)? })
+                if tier["tier"]["type"] != "context" {
+                    return None;
+                }
+                Some(LongPrice { above: tier["tier"]["size"].as_u64()?, rates: of_million(tier)? })
             });
             steps.collect()
         }

@@ -74,8 +74,8 @@ impl MessageRestore<'_> {
                 members.extend([comma, &literal(name), ":", value]);
             }
             Some(null) if null.is_null() => {
-                let at = shifted(null.span(), self.message.span.start);
-                self.edits.push(edit(at, value.to_owned()));
+                let span = shifted(null.span(), self.message.span.start);
+                self.edits.push(edit(span, value.to_owned()));
             }
             Some(_) => {}
         }

@@ -298,7 +298,7 @@ pub(super) fn check_messages(
     if first["role"] != "user" && !begins_with_summary {
         return refuse(Rule::FirstMessage, "messages: first message must use the \"user\" role");
     }
-    let last = messages.len() - 1;
+    let last_index = messages.len() - 1;
     for (at, message) in messages.iter().enumerate() {
         let role = text(&message["role"]);
         match role {
@@ -322,7 +322,7 @@ pub(super) fn check_messages(
         if is_whitespace_only(content) {
             return refuse(Rule::EmptyContent, WHITESPACE_ONLY);
         }
-        if empty && !(at == last && role == "assistant") {
+        if empty && !(at == last_index && role == "assistant") {
             return refuse(
                 Rule::EmptyContent,
                 format!(
@@ -332,7 +332,7 @@ pub(super) fn check_messages(
         }
     }
     let wants_reply = request.operation == Operation::Reply;
-    if messages[last]["role"] == "assistant" && model.refuses_prefill && wants_reply {
+    if messages[last_index]["role"] == "assistant" && model.refuses_prefill && wants_reply {
         return refuse(
             Rule::Prefill,
             "This model does not support assistant message prefill. The conversation must end with a user message.",
@@ -387,8 +387,8 @@ fn check_block<'b>(
     if is_new_version(request) {
         check_new_version(block, value)?;
     }
-    let known = BLOCK_FIELDS.iter().find(|(name, _)| *name == kind);
-    if known.is_none() && !OPEN_BLOCKS.contains(&kind) && !kind.ends_with("_tool_result") {
+    let fields = BLOCK_FIELDS.iter().find(|(name, _)| *name == kind);
+    if fields.is_none() && !OPEN_BLOCKS.contains(&kind) && !kind.ends_with("_tool_result") {
         return refuse(
             Rule::BadValue,
             format!(
@@ -396,7 +396,7 @@ fn check_block<'b>(
             ),
         );
     }
-    if let Some(name) = known.and_then(|(_, fields)| unknown_field(value, fields))
+    if let Some(name) = fields.and_then(|(_, fields)| unknown_field(value, fields))
         && (model.unknown_fields_refused || name == "cache_control")
     {
         let rule = match name {

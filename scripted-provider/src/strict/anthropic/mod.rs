@@ -194,12 +194,12 @@ fn signature_field<'b>(block: &'b Block<'_>) -> &'b Value {
 }
 
 fn blocks(body: &Value) -> Vec<Block<'_>> {
-    let mut all = Vec::new();
+    let mut blocks = Vec::new();
     for (at, message) in items(&body["messages"]).enumerate() {
         let role = text(&message["role"]);
         if let Some(content) = message["content"].as_str() {
             let measured = measure_text(role, content);
-            all.push(Block {
+            blocks.push(Block {
                 message: at,
                 block: 0,
                 role,
@@ -216,7 +216,7 @@ fn blocks(body: &Value) -> Vec<Block<'_>> {
                 Some(summary) if value["type"] == "compaction" => measure_text(role, summary),
                 _ => measure(role, value),
             };
-            all.push(Block {
+            blocks.push(Block {
                 message: at,
                 block,
                 role,
@@ -227,7 +227,7 @@ fn blocks(body: &Value) -> Vec<Block<'_>> {
             });
         }
     }
-    all
+    blocks
 }
 
 fn turns<'c>(blocks: &[Block<'c>]) -> Vec<MessageRun<'c>> {
@@ -319,7 +319,7 @@ fn reply_context(
     let user_blocks = turns.get(last_user).map_or(0..0, |turn| turn.blocks.clone());
     let user_hash =
         blocks[user_blocks].iter().fold(0, |chain, block| link(chain, block.measured.hash));
-    let after = turns.get(last_user + 1..).unwrap_or_default();
+    let later_turns = turns.get(last_user + 1..).unwrap_or_default();
     let tools = items(&request.body["tools"]).filter(|tool| tool["input_schema"].is_object());
     let may_call = request.body["tool_choice"]["type"] != "none";
     let tools = tools.filter(|tool| may_call && programs::is_loaded(tool, blocks));
@@ -333,7 +333,7 @@ fn reply_context(
             })
             .collect(),
         user_hash,
-        rounds: after.iter().filter(|turn| turn.role == "assistant").count() as u64,
+        rounds: later_turns.iter().filter(|turn| turn.role == "assistant").count() as u64,
         max_output,
     }
 }

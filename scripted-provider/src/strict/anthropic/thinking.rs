@@ -160,11 +160,12 @@ pub(super) fn check(
         outcome: ThinkingOutcome::default(),
     };
     checker.check_open_loop()?;
-    let mut at = 0;
-    while at < blocks.len() {
-        let end = at + blocks[at..].iter().take_while(|b| b.message == blocks[at].message).count();
-        checker.check_message(at..end)?;
-        at = end;
+    let mut start = 0;
+    while start < blocks.len() {
+        let end = start
+            + blocks[start..].iter().take_while(|b| b.message == blocks[start].message).count();
+        checker.check_message(start..end)?;
+        start = end;
     }
     checker.clear_thinking();
     Ok(checker.outcome)
@@ -186,8 +187,9 @@ impl<'a> ThinkingChecker<'a> {
             if block.is_thinking() {
                 signatures.push(self.check_block(at, message.chains.len() - 1)?);
             } else if block.kind == "compaction" {
-                let next = self.blocks.get(at + 1);
-                self.outcome.chain = compaction::chain(self.store, block, next, self.outcome.chain);
+                let next_block = self.blocks.get(at + 1);
+                self.outcome.chain =
+                    compaction::chain(self.store, block, next_block, self.outcome.chain);
                 message.chains.push(self.outcome.chain);
             } else {
                 self.outcome.chain = link(self.outcome.chain, block.measured.hash);
@@ -274,15 +276,15 @@ impl<'a> ThinkingChecker<'a> {
     /// The prefix check (`docs/protocols.md` 1.5.3): everything before, and the order of the thinking
     /// before. Returns what the error says of the cause.
     fn prefix_mismatch(&self, signature: &IssuedSignature) -> Option<&'static str> {
-        let now = Prefix { messages: self.outcome.chain, ..self.prefix };
+        let prefix = Prefix { messages: self.outcome.chain, ..self.prefix };
         let in_order = self.outcome.last_signature.is_none()
             || self.outcome.last_signature == signature.previous;
         match () {
-            () if !self.model.binding || now == signature.prefix && in_order => None,
-            () if now.system != signature.prefix.system => {
+            () if !self.model.binding || prefix == signature.prefix && in_order => None,
+            () if prefix.system != signature.prefix.system => {
                 Some(" The `system` prompt differs from the one this block was created with.")
             }
-            () if now.tools != signature.prefix.tools => {
+            () if prefix.tools != signature.prefix.tools => {
                 Some(" The `tools` list differs from the one this block was created with.")
             }
             () => Some(""),
@@ -301,9 +303,9 @@ impl<'a> ThinkingChecker<'a> {
         let is_beside = |away: isize, expected: usize| {
             let other = at.checked_add_signed(away).and_then(|at| self.blocks.get(at));
             let other = other.filter(|other| other.message == block.message && other.is_thinking());
-            let found = other
+            let signature = other
                 .and_then(|other| self.store.find_signature(DIALECT, text(signature_field(other))));
-            found.is_some_and(|(number, _)| number == expected)
+            signature.is_some_and(|(number, _)| number == expected)
         };
         let complete = (offset == 0 || is_beside(-1, number - 1))
             && (offset + 1 == signature.run.length || is_beside(1, number + 1));
@@ -360,12 +362,15 @@ impl<'a> ThinkingChecker<'a> {
         };
         self.outcome.parent = Some(number);
         let Some(issued) = self.store.reply(number) else { return Ok(()) };
-        let first = &self.blocks[message.blocks.start];
+        let first_block = &self.blocks[message.blocks.start];
         if self.latest == Some(message.index)
             && !signatures.is_empty()
             && signatures != issued.signatures
         {
-            return refuse(Rule::LatestThinkingModified, format!("{}: {MODIFIED}", first.path()));
+            return refuse(
+                Rule::LatestThinkingModified,
+                format!("{}: {MODIFIED}", first_block.path()),
+            );
         }
         let absent = issued.signatures.iter().find(|number| !signatures.contains(number));
         let Some(signature) = absent.and_then(|number| self.store.signature(*number)) else {
@@ -380,15 +385,15 @@ impl<'a> ThinkingChecker<'a> {
         if !self.config.thinks || !is_expected {
             return Ok(());
         }
-        let now = message
+        let prefix = message
             .chains
             .get(signature.blocks_before)
             .map(|chain| Prefix { messages: *chain, ..self.prefix });
         let in_order =
             message.last_signature.is_none() || message.last_signature == signature.previous;
-        let is_readable = !self.model.binding || now == Some(signature.prefix) && in_order;
+        let is_readable = !self.model.binding || prefix == Some(signature.prefix) && in_order;
         self.outcome.losses.push(Loss::ReasoningAbsent {
-            place: first.place(),
+            place: first_block.place(),
             issued: issued.signatures.len(),
             present: signatures.len(),
             readable: is_readable && self.unreadable_reason(signature).is_none(),
@@ -454,14 +459,14 @@ impl<'a> ThinkingChecker<'a> {
             KeptThinking::All => 0,
             KeptThinking::CurrentLoop => self.current,
             KeptThinking::Turns(keep) => {
-                let first = turns_with_thinking.len().saturating_sub(keep);
-                let cleared = &turns_with_thinking[..first];
+                let first_kept = turns_with_thinking.len().saturating_sub(keep);
+                let cleared = &turns_with_thinking[..first_kept];
                 let tokens = cleared.iter().cloned().flatten();
                 let tokens = tokens
                     .filter_map(|at| self.outcome.visible(at))
                     .map(|t| t + PIECE_OVERHEAD_TOKENS);
-                self.outcome.cleared = ClearedThinking { turns: first, tokens: tokens.sum() };
-                turns_with_thinking.get(first).map_or(self.blocks.len(), |range| range.start)
+                self.outcome.cleared = ClearedThinking { turns: first_kept, tokens: tokens.sum() };
+                turns_with_thinking.get(first_kept).map_or(self.blocks.len(), |range| range.start)
             }
         };
         let (kept, removed) = self.outcome.visible.drain().partition(|(at, _)| *at >= first_kept);

@@ -79,8 +79,8 @@ impl SignatureOutcome {
         let has_signature = reply.is_some();
         let reply = reply.or_else(|| find_reply(store, turn));
         self.parent = reply.or(self.parent);
-        let first = turn.parts.iter().find(|(_, part)| get(part, "functionCall").is_object());
-        if let Some((place, part)) = first
+        let first_call = turn.parts.iter().find(|(_, part)| get(part, "functionCall").is_object());
+        if let Some((place, part)) = first_call
             && is_current
             && required
         {
@@ -91,7 +91,7 @@ impl SignatureOutcome {
             && !has_signature
             && issued.is_some_and(|issued| !issued.signatures.is_empty())
         {
-            let place = first.or(turn.parts.last()).map_or(Place::End, |(place, _)| *place);
+            let place = first_call.or(turn.parts.last()).map_or(Place::End, |(place, _)| *place);
             self.losses.push(Loss::SignatureAbsent { place });
         }
         Ok(())

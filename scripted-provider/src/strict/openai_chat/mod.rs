@@ -208,9 +208,10 @@ fn find_reply(store: &ReplyStore, message: &Value) -> Option<usize> {
             None => items(&message["content"]).map(|part| text(&part["text"])).collect(),
         };
         // Several replies may say the same: it is the one with its reasoning.
-        let whole = message_reasoning(message).map(|reasoning| format!("{reasoning}\n{full_text}"));
-        whole
-            .and_then(|whole| store.find_reply(DIALECT, "reasoning and text", &whole))
+        let reasoning_and_text =
+            message_reasoning(message).map(|reasoning| format!("{reasoning}\n{full_text}"));
+        reasoning_and_text
+            .and_then(|text| store.find_reply(DIALECT, "reasoning and text", &text))
             .or_else(|| store.find_reply(DIALECT, "text", &full_text))
     })
 }

@@ -125,7 +125,7 @@ fn check_details(
 ) -> Result<bool, ApiError> {
     let invalid = format!("messages.{at}.content.0: Invalid `signature` in `thinking` block");
     let mut signatures = Vec::new();
-    let mut last = None;
+    let mut last_reply = None;
     for entry in items(&message["reasoning_details"]) {
         if !SIGNED_FORMATS.contains(&text(&entry["format"])) {
             continue;
@@ -137,12 +137,12 @@ fn check_details(
                     && signature.content_hash == hash(&[text(&entry["text"])]) =>
             {
                 signatures.push(number);
-                last = Some(signature);
+                last_reply = Some(signature);
             }
             _ => return refuse_wrapped(&invalid),
         }
     }
-    let Some(signature) = last else { return Ok(true) };
+    let Some(signature) = last_reply else { return Ok(true) };
     if store.reply(signature.reply).is_some_and(|issued| issued.signatures != signatures) {
         return refuse_wrapped(&invalid);
     }

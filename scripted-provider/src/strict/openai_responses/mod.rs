@@ -307,9 +307,9 @@ fn reply_context(
     max_output: u64,
 ) -> ReplyContext {
     let last_user = list.iter().rposition(InputItem::is_user_turn);
-    let after = last_user.map_or(0, |at| at + 1);
+    let tail_start = last_user.map_or(0, |at| at + 1);
     // A round is a run of items that the model wrote.
-    let tail = &list[after..];
+    let tail = &list[tail_start..];
     let begins = |at: &usize| tail[*at].is_output() && (*at == 0 || !tail[*at - 1].is_output());
     let later = items(&request.body["input"]).flat_map(|item| items(&item["tools"]));
     let tools = items(&request.body["tools"]).chain(later);

@@ -72,10 +72,10 @@ fn check_following_items(store: &ReplyStore, list: &[InputItem<'_>]) -> Result<(
         let Some(id) = item.id() else { continue };
         let Some(expected) = store.item(id).map(|item| item.following.as_deref()) else { continue };
         let Some(expected) = expected else { continue };
-        let next = list[at + 1..].iter().find(|item| item.kind != "reasoning");
-        let is_followed = next.is_some_and(|next| match next.id() {
-            Some(next) => next == expected,
-            None => is_output(next),
+        let next_item = list[at + 1..].iter().find(|item| item.kind != "reasoning");
+        let is_followed = next_item.is_some_and(|item| match item.id() {
+            Some(id) => id == expected,
+            None => is_output(item),
         });
         if !is_followed {
             let message = format!(

@@ -330,8 +330,8 @@ impl FrameObserverState {
                 self.answered.notify_one();
                 return;
             }
-            let next = Backlog { ended: waiting.ended, ..Backlog::new(&self.connection) };
-            backlog = std::mem::replace(waiting, next);
+            let empty_backlog = Backlog { ended: waiting.ended, ..Backlog::new(&self.connection) };
+            backlog = std::mem::replace(waiting, empty_backlog);
         }
     }
 

@@ -40,10 +40,10 @@ impl RecordedDecisions {
                 let turn = ledger.replied_to(chain).next();
                 let form = turn.and_then(|turn| turn.forms().find(|form| form.after == chain));
                 let count = form.map_or(0, |form| form.parts.len());
-                let first = (index + 1).saturating_sub(count);
-                covered[first..=index].fill(true);
+                let start = (index + 1).saturating_sub(count);
+                covered[start..=index].fill(true);
                 // One that broke off may have the same beginning. This one came back in its place.
-                self.replies.retain(|other| other.parts.is_empty() || other.index < first);
+                self.replies.retain(|other| other.parts.is_empty() || other.index < start);
                 continue;
             };
             let count = reasoning.parts.len();
