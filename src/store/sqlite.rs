@@ -177,13 +177,14 @@ impl SqliteStore {
         }
     }
 
-    /// Runs a query on a reading connection, in one snapshot. If the journal `is_awaited`, because it may have what the
-    /// query looks for, it is moved into the database first.
+    /// Runs a query on a reading connection, in one snapshot.
     fn read_after<T: Send + 'static>(
         &self,
         is_awaited: bool,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> StoreFuture<'_, T> {
+        // If the journal `is_awaited`, because it may have what the query looks for, it is moved into the
+        // database first.
         let readers = match self.side {
             StoreCaller::Traffic => &self.file.traffic,
             StoreCaller::Admin => &self.file.admin,

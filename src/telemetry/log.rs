@@ -85,8 +85,8 @@ impl Log {
         self.push(&line);
     }
 
-    /// Every line passes through here, because logs are read in terminals.
     fn push(&self, line: &str) {
+        // Every line passes through here, because logs are read in terminals.
         let Some(sink) = &self.sink else { return };
         let line = match self.form {
             LogFormat::Text => terminal::visible(line),
@@ -353,8 +353,8 @@ impl LogLine {
         self.0.push_str(itoa::Buffer::new().format(number));
     }
 
-    /// Writes a number with one decimal, from whole numbers, because floats take several times as long.
     fn push_tenths(&mut self, tenths: u64) {
+        // Writes a number with one decimal, from whole numbers, because floats take several times as long.
         self.push_number(tenths / 10);
         self.push(&["."]);
         self.push_number(tenths % 10);

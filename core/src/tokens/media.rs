@@ -97,9 +97,9 @@ struct Pages {
 }
 
 impl Pages {
-    /// The pages of a PDF, if it names them outside its compressed parts. Of a long one only the beginning is
-    /// read; the rest is taken to be alike.
+    /// The pages of a PDF, if it names them outside its compressed parts.
     fn read(base64: &[u8]) -> Option<Self> {
+        // Of a long one only the beginning is read; the rest is taken to be alike.
         let read = decoded(base64, READ)?;
         if !read.starts_with(b"%PDF-") {
             return None;

@@ -276,8 +276,8 @@ impl PromptCache {
         self.entries.insert(hash, CacheEntry { expires_at: now + ttl, ttl });
     }
 
-    /// Use prolongs the life of an entry (`docs/protocols.md` 7.1).
     fn refresh(&mut self, hash: u128, now: Duration) {
+        // Use prolongs the life of an entry (`docs/protocols.md` 7.1).
         if let Some(entry) = self.entries.get_mut(&hash).filter(|entry| entry.expires_at > now) {
             entry.expires_at = now + entry.ttl;
         }

@@ -130,8 +130,8 @@ fn check_document(request: &ReceivedRequest, document: &EncodedMedia<'_>) -> Res
     refuse(request, Rule::Pictures, message)
 }
 
-/// `docs/protocols.md` 1.6.
 fn check_size(request: &ReceivedRequest, rules: &Rules) -> Result<(), ApiError> {
+    // `docs/protocols.md` 1.6.
     if request.bytes.len() <= rules.max_request_bytes {
         return Ok(());
     }
@@ -161,8 +161,8 @@ fn number_at(bytes: &[u8], start: usize) -> Option<u32> {
     Some(u32::from_be_bytes(bytes.get(start..start + 4)?.try_into().ok()?))
 }
 
-/// `docs/protocols.md` 1.8: a lone surrogate is not valid JSON.
 fn check_characters(request: &ReceivedRequest) -> Result<(), ApiError> {
+    // `docs/protocols.md` 1.8: a lone surrogate is not valid JSON.
     let Err(error) = serde_json::from_slice::<Value>(&request.bytes) else { return Ok(()) };
     let reason = error.to_string();
     if !["surrogate", "hex escape", "unicode"].iter().any(|word| reason.contains(word)) {
@@ -180,8 +180,8 @@ fn check_characters(request: &ReceivedRequest) -> Result<(), ApiError> {
     refuse(request, Rule::Characters, message)
 }
 
-/// `docs/protocols.md` 1.8: no more output tokens than the model can write.
 fn check_max_output(request: &ReceivedRequest, rules: &Rules) -> Result<(), ApiError> {
+    // `docs/protocols.md` 1.8: no more output tokens than the model can write.
     let (Some(max), Operation::Reply) = (rules.max_output_tokens, request.operation) else {
         return Ok(());
     };

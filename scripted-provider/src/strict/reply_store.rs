@@ -288,9 +288,9 @@ impl ReplyStore {
     }
 }
 
-/// A signature's key: Gemini's are the same in both alphabets of base64 (`docs/protocols.md` 10.8), the
-/// others are compared as they stand.
 fn key(dialect: Dialect, signature: &str) -> u128 {
+    // A signature's key: Gemini's are the same in both alphabets of base64 (`docs/protocols.md` 10.8), the
+    // others are compared as they stand.
     if dialect != Dialect::Gemini {
         return hash(&[dialect.name(), signature]);
     }

@@ -75,13 +75,14 @@ async fn follow_file(file: &Path, catalogue: &Catalogue) -> Infallible {
     }
 }
 
-/// Uses the table from now on, and keeps a copy. On a thread of its own: it may have megabytes.
+/// Uses the table from now on, and keeps a copy.
 async fn use_table(
     place: &str,
     bytes: Bytes,
     copy: Option<&Path>,
     catalogue: &Catalogue,
 ) -> Result<(), String> {
+    // On a thread of its own: it may have megabytes.
     let copy = copy.map(Path::to_owned);
     let reading = tokio::task::spawn_blocking(move || {
         let table = ModelTable::read(&String::from_utf8_lossy(&bytes));

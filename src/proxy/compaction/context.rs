@@ -172,8 +172,9 @@ impl<'a> CompactionContext<'a> {
         }
     }
 
-    /// Whether a compaction of the conversation was requested. Applies to its main line, not to sub-agents.
+    /// Whether a compaction of the conversation was requested.
     fn has_pending_compaction(&self) -> bool {
+        // Applies to its main line, not to sub-agents.
         self.proxy.ledgers.has_pending_compaction(&self.opened.scope) && self.opened.is_main_line()
     }
 
@@ -194,12 +195,13 @@ impl<'a> CompactionContext<'a> {
         ScheduleEvent::Planned
     }
 
-    /// Waits for the summary that is being written. If nobody writes it any more, it is done.
+    /// Waits for the summary that is being written.
     async fn wait(
         &mut self,
         writing: Option<watch::Receiver<()>>,
         until: Instant,
     ) -> ScheduleEvent {
+        // If nobody writes it any more, it is done.
         if let Some(writing) = writing {
             let began = Instant::now();
             let is_done = wait_until_done(writing, until).await;
@@ -255,13 +257,14 @@ impl<'a> CompactionContext<'a> {
         })
     }
 
-    /// The request in the form that the provider has cached. Only if the summary is written before the
-    /// request is sent, by the request's own model, and the part to summarise fits the window in that form.
+    /// The request in the form that the provider has cached.
     async fn cached(
         &self,
         due: CompactionNeed,
         choices: &[SummaryChoice],
     ) -> Option<PlannedRequest> {
+        // Only if the summary is written before the request is sent, by the request's own model, and the part
+        // to summarise fits the window in that form.
         let policy = &self.prepared.info.policy.compact;
         if due < CompactionNeed::Must || policy.model.is_some() || policy.upstream.is_some() {
             return None;
@@ -350,9 +353,9 @@ impl<'a> CompactionContext<'a> {
         self.planned.measured.as_ref().map_or(0, |measured| measured.estimate.tokens)
     }
 
-    /// Records why the request is not compacted. That there is too little room for a summary is said once: not if the
-    /// request before was as large.
+    /// Records why the request is not compacted.
     fn decline(&mut self, why: DecisionReason) {
+        // That there is too little room for a summary is said once: not if the request before was as large.
         let tokens = self.tokens();
         if why == DecisionReason::LittleRoom {
             if self.was_due_before() {

@@ -189,8 +189,9 @@ impl SummaryJob {
         });
     }
 
-    /// Lets others write the next summary, or try again. If the store hangs, the claim expires by itself.
+    /// Lets others write the next summary, or try again.
     async fn release_claim(&self, claim: u128) {
+        // If the store hangs, the claim expires by itself.
         let releasing = self.proxy.ledgers.release(claim, self.proxy.run);
         let _ = tokio::time::timeout(RELEASING, releasing).await;
         self.proxy.summaries.remove_claim(claim);
@@ -325,8 +326,9 @@ impl SummaryJob {
         look.await
     }
 
-    /// The upstream and model that write it. A provider's own summary is for the request's model.
+    /// The upstream and model that write it.
     fn target_of(&self, by: SummaryAuthor) -> SummaryTarget<'_> {
+        // A provider's own summary is for the request's model.
         let own_model = self.prepared.info.model_name();
         if by == SummaryAuthor::Provider {
             let upstream = &*self.prepared.info.upstream.name;
@@ -404,12 +406,13 @@ impl SummaryJob {
         SummaryOutput { text, room: self.prepared.info.model.window.saturating_sub(input) }
     }
 
-    /// Requests a summary of a chunk. If its reasoning turns out to be bound to the omitted prefix, that is
-    /// learned, and the request is repeated without the reasoning.
+    /// Requests a summary of a chunk.
     async fn summarize_chunk(
         &self,
         request: &SummaryRequest<'_>,
     ) -> Result<SummaryResponse, SummaryError> {
+        // If its reasoning turns out to be bound to the omitted prefix, that is learned, and the request is
+        // repeated without the reasoning.
         let SummaryTarget { upstream, model, .. } = self.target_of(SummaryAuthor::Summary);
         let source = LessonSource { upstream, model, ..self.prepared.info.lesson_source() };
         // The request for an earlier chunk may have taught it.
@@ -581,7 +584,7 @@ impl SummaryJob {
     }
 }
 
-/// A random number, so that nobody could guess the summary's frame when they wrote its content.
 fn seed() -> Result<u32, SummaryError> {
+    // A random number, so that nobody could guess the summary's frame when they wrote its content.
     getrandom::u32().map_err(|_| SummaryError::Rejected)
 }

@@ -93,7 +93,11 @@ impl CountFallback {
         }
         // A missing model is another fault, and is reported by the provider itself.
         let error = RefusalResponse::Refused { status: status.as_u16(), body: &begun.start };
-        let request = QuotableRequest::new(&self.prepared, Some(head));
+        let request = QuotableRequest {
+            info: &self.prepared.info,
+            body: &self.prepared.body,
+            head: Some(head),
+        };
         let taught = lessons::taught(error, &request).await;
         taught.holds(Lesson::CountMissing)
     }

@@ -11,7 +11,6 @@ use crate::context::EstimateMethod;
 use crate::dialect::ProviderError;
 use crate::dialect::lesson::{self, Lesson, LessonMatch, QuotableText, RefusalBody};
 use crate::proxy::offload::{OFF_THREAD, long_work_soon};
-use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::request_info::RequestInfo;
 use crate::store::lessons::{LessonOffer, LessonSource};
@@ -81,11 +80,7 @@ fn read_lessons(error: RefusalResponse<'_>, body: &[u8], texts: &[String]) -> Le
     }
 }
 
-impl<'a> QuotableRequest<'a> {
-    pub(crate) fn new(prepared: &'a PreparedRequest, head: Option<&'a request::Parts>) -> Self {
-        Self { info: &prepared.info, body: &prepared.body, head }
-    }
-
+impl QuotableRequest<'_> {
     fn texts(&self) -> Vec<String> {
         // A provider may quote all that it was sent, headers included.
         let mut texts = vec![self.info.model_name().to_owned()];

@@ -375,8 +375,9 @@ fn code(error: &RedisError) -> Box<str> {
     errors.and_then(|errors| Some(errors.first()?.1.code().into())).unwrap_or_default()
 }
 
-/// What to say about an error. No message of ours contains a password, and servers do not quote it.
+/// What to say about an error.
 fn explain(server: &RedisServer, error: &RedisError) -> StoreError {
+    // No message of ours contains a password, and servers do not quote it.
     let name = server.name();
     let code = code(error);
     if error.kind() == ErrorKind::AuthenticationFailed || matches!(&*code, "NOAUTH" | "WRONGPASS") {

@@ -384,9 +384,9 @@ impl WriterThread {
         close
     }
 
-    /// Moves the journal into the database, and does the writes, in one transaction. If it fails, the journal stays,
-    /// nothing else is stored, and all are refused.
+    /// Moves the journal into the database, and does the writes, in one transaction.
     fn write(&mut self, writes: Vec<QueuedWrite>) -> Result<(), StoreError> {
+        // If it fails, the journal stays, nothing else is stored, and all are refused.
         let deleted = writes.iter().filter_map(|write| match write {
             QueuedWrite::Drop(scope, _) => Some(scope),
             QueuedWrite::Put(..) | QueuedWrite::Draft(..) => None,

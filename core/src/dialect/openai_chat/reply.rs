@@ -448,8 +448,8 @@ fn finished(call: StreamCall, keyer: &mut Keyer) -> ReplyPart {
     }
 }
 
-/// All finish reasons that were seen or are documented (`docs/protocols.md` 2.1, 4.3).
 fn stop(reason: &str) -> StopReason {
+    // All finish reasons that were seen or are documented (`docs/protocols.md` 2.1, 4.3).
     match reason {
         "stop" | "end_turn" | "eos" | "eos_token" | "stop_sequence" | "complete" | "COMPLETE"
         | "STOP" | "end" => StopReason::End,

@@ -136,8 +136,8 @@ fn is_new_version(request: &ReceivedRequest) -> bool {
     request.header("anthropic-version").as_deref() == Some("2026-10-21")
 }
 
-/// What the API of October 2026 no longer accepts in messages (`docs/protocols.md` 1.9).
 fn check_new_version(block: &Block<'_>, value: &Value) -> Result<(), ApiError> {
+    // What the API of October 2026 no longer accepts in messages (`docs/protocols.md` 1.9).
     let path = block.path();
     if block.role == "assistant" && block.kind == "document" {
         let message = format!("{path}: document blocks are not allowed in assistant messages");
@@ -150,9 +150,10 @@ fn check_new_version(block: &Block<'_>, value: &Value) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Not simulated yet: compaction past a threshold. It keeps no threads, so that none can be continued; a client then sends
-/// the whole conversation (`docs/protocols.md` 1.3).
+/// Not simulated yet: compaction past a threshold.
 fn check_simulated(body: &Value) -> Result<(), ApiError> {
+    // It keeps no threads, so that none can be continued; a client then sends the whole conversation
+    // (`docs/protocols.md` 1.3).
     if body["thread"]["type"] == "continue" {
         let message = "thread: this request is not supported on threads";
         let code = "thread_unsupported_request";
@@ -167,8 +168,8 @@ fn check_simulated(body: &Value) -> Result<(), ApiError> {
     Err(ApiError::not_simulated(super::DIALECT, what))
 }
 
-/// `docs/protocols.md` 1.2, 1.5.6.
 fn check_thinking_config(body: &Value, model: &ModelRules, betas: &str) -> Result<(), ApiError> {
+    // `docs/protocols.md` 1.2, 1.5.6.
     let thinking = &body["thinking"];
     let kind = text(&thinking["type"]);
     let budget = thinking["budget_tokens"].as_u64();
@@ -217,8 +218,8 @@ fn check_thinking_config(body: &Value, model: &ModelRules, betas: &str) -> Resul
     }
 }
 
-/// `docs/protocols.md` 1.2: thinking and forced tools.
 fn check_forced_tool(body: &Value, model: &ModelRules, thinking: &str) -> Result<(), ApiError> {
+    // `docs/protocols.md` 1.2: thinking and forced tools.
     let forced = ["tool", "any"].contains(&text(&body["tool_choice"]["type"]));
     match thinking {
         _ if !forced => Ok(()),
@@ -234,8 +235,8 @@ fn check_forced_tool(body: &Value, model: &ModelRules, thinking: &str) -> Result
     }
 }
 
-/// Cache markers: at most four, none on thinking or empty text, 1h before 5m (`docs/protocols.md` 1.2).
 fn check_cache_markers(body: &Value) -> Result<(), ApiError> {
+    // Cache markers: at most four, none on thinking or empty text, 1h before 5m (`docs/protocols.md` 1.2).
     let marker_of = |value: &Value| value.get("cache_control").filter(|m| m.is_object()).cloned();
     let blocks = items(&body["messages"]).flat_map(|message| items(&message["content"]));
     let with_nested =
@@ -342,12 +343,12 @@ pub(super) fn check_messages(
     blocks.iter().try_for_each(|block| check_block(request, block, model, &mut ids))
 }
 
-/// `docs/protocols.md` 1.2: text only, after a user's turn, last or before the assistant's.
 fn check_system_message(
     messages: &[&Value],
     at: usize,
     model: &ModelRules,
 ) -> Result<(), ApiError> {
+    // `docs/protocols.md` 1.2: text only, after a user's turn, last or before the assistant's.
     if !model.system_role {
         return refuse(
             Rule::SystemRole,

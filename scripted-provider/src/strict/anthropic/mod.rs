@@ -144,8 +144,8 @@ pub(super) fn parse(
     })
 }
 
-/// `docs/protocols.md` 1.1: a credential and a version.
 fn check_headers(request: &ReceivedRequest) -> Result<(), ApiError> {
+    // `docs/protocols.md` 1.1: a credential and a version.
     if request.account.is_none() {
         let message = "x-api-key header is required".to_owned();
         let kind = "authentication_error";
@@ -161,12 +161,13 @@ fn check_headers(request: &ReceivedRequest) -> Result<(), ApiError> {
     }
 }
 
-/// `docs/protocols.md` 1.6. Returns the room for output, tokens.
+/// Returns the room for output, tokens.
 fn check_window(
     request: &ReceivedRequest,
     model: &ModelRules,
     input: u64,
 ) -> Result<Option<u64>, ApiError> {
+    // `docs/protocols.md` 1.6.
     let max_tokens = request.body["max_tokens"].as_u64();
     if request.operation == Operation::CountTokens {
         return Ok(None);
@@ -247,8 +248,8 @@ fn breakpoint(value: &Value) -> Option<Ttl> {
     Some(if marker["ttl"] == "1h" { Ttl::Hour1 } else { Ttl::Minutes5 })
 }
 
-/// Tools as they are rendered: those whose loading is deferred are not (`docs/protocols.md` 1.5.3).
 fn tool_pieces(body: &Value) -> impl Iterator<Item = PromptPiece> + '_ {
+    // Tools as they are rendered: those whose loading is deferred are not (`docs/protocols.md` 1.5.3).
     let loaded =
         items(&body["tools"]).enumerate().filter(|(_, tool)| tool["defer_loading"] != true);
     loaded.map(|(at, tool)| PromptPiece {
@@ -260,9 +261,9 @@ fn tool_pieces(body: &Value) -> impl Iterator<Item = PromptPiece> + '_ {
 /// The beginning of Claude Code's first system block.
 const ATTRIBUTION: &str = "x-anthropic-billing-header:";
 
-/// System blocks as they are rendered: the attribution line is removed if it is a first block
-/// of its own (`docs/protocols.md` 1.2).
 fn system_pieces(body: &Value) -> impl Iterator<Item = PromptPiece> + '_ {
+    // System blocks as they are rendered: the attribution line is removed if it is a first block of its own
+    // (`docs/protocols.md` 1.2).
     let string = body["system"].as_str().map(|system| measure_text("system", system));
     let string = string.map(|measured| measured.at(Place::System(0)));
     let blocks = items(&body["system"])
@@ -274,8 +275,9 @@ fn system_pieces(body: &Value) -> impl Iterator<Item = PromptPiece> + '_ {
     }))
 }
 
-/// Settings that the cache of the messages depends on: tool choice, thinking, images (`docs/protocols.md` 7.1).
 fn settings(body: &Value, config: &thinking::ThinkingConfig, blocks: &[Block<'_>]) -> PromptPiece {
+    // Settings that the cache of the messages depends on: tool choice, thinking, images (`docs/protocols.md`
+    // 7.1).
     let has_images = blocks.iter().any(|block| block.kind == "image");
     let choice = body["tool_choice"].to_string();
     let values = [
@@ -287,8 +289,8 @@ fn settings(body: &Value, config: &thinking::ThinkingConfig, blocks: &[Block<'_>
     PieceContent { hash: hash(&values), tokens: 0 }.at(Place::Settings)
 }
 
-/// A marker at the top belongs to the last cacheable block (`docs/protocols.md` 1.2).
 fn add_top_level_breakpoint(marker: &Value, pieces: &mut [PromptPiece]) {
+    // A marker at the top belongs to the last cacheable block (`docs/protocols.md` 1.2).
     if !marker.is_object() {
         return;
     }

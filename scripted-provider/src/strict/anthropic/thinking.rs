@@ -262,8 +262,8 @@ impl<'a> ThinkingChecker<'a> {
         self.outcome.transformations.push(transformation);
     }
 
-    /// The model check and the account check (`docs/protocols.md` 1.5.1, 1.5.2).
     fn unreadable_reason(&self, signature: &IssuedSignature) -> Option<DropReason> {
+        // The model check and the account check (`docs/protocols.md` 1.5.1, 1.5.2).
         match () {
             () if !self.model.reads(&signature.model) => Some(DropReason::Model),
             () if self.model.account_bound && Some(signature.account) != self.request.account => {
@@ -291,13 +291,13 @@ impl<'a> ThinkingChecker<'a> {
         }
     }
 
-    /// Consecutive thinking blocks stay the full original run (`docs/protocols.md` 1.5).
     fn check_run(
         &self,
         at: usize,
         number: usize,
         signature: &IssuedSignature,
     ) -> Result<(), ApiError> {
+        // Consecutive thinking blocks stay the full original run (`docs/protocols.md` 1.5).
         let block = &self.blocks[at];
         let offset = number - signature.run.first;
         let is_beside = |away: isize, expected: usize| {
@@ -329,12 +329,12 @@ impl<'a> ThinkingChecker<'a> {
         refuse(Rule::SignatureInvalid, format!("{path}: {what}"))
     }
 
-    /// The error of `docs/protocols.md` 1.5.5.
     fn refuse_bound<T>(
         &self,
         block: &Block<'_>,
         signature: &IssuedSignature,
     ) -> Result<T, ApiError> {
+        // The error of `docs/protocols.md` 1.5.5.
         let mut message = format!(
             "{}: {INVALID}. The block is bound to a different conversation. Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to \"drop_block\".",
             block.path()
@@ -418,9 +418,9 @@ impl<'a> ThinkingChecker<'a> {
         )
     }
 
-    /// Manual mode: an open tool loop starts with thinking (`docs/protocols.md` 1.2), unless it was issued
-    /// without.
     fn check_open_loop(&self) -> Result<(), ApiError> {
+        // Manual mode: an open tool loop starts with thinking (`docs/protocols.md` 1.2), unless it was issued
+        // without.
         let open = self.blocks.last().is_some_and(|block| block.kind == "tool_result");
         let is_reply = |block: &&Block<'_>| block.role == "assistant" && block.kind != "compaction";
         let first = self.blocks[self.current..].iter().find(is_reply);

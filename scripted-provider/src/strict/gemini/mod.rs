@@ -168,8 +168,8 @@ impl<'c> ContentRun<'c> {
         parts.filter(|response| response.is_object())
     }
 
-    /// Whether it has text of the user: a turn in the sense of `docs/protocols.md` 5.4 begins.
     fn is_user_turn(&self) -> bool {
+        // Whether it has text of the user: a turn in the sense of `docs/protocols.md` 5.4 begins.
         self.role == "user" && self.parts.iter().any(|(_, part)| part["text"].is_string())
     }
 }
@@ -188,8 +188,8 @@ fn turns<'c>(body: &'c Value) -> Vec<ContentRun<'c>> {
     turns
 }
 
-/// A part as the model reads it; thoughts that come back are not read (`docs/protocols.md` 5.4).
 fn measure_part(role: &str, part: &Value) -> Option<PieceContent> {
+    // A part as the model reads it; thoughts that come back are not read (`docs/protocols.md` 5.4).
     let (call, response) = (get(part, "functionCall"), get(part, "functionResponse"));
     match part["text"].as_str() {
         _ if part["thought"] == true => None,
@@ -235,12 +235,13 @@ fn functions(body: &Value) -> Vec<ToolDefinition> {
         .collect()
 }
 
-/// `docs/protocols.md` 5.5. Returns the room for output, tokens.
+/// Returns the room for output, tokens.
 fn check_window(
     request: &ReceivedRequest,
     model: &ModelRules,
     input: u64,
 ) -> Result<u64, ApiError> {
+    // `docs/protocols.md` 5.5.
     let window = model.window;
     if request.operation == Operation::Reply && input > window {
         let message = format!(

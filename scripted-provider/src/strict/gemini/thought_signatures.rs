@@ -122,9 +122,9 @@ pub(super) fn signed_hash(part: &Value) -> u128 {
     }
 }
 
-/// Number of the issued reply that a step is, by its calls or its text. Ids are optional, so a call is
-/// known by its name and arguments, too.
+/// Number of the issued reply that a step is, by its calls or its text.
 fn find_reply(store: &ReplyStore, turn: &ContentRun<'_>) -> Option<usize> {
+    // Ids are optional, so a call is known by its name and arguments, too.
     let mut ids = turn.calls().filter_map(|call| call["id"].as_str());
     let mut contents = turn.calls().map(|call| measure_call(call).hash.to_string());
     ids.find_map(|id| store.find_reply(DIALECT, "id", id))

@@ -194,12 +194,12 @@ impl ReasoningOutcome {
     }
 }
 
-/// `docs/protocols.md` 3.5: of another model, or after a prefix that changed.
 fn unreadable_reason(
     model: &ModelRules,
     signature: &IssuedSignature,
     prefix: Prefix,
 ) -> Option<DropReason> {
+    // `docs/protocols.md` 3.5: of another model, or after a prefix that changed.
     match () {
         () if !model.reads(&signature.model) => Some(DropReason::Model),
         () if model.binding && signature.prefix != prefix => Some(DropReason::Prefix),
@@ -248,8 +248,8 @@ fn find_reply_by_id(store: &ReplyStore, item: &InputItem<'_>) -> Option<usize> {
     }
 }
 
-/// An assistant message that lost its phase (`docs/protocols.md` 3.5).
 fn check_phase(store: &ReplyStore, list: &[InputItem<'_>], at: usize, losses: &mut Vec<Loss>) {
+    // An assistant message that lost its phase (`docs/protocols.md` 3.5).
     let item = &list[at];
     if item.kind != "message" || item.field("role") != "assistant" {
         return;

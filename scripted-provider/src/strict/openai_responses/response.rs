@@ -130,8 +130,8 @@ fn as_item(value: &Value) -> InputItem<'_> {
     InputItem { kind: text(&value["type"]).to_owned(), value: std::borrow::Cow::Borrowed(value) }
 }
 
-/// `docs/protocols.md` 3.5.
 fn transformation_json(transformation: &Transformation) -> Value {
+    // `docs/protocols.md` 3.5.
     let reason = match transformation.reason {
         DropReason::Model => "model_mismatch",
         DropReason::Account => "organization_mismatch",

@@ -99,8 +99,9 @@ impl SummaryJob {
         }
     }
 
-    /// What a refusal means. It teaches a lesson if it says that there is no such feature.
+    /// What a refusal means.
     async fn refusal(&self, status: StatusCode, body: &[u8]) -> SummaryError {
+        // It teaches a lesson if it says that there is no such feature.
         let host = self.head.uri.host().unwrap_or_default();
         if overflow(&ErrorResponse { status: status.as_u16(), host, body }).is_some() {
             return SummaryError::TooLarge;
@@ -117,7 +118,11 @@ impl SummaryJob {
         // The lesson is only remembered if the message is the provider's own; otherwise it applies to this
         // request.
         let error = lessons::RefusalResponse::Refused { status: status.as_u16(), body };
-        let refused = QuotableRequest::new(&self.prepared, Some(&self.head));
+        let refused = QuotableRequest {
+            info: &self.prepared.info,
+            body: &self.prepared.body,
+            head: Some(&self.head),
+        };
         let taught = lessons::taught(error, &refused).await;
         self.proxy.count_quoted(&self.prepared.info.upstream.name, &taught);
         match taught.holds(Lesson::CompactionRefused) {

@@ -72,8 +72,9 @@ impl SummaryJob {
         }
     }
 
-    /// Why a request was refused, as far as that matters. The text itself is dropped.
+    /// Why a request was refused, as far as that matters.
     async fn why_refused(&self, response: Response<OutgoingBody>) -> SummaryError {
+        // The text itself is dropped.
         let status = response.status().as_u16();
         let body = Limited::new(response.into_body(), REFUSAL_BYTES).collect().await;
         let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
@@ -81,7 +82,11 @@ impl SummaryJob {
             return SummaryError::Upstream;
         }
         let error = lessons::RefusalResponse::Refused { status, body: &body };
-        let refused = QuotableRequest::new(&self.prepared, Some(&self.head));
+        let refused = QuotableRequest {
+            info: &self.prepared.info,
+            body: &self.prepared.body,
+            head: Some(&self.head),
+        };
         let taught = lessons::taught(error, &refused).await;
         SummaryError::Bound { is_taught: taught.holds(Lesson::ReasoningBound) }
     }

@@ -189,7 +189,11 @@ impl Retry<'_> {
         let status = refused.head.status.as_u16();
         let error = lessons::RefusalResponse::Refused { status, body: &refused.start };
         let prepared = pending.prepared();
-        let refused = QuotableRequest::new(prepared, Some(&self.original.head));
+        let refused = QuotableRequest {
+            info: &prepared.info,
+            body: &prepared.body,
+            head: Some(&self.original.head),
+        };
         lessons::taught(error, &refused).await
     }
 }

@@ -82,8 +82,9 @@ fn by_prefix<'u, 'p>(upstreams: &'u [Arc<Upstream>], path: &'p str) -> Option<Ro
     fitting.max_by_key(|(length, _)| *length).map(|(_, route)| route)
 }
 
-/// Routes by `/name/…`. The name is removed, unless that upstream's own paths begin with it.
+/// Routes by `/name/…`.
 fn by_name<'u, 'p>(upstreams: &'u [Arc<Upstream>], path: &'p str) -> Option<Route<'u, 'p>> {
+    // The name is removed, unless that upstream's own paths begin with it.
     let named = path.strip_prefix('/')?;
     upstreams.iter().find_map(|upstream| {
         let rest = stripped(named, &upstream.name)?;
@@ -268,10 +269,10 @@ fn without_overlap<'p>(base: &str, path: &'p str) -> &'p str {
     path.strip_prefix('/').and_then(|path| stripped(path, last)).unwrap_or(path)
 }
 
-/// A path of Anthropic or Gemini with its version, if neither the base nor the path has one: the AI SDK appends `/messages` to
-/// `ANTHROPIC_BASE_URL`, and LiteLLM `/models/…` to `GEMINI_API_BASE`. Those of OpenAI's protocols stay as they are, because
-/// some providers have no version there.
+/// A path of Anthropic or Gemini with its version, if neither the base nor the path has one: the AI SDK appends
+/// `/messages` to `ANTHROPIC_BASE_URL`, and LiteLLM `/models/…` to `GEMINI_API_BASE`.
 fn with_version<'p>(base: &str, path: &'p str) -> Cow<'p, str> {
+    // Those of OpenAI's protocols stay as they are, because some providers have no version there.
     let version = match path.split(['/', '?']).nth(1) {
         Some("messages") => "/v1",
         Some("models") => "/v1beta",

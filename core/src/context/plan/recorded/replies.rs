@@ -92,8 +92,7 @@ impl RecordedDecisions {
         self.only_kept();
     }
 
-    /// Finds replies of which only calls came back as they were: their texts were merged, edited or dropped. All of the
-    /// request before them did.
+    /// Finds replies of which only calls came back as they were: their texts were merged, edited or dropped.
     fn find_calls(
         &mut self,
         ledger: &Ledger,
@@ -102,6 +101,7 @@ impl RecordedDecisions {
         covered: &mut [bool],
         aligned_chains: &mut HashSet<Chain>,
     ) {
+        // All of the request before them did.
         if !ledger.knows_reasoning() {
             return;
         }
