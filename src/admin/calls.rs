@@ -132,9 +132,9 @@ impl Call {
         }
     }
 
-    /// Whether it cost something that nobody knows. A call of which nothing was reported, such as one that failed, costs
-    /// nothing that is known.
+    /// Whether it cost something that nobody knows.
     pub(super) fn is_unpriced(&self) -> bool {
+        // A call of which nothing was reported, such as one that failed, costs nothing that is known.
         self.dollars.is_none() && self.tokens.input > 0
     }
 }

@@ -124,6 +124,7 @@ fn of_tokens(
     dialect: Dialect,
 ) -> Option<f64> {
     let input = usage.input?;
+    // Reported parts may be more than their sum: none is billed beyond the input.
     let read = usage.cache_read.unwrap_or(0).min(input);
     let written = usage.cache_write.unwrap_or(0).min(input - read);
     let uncached = input - read - written;
@@ -133,6 +134,7 @@ fn of_tokens(
         + millionths(written, write_price(usage, rates, dialect))
         + millionths(usage.output.unwrap_or(0), rates.output);
     if audio > 0 {
+        // Without one of its prices, the cost is unknown: a part would look like the whole.
         dollars += millionths(audio, price.audio?);
     }
     if billing.searches > 0 {

@@ -132,6 +132,7 @@ impl Ledger {
         for compact in other.compacts.all() {
             self.bytes += self.compacts.add(compact.clone());
         }
+        // Once seen, it is never taken back.
         self.client_compacted |= other.client_compacted;
         for queued in other.queued.values() {
             self.add_queued(queued.clone());

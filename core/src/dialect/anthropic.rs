@@ -37,6 +37,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
     conversation.max_output = request.max_tokens.and_then(|limit| limit.as_u64());
     let thinking = request.thinking.and_then(|thinking| thinking.get("type"));
+    // Every setting thinks but `disabled`.
     conversation.thinks = thinking.map(|kind| kind.text().as_deref() != Some("disabled"));
     conversation.held = request.thread.and_then(held);
     conversation.redeems_credit =
@@ -156,9 +157,11 @@ impl Reader {
                 parts.push(self.media(PartKind::Document, role, block));
             }
             "tool_use" => parts.push(self.tool_call(block)),
+            // It runs at the provider: the client sends no result.
             "server_tool_use" | "mcp_tool_use" => {
                 parts.push(Part { server_step: Some(ServerStep::Begins), ..self.tool_call(block) });
             }
+            // Each of the provider's tools has a result of its own name: `web_search_tool_result`, …
             _ if kind.ends_with("tool_result") => self.tool_result(role, block, parts),
             "compaction" => {
                 let content = block.get_any(&["content"]);
@@ -177,6 +180,7 @@ impl Reader {
                     ..Part::opaque(role, block, &mut self.keyer)
                 });
             }
+            // Known, and never edited: they need no note.
             "search_result" | "fallback" | "tool_removal" => {
                 parts.push(Part::opaque(role, block, &mut self.keyer));
             }

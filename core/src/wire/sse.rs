@@ -169,6 +169,7 @@ impl Framer {
                 self.name.clear();
                 self.name.push_str(&String::from_utf8_lossy(value));
             }
+            // Not in the standard: some servers send an error as a field of its own.
             b"error" => {
                 each(SseEvent { name: "error", data: value, start: self.start, end: self.at });
             }

@@ -221,6 +221,7 @@ impl<'a> CompactionContext<'a> {
         state: ScheduleState,
     ) -> Result<SummaryJob, DecisionReason> {
         let mut choices = self.choices().await?;
+        // A request that does not fit, or an operator who asks, gets a summary of any worth.
         if !state.overflows && !self.has_pending_compaction() {
             let request = self.prepared.plan_request();
             let decisions = &self.planned.known;
@@ -232,6 +233,7 @@ impl<'a> CompactionContext<'a> {
             }
         }
         let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
+        // Last of what can fail: from here on, others wait for this summary.
         let writing = begin_summary(self.proxy, &self.key()).ok_or(DecisionReason::NotReady)?;
         let handle = self.opened.handle();
         let mut claim = None;
@@ -239,6 +241,7 @@ impl<'a> CompactionContext<'a> {
             claim = self.proxy.ledgers.claim_compaction(handle.clone());
         }
         let cached = self.cached(due, &choices).await;
+        // The summariser reads what the provider has cached, if it can, because that costs less.
         let reads = cached.as_ref().unwrap_or(self.planned);
         let parts = reads.measured.as_ref().unwrap_or(measured).parts.clone();
         Ok(SummaryJob {

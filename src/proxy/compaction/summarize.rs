@@ -138,8 +138,9 @@ enum SummaryError {
 }
 
 impl SummaryJob {
-    /// Begins to write. The client may leave meanwhile.
+    /// Begins to write.
     pub(crate) fn begin(mut self) {
+        // The client may leave meanwhile.
         self.writing.set_requested();
         tokio::spawn(self.write());
     }
@@ -467,12 +468,14 @@ impl SummaryJob {
         let tenant = self.prepared.info.tenant.as_ref();
         let model = self.prepared.info.policy.compact.model.clone();
         let target = self.target();
+        // Another model has nothing of the request in its cache, and a later chunk was never sent before.
         let marks = !is_later_chunk && self.is_of_its_model();
         let made = off_thread(size.max(OFF_THREAD + 1), tenant, move || {
             let slices = splice(&prepared.body, edits).ok()?;
             let mut body = Bytes::from(slices.concat());
             let conversation = &prepared.conversation;
             if is_later_chunk {
+                // Its reasoning is bound to a prefix that this request leaves out.
                 body = summary::without_signed(conversation.dialect, &target, body, bound);
             }
             let mut marker = None;

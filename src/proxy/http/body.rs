@@ -380,6 +380,7 @@ pub(crate) async fn collect(
     memory: &Arc<MemoryBudget>,
 ) -> CollectOutcome {
     let expected = body.size_hint().lower();
+    // Nothing of a body that says it is too large is held.
     if expected > limit as u64 {
         return CollectOutcome::TooLarge(OutgoingBody::request(body));
     }
@@ -413,6 +414,7 @@ pub(crate) async fn collect(
         };
         if let Err(data) = collecting.add(data).await {
             let mut through = collecting.through(body);
+            // What was read is sent first, so that no byte is lost or changes its place.
             through.front.push_back(data);
             return CollectOutcome::NoMemory(through);
         }

@@ -162,6 +162,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             end: None,
             breaking: None,
         };
+        // Nobody polls a body that has no frames, so its turn is settled at once.
         if bodiless {
             tap.settle(clean_outcome);
         }

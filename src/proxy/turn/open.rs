@@ -422,6 +422,7 @@ impl OpenTurn {
         let error = reply.error.as_ref()?;
         let message = error.message.as_deref().unwrap_or_default();
         let demands = refusal::cause(message.as_bytes()) == RefusalCause::ReasoningDemanded;
+        // Nothing else in a message that was forwarded unread is learned.
         if !demands && !overflows {
             return None;
         }

@@ -111,6 +111,7 @@ impl SessionsInUse {
         opening: Option<&Opening>,
         purpose: Purpose,
     ) {
+        // The list is in order of use, so what is too old stands in front.
         while self.sessions.front().is_some_and(|oldest| at.duration_since(oldest.at) >= BESIDE) {
             self.sessions.pop_front();
         }
@@ -130,6 +131,7 @@ impl SessionsInUse {
         };
         if let Some(known) = known {
             session.calls = known.calls;
+            // A conversation keeps the text that it began with, which later calls quote.
             if !known.awaits_conversation {
                 session.text = known.text;
             }
@@ -139,6 +141,7 @@ impl SessionsInUse {
         {
             session.add_call(opening.content, source.connection);
         }
+        // The one that was used longest ago.
         if self.sessions.len() == IN_USE {
             self.sessions.pop_front();
         }

@@ -263,10 +263,12 @@ impl Ledgers {
             self.forget_deleted(scope, cache);
         }
         let won = match put?.into_iter().next() {
+            // The first write wins, and is what all processes apply.
             Some(WriteOutcome::Existed(first)) => serde_json::from_slice(&first)
                 .map_err(|_| StoreError::Failed(UNWRITTEN.to_owned()))?,
             Some(WriteOutcome::Written) | None => {
                 if let Fact::Summary(summary) = &fact {
+                    // Counted by who stored it, so that several processes do not count it twice.
                     self.caps.add_summary(handle, summary);
                 }
                 fact

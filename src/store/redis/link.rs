@@ -151,6 +151,7 @@ impl Link {
         match answer {
             Ok(value) => {
                 let mut state = self.state();
+                // An answer over an older connection says nothing of this one.
                 if state.failures > 0 && state.made == lease.number {
                     state.failures = 0;
                     state.trouble = None;
@@ -160,6 +161,7 @@ impl Link {
             Err(error) if is_of_server(&error) => {
                 Err(self.drop_connection(lease.number, self.explain(&error)))
             }
+            // Only this command failed: the connection is good.
             Err(error) => Err(self.explain(&error)),
         }
     }
@@ -308,6 +310,7 @@ async fn open(
     let layout = format!("{}{{index}}:layout", server.prefix);
     let secret = format!("{}{{index}}:secret", server.prefix);
     let mut pipeline = redis::pipe();
+    // The first process decides layout and secret for all; a look changes nothing on the server.
     if purpose == OpenPurpose::ToUse {
         pipeline.cmd("SET").arg(&layout).arg(LAYOUT).arg("NX").ignore();
         pipeline.cmd("SET").arg(&secret).arg(&*server.fingerprint).arg("NX").ignore();
@@ -317,6 +320,7 @@ async fn open(
     let (info, layout, secret): (String, Option<u32>, Option<String>) =
         answer.map_err(|error| explain(server, &error))?;
     let warning = judge(server, &info)?;
+    // Nothing can be said about a layout of the future.
     if layout.is_some_and(|layout| layout > LAYOUT) {
         return Err(server.unusable(
             "has data of a newer version of Plimsoll. Use that version, or another store.prefix",

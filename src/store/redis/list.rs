@@ -99,6 +99,7 @@ impl RedisStore {
         let mut offset = 0;
         loop {
             let mut command = redis::cmd("ZRANGE");
+            // From the time itself on, because several sessions may have been used in the same millisecond.
             let newest = after.map_or("+inf".to_owned(), |after| after.used.to_string());
             command.arg(&used).arg(newest).arg("-inf").arg("BYSCORE").arg("REV");
             command.arg("LIMIT").arg(offset).arg(AT_ONCE).arg("WITHSCORES");

@@ -341,8 +341,8 @@ fn give_back(connection: &Connection, count: usize) -> rusqlite::Result<bool> {
 }
 
 /// Merges the log into the file and empties it; `false` if somebody still reads from it after `timeout`.
-/// Writes wait meanwhile.
 pub(super) fn truncate(connection: &Connection, timeout: Duration) -> rusqlite::Result<bool> {
+    // Writes wait meanwhile.
     // Only for this statement: a commit waits longer.
     connection.busy_timeout(timeout)?;
     let busy = connection

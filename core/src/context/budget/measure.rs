@@ -289,6 +289,7 @@ impl<'a> PartScale<'a> {
         let conversation = self.conversation;
         let loaded = first_loaded(conversation);
         for (index, tool) in conversation.tools.iter().enumerate() {
+            // Its definition is not in the prompt until it is loaded.
             if tool.audience == Audience::Nobody {
                 self.contents.defers(tool.name.as_deref());
                 continue;

@@ -135,6 +135,7 @@ impl RecordedDecisions {
         recorded.prefill = prefill(conversation, &recorded.keyed_parts, placed);
         let branch = Branch::new(ledger, placed, recorded.without_prefill(), mode);
         recorded.find_summaries(ledger, conversation, mode, &branch);
+        // What a session does not have need not be looked for.
         if ledger.knows_reasoning() {
             recorded.find_replies(ledger, conversation, &branch);
             recorded.repeated = thoughts::repeated(&recorded.replies);
@@ -156,6 +157,7 @@ impl RecordedDecisions {
             recorded.given_up.extend(branch.given_up());
             recorded.find_reaches(ledger, conversation, &branch, &forms);
         }
+        // Neither has a form for shadow mode.
         if mode == DecisionMode::Active {
             recorded.find_repairs(ledger, &branch);
             for (message, _) in ledger.injections() {

@@ -245,6 +245,7 @@ impl CandidateContent {
             PartData::Thought(Some(text)) => {
                 return self.text(PartKind::Reasoning, text, signature.as_deref(), value);
             }
+            // A thought without text is kept as it came, because its signature may have to come back.
             PartData::Thought(None) => ReplyPart {
                 raw: Some(String::from_utf8_lossy(value.raw()).into()),
                 ..ReplyPart::new(PartKind::Reasoning)

@@ -84,6 +84,7 @@ impl ReplyStream {
             }
             "keepalive" | "ping" | "response.steer" => {}
             _ if is_passing(kind) => {}
+            // Servers that are compatible name the event otherwise.
             _ if value.get_any(&["error"]).is_some() => {
                 reply.error = Some(error_in(value));
                 reply.stop = Some(StopReason::Failed);

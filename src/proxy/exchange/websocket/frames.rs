@@ -188,6 +188,7 @@ impl FrameObserver {
             (Ok(false), None) | (Ok(_), Some(FrameError::NoMemory)) => {
                 *state = SocketObservation::Stopped(Some(FailOpen::MemoryBudget));
             }
+            // A frame that cannot be read is no fault of ours. The tunnel goes on.
             (Ok(_), Some(_)) => *state = SocketObservation::Stopped(None),
             (Err(_), _) => *state = SocketObservation::Stopped(Some(FailOpen::Panicked)),
         }
@@ -325,6 +326,7 @@ impl FrameObserverState {
                         *state = SocketObservation::Stopped(None);
                         conversation.end(left);
                     }
+                    // Nothing waits any more: the next messages need no task.
                     None => *reader = MessageReader::InLine(conversation),
                 }
                 self.answered.notify_one();
