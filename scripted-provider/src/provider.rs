@@ -328,6 +328,7 @@ fn respond(
         _ => openai_responses::response_body(&request, &reply),
     };
     if let Some(CheckedRequest { provider, request, accepted }) = checked {
+        // The strict provider checks what comes back of it.
         provider.record_reply(request, accepted, &response);
     }
     if request.stream {

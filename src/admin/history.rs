@@ -156,6 +156,7 @@ impl HistoryTally {
             sums.calls += 1;
             sums.failed += u64::from(call.has_failed);
         }
+        // The calls of a session come one after another.
         if self.session.replace(session) != Some(session) {
             sums.sessions += 1;
         }
@@ -170,6 +171,7 @@ impl HistoryTally {
             (&mut sums.put_back, u64::from(call.new.put_back)),
             (&mut sums.compacted, u64::from(call.new.compacted)),
         ] {
+            // A provider may report any number.
             *sum = sum.saturating_add(tokens);
         }
         sums.dollars += call.dollars.unwrap_or(0.0);

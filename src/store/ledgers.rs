@@ -255,6 +255,7 @@ impl Ledgers {
     /// The store's [`StoreError`].
     pub async fn scopes_of(&self, session: &SessionId) -> Result<Vec<Scope>, StoreError> {
         let mut scopes = self.admin_store.scopes_named(session.clone()).await?;
+        // Exchanges in flight are only in memory.
         scopes.extend(lock(&self.caches).named(session));
         scopes.sort();
         scopes.dedup();

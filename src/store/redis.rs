@@ -264,6 +264,7 @@ impl Store for RedisStore {
             let new_key = blake3::Hash::from_bytes(random()?).to_hex();
             let key = self.keys.index("tenant-key");
             let mut pipeline = redis::pipe();
+            // The first process makes it, and all read it back.
             pipeline.cmd("SET").arg(&key).arg(new_key.as_str()).arg("NX").ignore();
             pipeline.cmd("GET").arg(&key);
             let (key,): (String,) = self

@@ -124,6 +124,7 @@ impl Log {
 
         let log = self.clone();
         let lines = tracing_subscriber::fmt()
+            // The filter below decides, because it can change while the process runs.
             .with_max_level(LevelFilter::TRACE)
             .with_ansi(false)
             .with_target(false)
@@ -198,6 +199,7 @@ impl LogSink {
     fn push(&self, line: &[u8]) {
         let mut state = self.state();
         if state.waiting.len() + line.len() > BACKLOG {
+            // Traffic does not wait for a log that nobody reads.
             state.dropped += 1;
             return;
         }
@@ -221,6 +223,7 @@ impl LogSink {
                 self.written.notify_all();
                 state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
+            // What comes meanwhile is written with the same call of the system.
             let gathered = self.filled.wait_timeout_while(state, GATHER, |state| {
                 !state.hurried && state.waiting.len() < BACKLOG / 2
             });

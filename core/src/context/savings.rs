@@ -167,6 +167,7 @@ impl<'a> SavingsInput<'a> {
         let usage = self.usage;
         let price = self.price?.rates(cost::terms(usage, &usage.billing, self.at))?;
         let spent = self.spent?;
+        // What was removed would have been written to the cache, too.
         let process = match usage.cache_write {
             Some(written) if written > 0 => write_price(usage, price, self.dialect),
             _ => price.input,

@@ -145,6 +145,7 @@ impl PromptCache {
             CachePolicy::Breakpoints { min } => (min, 1),
             CachePolicy::Automatic { min, step, .. } => (min, step),
         };
+        // Automatic caches are read in whole steps (`docs/protocols.md` 7.2).
         let read = hit.map_or(0, |hit| links[hit].total_tokens / step * step);
         cached.read = if read >= min { read } else { 0 };
         cached.missed = previous.and_then(|previous| {
@@ -214,6 +215,7 @@ impl PromptCache {
             (Some((at, _)), _) => {
                 MissReason::Changed(links.get(at).map_or(Place::End, |l| l.place))
             }
+            // It is still there, further back than a breakpoint looks.
             (None, Some(last)) if self.is_alive(*last, now) => MissReason::OutOfReach,
             _ => MissReason::Expired,
         }

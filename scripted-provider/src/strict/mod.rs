@@ -301,6 +301,7 @@ fn is_provider_edit(edits: &[Place], pieces: &[PromptPiece], place: Place) -> bo
 impl State {
     fn validate(&mut self, request: &ReceivedRequest) -> RequestVerdict {
         let model = self.rules.for_model(request.dialect, &request.model);
+        // Only a request for a reply uses it up.
         let is_implausible = request.operation == Operation::Reply
             && std::mem::take(&mut self.rules.implausible_overflow);
         let parsed = self.parse(request, &self.without_window(&model));
@@ -380,6 +381,7 @@ impl State {
             omits_thinking: parsed.omits_thinking,
             cached_prefix: None,
         };
+        // A count reads and writes no cache.
         if request.operation != Operation::CountTokens {
             let account = request.account.unwrap_or_default();
             let namespace = [hash(&[&model.name]), account, parsed.cache_key];
@@ -399,6 +401,7 @@ impl State {
                     MissReason::Changed(place)
                         if is_provider_edit(&parsed.provider_edits, &parsed.pieces, place) =>
                     {
+                        // What the provider changed itself is no loss that the client caused.
                         missed.reason = MissReason::ProviderEdit(place);
                     }
                     reason => {
@@ -463,6 +466,7 @@ impl State {
         let scripted = matched.or_else(|| self.queued_replies.pop_front());
         let reply = scripted.unwrap_or_else(|| self.generator.generate(context));
         let hides = matches!(self.odd_reply, Some(OddReply::HiddenReasoning { .. }));
+        // A reply that was set for a text comes as it is.
         let may_hide = !is_matched && !context.must_begin_with_thinking;
         if context.thinks && !(hides && may_hide) { reply } else { reply.without_thinking() }
     }

@@ -231,6 +231,7 @@ impl SummaryJob {
                 Err(failed) => Err(failed),
             };
             self.report(choice, &stored, spent.usage, began);
+            // Another author would have no time left, or meet the same store.
             if matches!(stored, Ok(_) | Err(SummaryError::TimedOut | SummaryError::NotStored)) {
                 break;
             }
@@ -305,6 +306,7 @@ impl SummaryJob {
     ) -> Result<Option<CompactionRecord>, SummaryError> {
         while tokio::time::Instant::now() < until {
             tokio::time::sleep(POLL_INTERVAL).await;
+            // Without the store, nobody else's summary can be seen.
             if self.proxy.ledgers.refresh(&self.handle.scope).await.is_err() {
                 break;
             }
@@ -351,6 +353,7 @@ impl SummaryJob {
         let window = self.prepared.info.model.window;
         let instruction = self.instruction();
         let counted = self.count(&instruction);
+        // A small window has to leave room for what is summarised.
         let output = OUTPUT.min(window / 6);
         let available = window.saturating_sub(output).saturating_sub(counted);
         let everything =

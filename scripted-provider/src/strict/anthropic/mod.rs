@@ -100,6 +100,7 @@ pub(super) fn parse(
         }
         measured.tokens += programs::loaded_tokens(&request.body, &blocks, at);
         if block.is_thinking() {
+            // Thinking that the model does not see costs nothing.
             let Some(tokens) = checked.visible(at) else { continue };
             measured = measure_encrypted("thinking", text(signature_field(block)), tokens);
         }

@@ -163,6 +163,7 @@ pub(crate) fn record_reply(
             continue;
         }
         if at == 0 || !is_thinking(&blocks[at - 1]) {
+            // Blocks in a row are one run, which has to come back whole (`docs/protocols.md` 1.5).
             let length = blocks[at..].iter().take_while(|block| is_thinking(block)).count();
             run = SignatureRun { first: store.next_signature(), length };
         }
@@ -181,6 +182,7 @@ pub(crate) fn record_reply(
             reply,
             run,
             blocks_before,
+            // A reply that was written elsewhere does not say its tokens.
             tokens: reasoning_tokens
                 .get(signatures.len())
                 .copied()

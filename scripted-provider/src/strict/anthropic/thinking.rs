@@ -181,6 +181,7 @@ impl<'a> ThinkingChecker<'a> {
         };
         let mut signatures = Vec::new();
         let thinking = |at: &usize| self.blocks[*at].is_thinking();
+        // An edited block is refused before any other fault of its message.
         range.clone().filter(thinking).try_for_each(|at| self.issued_signature(at).map(|_| ()))?;
         for at in range {
             let block = &self.blocks[at];
@@ -382,6 +383,7 @@ impl<'a> ThinkingChecker<'a> {
                 message.blocks.start >= self.current
             }
         };
+        // What is not read anyway is no loss.
         if !self.config.thinks || !is_expected {
             return Ok(());
         }

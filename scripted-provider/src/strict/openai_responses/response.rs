@@ -174,6 +174,7 @@ pub(crate) fn record_reply(
                 kind: SignatureKind::EncryptedReasoning,
                 account,
                 model: model.name.clone(),
+                // It is encrypted, so there is no text that could be edited.
                 content_hash: 0,
                 prefix: Prefix { messages: chain, ..basis.prefix },
                 previous: None,
@@ -202,6 +203,7 @@ pub(crate) fn record_reply(
         }
         issued_items.push(issued_item);
     }
+    // It is stored unless the request says otherwise (`docs/protocols.md` 3.2).
     if request.body["store"] != false {
         store.store_response(body, &request.body, account);
     }

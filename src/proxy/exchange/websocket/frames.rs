@@ -422,6 +422,7 @@ impl SocketConversation {
             drop(recognising);
             match &permit {
                 Some(_) => shared.parse(message.clone()),
+                // Others are being read: it was forwarded all the same, and only its turn is missing.
                 None => Err(FailOpen::AnalysisBudget),
             }
         });
@@ -460,6 +461,7 @@ impl SocketConversation {
                 let _ = waiting.send((reply, outcome));
             }
         }
+        // Nothing of their replies came.
         for waiting in self.open.into_values() {
             let _ = waiting.send((Reply::default(), outcome));
         }
@@ -483,6 +485,7 @@ async fn record_exchange(
     match read {
         Ok(parsed) => {
             exchange.recorder.record_notes(parsed.conversation.notes.iter().copied());
+            // It was forwarded before it was read, so nothing of it can be changed.
             let placing = exchange.place_and_plan(parsed, None);
             match AssertUnwindSafe(placing).catch_unwind().await {
                 Ok(plan) => pending = plan.pending,

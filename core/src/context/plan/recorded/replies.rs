@@ -48,6 +48,7 @@ impl RecordedDecisions {
             };
             let count = reasoning.parts.len();
             let Some(first) = (index + 1).checked_sub(count) else { continue };
+            // It was reasoning alone.
             if count == 0 {
                 self.replies.extend(self.thought_only(conversation, reasoning, index));
                 continue;
@@ -92,7 +93,8 @@ impl RecordedDecisions {
         self.only_kept();
     }
 
-    /// Finds replies of which only calls came back as they were: their texts were merged, edited or dropped.
+    /// Finds replies of which only calls came back as they were: their texts were merged, edited or dropped. All of
+    /// the request before them did.
     fn find_calls(
         &mut self,
         ledger: &Ledger,
@@ -101,7 +103,6 @@ impl RecordedDecisions {
         covered: &mut [bool],
         aligned_chains: &mut HashSet<Chain>,
     ) {
-        // All of the request before them did.
         if !ledger.knows_reasoning() {
             return;
         }
