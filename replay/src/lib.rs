@@ -99,7 +99,6 @@ fn in_order(lines: &[TranscriptLine]) -> impl Iterator<Item = (usize, &Transcrip
     order.into_iter().map(|at| (at, &lines[at]))
 }
 
-/// A call of an export: it has no text, but the estimate that was made at the time.
 fn recorded(
     line: &TranscriptLine,
     estimate: &Estimate,
@@ -107,6 +106,7 @@ fn recorded(
     call: u64,
     actual: u64,
 ) -> EstimatePair {
+    // A call of an export: it has no text, but the estimate that was made at the time.
     let guess = estimate.guess;
     EstimatePair {
         source: line.source.clone(),
@@ -285,6 +285,7 @@ impl<'l> ReplaySession<'l> {
 /// The tokens of a line's new text, if they are estimated by what each costs.
 fn ranks(line: &TranscriptLine, tokenizer: Tokenizer) -> Vec<(u32, u32)> {
     let mut ranks = BTreeMap::new();
+    // Without the costs of single tokens, their ranks say nothing.
     let (Some(encoding), Some(_)) = (tokenizer.encoding, &tokenizer.costs) else {
         return Vec::new();
     };

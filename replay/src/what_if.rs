@@ -428,8 +428,8 @@ impl<'l> WhatIfSession<'l> {
         }
     }
 
-    /// Adds the new and declined changes: all of them, of which a turn stores only the first.
     fn list(&self, line: &TranscriptLine, steps: Vec<plan::PlanStep>, report: &mut WhatIfReport) {
+        // Adds the new and declined changes: all of them, of which a turn stores only the first.
         for step in steps {
             match step.decision {
                 Decision::New => report.events.push(WhatIfEvent {

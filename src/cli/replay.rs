@@ -192,8 +192,8 @@ fn grouped<'p>(
     groups.into_iter().collect()
 }
 
-/// The pairs with a classic rule's estimates; exports have no text that a rule could count.
 fn as_by(pairs: &[&EstimatePair], rule: usize) -> Vec<EstimatePair> {
+    // The pairs with a classic rule's estimates; exports have no text that a rule could count.
     let mut by_rule = Vec::new();
     for pair in pairs {
         if let Some(&tokens) = pair.classic.get(rule) {

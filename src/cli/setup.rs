@@ -122,6 +122,7 @@ fn exports(client: &ClientEntry, environment: &Environment, template: Template<'
     }
     let mut text = String::new();
     for (name, value) in variables {
+        // The shell has to fill in the key.
         let quote = if value.starts_with('$') { '"' } else { '\'' };
         let _ = writeln!(text, "export {name}={quote}{value}{quote}");
     }
@@ -162,6 +163,7 @@ fn write(
         edited.as_bytes(),
         &values,
     ));
+    // First the record, so that whatever happens to the file can be taken back.
     record.save(data)?;
     replace(&path, edited.as_bytes())?;
     print::line(&format!("{shown_path} is written; `plimsoll setup --undo` takes it back"));

@@ -337,6 +337,7 @@ impl CapSums {
                 }
             }
         }
+        // First those that stop nobody now, and of these the oldest.
         while self.sums.len() > MOST_SUMS {
             let least = self.sums.iter().min_by_key(|((number, _), sum)| {
                 let cap = &self.caps[*number];

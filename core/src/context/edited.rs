@@ -96,19 +96,19 @@ impl ShownReply {
     }
 }
 
-/// A prompt may be one sentence.
 fn ends(prompt: [PartKey; 2]) -> [Chain; 2] {
+    // A prompt may be one sentence.
     let [first, last] = prompt.map(|key| Chain::START.then(key));
     [first.then(PartKey(1)), last.then(PartKey(2))]
 }
 
-/// Replies to equal prompts have long sentences in common, and begin differently.
 fn with_first(said: &[Sentence], second: &Sentence) -> PartKey {
+    // Replies to equal prompts have long sentences in common, and begin differently.
     let first_sentence = said.first().unwrap_or(second);
     PartKey(Chain(first_sentence.key.0).then(second.key).0)
 }
 
-/// Not a chain of parts: a reply may be one sentence.
 fn after(beginning: Chain, said: PartKey) -> PartKey {
+    // Not a chain of parts: a reply may be one sentence.
     PartKey(BoundaryHash::of_end(beginning.then(said)).0)
 }

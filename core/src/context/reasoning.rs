@@ -55,8 +55,8 @@ pub fn rule(dialect: Dialect, host: &str, model: &str) -> ReasoningRule {
     }
 }
 
-/// Hosts and models that use reasoning in a message of Chat Completions, and work without it, too.
 fn chat_wants(host: &str, model: &str, name: &str) -> bool {
+    // Hosts and models that use reasoning in a message of Chat Completions, and work without it, too.
     let vendors = ["bigmodel", "dashscope", "minimax", "openrouter", "mistral"];
     let names = ["glm", "qwen", "qwq", "minimax", "magistral", "mistral"];
     is_at(host, "z.ai")

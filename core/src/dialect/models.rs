@@ -350,6 +350,7 @@ fn find(name: &str) -> Model {
     }
     let guess = spellings.iter().find_map(|name| {
         let fitting = file.families.iter().filter(|(start, _)| name.starts_with(&***start));
+        // The longest start is the nearest relative.
         fitting.max_by_key(|(start, _)| start.len())
     });
     let model = match guess {

@@ -108,8 +108,8 @@ fn letters(text: &str) -> impl Iterator<Item = char> {
     text.chars().filter(|c| c.is_alphanumeric())
 }
 
-/// Dashes, quotes and dots, which filters replace.
 fn is_punctuation(c: char) -> bool {
+    // Dashes, quotes and dots, which filters replace.
     matches!(c, '\u{2010}'..='\u{2027}')
 }
 

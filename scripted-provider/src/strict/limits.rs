@@ -115,8 +115,8 @@ fn check_image(
     Ok(())
 }
 
-/// A document has to be one; OpenAI's error for it is not known.
 fn check_document(request: &ReceivedRequest, document: &EncodedMedia<'_>) -> Result<(), ApiError> {
+    // A document has to be one; OpenAI's error for it is not known.
     if document.data.starts_with("JVBERi") {
         return Ok(());
     }

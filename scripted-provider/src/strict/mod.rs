@@ -320,8 +320,8 @@ impl State {
         verdict
     }
 
-    /// The model without its own check of the window, if a wording replaces it.
     fn without_window(&self, model: &ModelRules) -> ModelRules {
+        // The model without its own check of the window, if a wording replaces it.
         let mut model = model.clone();
         if self.rules.overflow_wording.is_some() {
             model.window = u64::MAX / 4;

@@ -151,8 +151,8 @@ impl ContentHasher {
         self.add_tagged(b'"', text);
     }
 
-    /// A block; a text block is its text, and blocks in its `content` are blocks too.
     fn add_block(&mut self, value: &Value) {
+        // A block; a text block is its text, and blocks in its `content` are blocks too.
         match value {
             Value::Object(block) if is_plain_text(value) => {
                 self.add_text(block.get("text").and_then(Value::as_str).unwrap_or_default());

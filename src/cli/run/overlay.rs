@@ -114,8 +114,8 @@ fn link(source: &Path, folder: &Path, file: &Path, text: &str) -> io::Result<()>
     link(&source.join(first), &changed, rest, text)
 }
 
-/// Moves what is no link of ours to `source`; the changed `file` stays.
 fn give_back(folder: &Path, source: &Path, file: &Path) -> io::Result<()> {
+    // Moves what is no link of ours to `source`; the changed `file` stays.
     let mut names = file.components();
     let first_name = names.next();
     let rest = names.as_path();

@@ -319,6 +319,7 @@ impl CountRequest {
             return Err(CountOutcome::Missing);
         };
         let body_copy = body.clone();
+        // Equal prompts have equal counts.
         let key = xxh3_128(&[upstream.name.as_bytes(), target.as_bytes(), &body].join(&0));
         if let Some(tokens) = proxy.counting.answered(key) {
             return Ok(CountedTokens { outcome: CountOutcome::Cached, tokens });

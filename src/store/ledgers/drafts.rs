@@ -259,6 +259,7 @@ impl Drafts {
                 open.written = false;
             }
         }
+        // The store may be down for long.
         ended.truncate(ENDED.saturating_sub(state.ended.len()));
         state.ended.extend(ended);
     }

@@ -121,6 +121,7 @@ impl Ledgers {
             }
         }
         let records: Vec<Record> = facts.iter().filter_map(record).collect();
+        // All or none: half of a plan is another plan.
         if records.len() != facts.len() {
             return Err(StoreError::Failed("a decision cannot be written".to_owned()).into());
         }
@@ -188,6 +189,7 @@ impl Ledgers {
             lock(&self.fingerprints).add(&scope, &fingerprints, connection);
             self.store.append(scope.clone(), records, cache.precondition())
         });
+        // Its place is released: what it taught is in memory.
         drop(opened);
         let outcome = match write {
             Some(write) => write.await,

@@ -49,8 +49,8 @@ impl RedisStore {
         Ok(())
     }
 
-    /// Notes where the draft is, once.
     async fn list_draft(&self, instance: &str, draft: &Draft) -> Result<(), StoreError> {
+        // Notes where the draft is, once.
         {
             let mut drafted = self.drafted();
             // A note may be repeated, and a draft that is not removed ends with its life.

@@ -86,6 +86,7 @@ impl RedisStore {
         for record in records {
             push_record(&mut arguments, record);
         }
+        // Last of all: once it is sent, it cannot be cancelled.
         if !only_if.token.as_ref().is_none_or(WriteToken::begin) {
             return Err(StoreError::Cancelled);
         }
@@ -123,6 +124,7 @@ impl RedisStore {
             signs.cmd("SET").arg(key).arg(scope.session.as_str()).arg("PX").arg(&life).ignore();
         }
         self.run(Access::Write, async |connection| {
+            // Both go over one connection, in one round trip.
             let mut other = connection.clone();
             let mut connection = connection;
             let listed = async { listing.invoke_async::<()>(&mut connection).await };

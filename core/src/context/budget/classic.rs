@@ -132,6 +132,7 @@ fn head_growth(rules: &ClassicRules, turn: &Turn, now: u64) -> i64 {
 
 /// The earlier call that `rules` count from, after the tokens that come from it.
 fn basis<'a>(rules: &ClassicRules, anchor: Option<Anchor<'a>>) -> Option<(u64, Anchor<'a>)> {
+    // Such rules count the whole request each time.
     if !rules.anchored {
         return None;
     }

@@ -126,6 +126,7 @@ impl UsageFields {
         };
         let written = if self.iterations.is_some() { usage.output } else { self.last_output };
         if refused_empty && written == Some(0) {
+            // What was refused before anything was written is not billed.
             usage.unbilled = true;
             usage.output = written;
         }
@@ -225,6 +226,7 @@ impl CallFields {
         let [short, long] = split.map(Count::from_member);
         let mut created = Count::from_member(usage.cache_creation_input_tokens);
         if created == Count::default() {
+            // Some servers report only the split.
             created = short.plus(long);
         }
         let input = Count::from_member(usage.input_tokens);

@@ -191,8 +191,8 @@ fn above(entry: &Value, base: Rates) -> Vec<LongPrice> {
     steps.collect()
 }
 
-/// With steps that cannot be said the price is unknown.
 fn priced(base: Rates, steps: &[LongPrice]) -> Option<Price> {
+    // With steps that cannot be said the price is unknown.
     Some(Price { long: PriceSteps::new(steps).ok()?, ..Price::from_rates(base) })
 }
 
@@ -207,6 +207,7 @@ fn models_dev(entry: &Value) -> Option<ModelOverride> {
         (None, over) => of_million(over).map(|rates| vec![LongPrice { above: 200_000, rates }]),
         (Some(tiers), _) => {
             let steps = tiers.iter().map(|tier| {
+                // A step by anything but the length of the context cannot be said.
                 if tier["tier"]["type"] != "context" {
                     return None;
                 }
@@ -237,13 +238,13 @@ fn facts(
     })
 }
 
-/// Without a price of its own, reading from the cache and writing to it cost what input costs.
 fn rates(
     input: Option<f64>,
     output: Option<f64>,
     cache_read: Option<f64>,
     cache_write: Option<f64>,
 ) -> Option<Rates> {
+    // Without a price of its own, reading from the cache and writing to it cost what input costs.
     let is_price = |price: &f64| price.is_finite() && *price >= 0.0;
     let input = input.filter(is_price)?;
     Some(Rates {

@@ -445,8 +445,9 @@ fn is_passing(kind: &str) -> bool {
     FAMILIES.iter().any(|family| kind.starts_with(family))
 }
 
-/// Opening a page that was found, and looking for words in it, are free ("Web search", OpenAI's documentation).
 fn is_search(item: Value<'_>) -> bool {
+    // Opening a page that was found, and looking for words in it, are free ("Web search", OpenAI's
+    // documentation).
     let action = item.path(&["action", "type"]).and_then(|action| action.text());
     item.get_text("type").as_deref() == Some("web_search_call")
         && action.is_none_or(|action| action == "search")

@@ -68,12 +68,12 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Checks a request for a summary: it ends on a finished turn and has no fields that only shape a reply.
 fn check_operation(
     request: &ReceivedRequest,
     model: &ModelRules,
     blocks: &[Block<'_>],
 ) -> Result<(), ApiError> {
+    // Checks a request for a summary: it ends on a finished turn and has no fields that only shape a reply.
     let body = &request.body;
     let extra =
         |name: &str| refuse(Rule::UnknownField, format!("{name}: Extra inputs are not permitted"));

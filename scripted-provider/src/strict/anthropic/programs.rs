@@ -70,8 +70,8 @@ fn check_open_code(blocks: &[Block<'_>], turns: &[MessageRun<'_>]) -> Result<(),
     Ok(())
 }
 
-/// Results for code come alone, and are text.
 fn check_data(blocks: &[Block<'_>], turns: &[MessageRun<'_>]) -> Result<(), ApiError> {
+    // Results for code come alone, and are text.
     for turn in turns.iter().filter(|turn| turn.role == "user") {
         let turn_blocks = &blocks[turn.blocks.clone()];
         let Some(first) = turn_blocks.iter().find(|block| is_hidden(blocks, block)) else {

@@ -348,13 +348,13 @@ impl<'a> ThinkingChecker<'a> {
         refuse(Rule::BoundElsewhere, message)
     }
 
-    /// Checks a whole assistant message: the latest one keeps all its thinking or none; what an earlier
-    /// one lost is reported.
     fn check_reply(
         &mut self,
         message: &AssistantMessage,
         signatures: &[usize],
     ) -> Result<(), ApiError> {
+        // Checks a whole assistant message: the latest one keeps all its thinking or none; what an earlier one
+        // lost is reported.
         let first_signature = signatures.first().and_then(|number| self.store.signature(*number));
         let Some(number) =
             first_signature.map(|found| found.reply).or_else(|| self.find_reply(message))

@@ -98,8 +98,8 @@ impl SignatureOutcome {
     }
 }
 
-/// The first call of a step has a signature, or a value that skips the check.
 fn require_signature(part: &Value, place: Place) -> Result<(), ApiError> {
+    // The first call of a step has a signature, or a value that skips the check.
     if get(part, "thoughtSignature").as_str().is_some_and(|given| !given.is_empty()) {
         return Ok(());
     }

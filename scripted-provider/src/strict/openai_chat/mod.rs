@@ -164,8 +164,8 @@ fn reasoning_pieces(message: &Value, push: &mut impl FnMut(PieceContent)) {
     }
 }
 
-/// A call as the model reads it: its name and arguments, nothing else.
 fn measure_call(call: &Value) -> PieceContent {
+    // A call as the model reads it: its name and arguments, nothing else.
     let function = &call["function"];
     let content = format!("{}\n{}", text(&function["name"]), text(&function["arguments"]));
     measure_text(&format!("call {}", text(&call["id"])), &content)

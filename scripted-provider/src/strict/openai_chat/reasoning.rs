@@ -114,8 +114,6 @@ fn require_reasoning(
     }
 }
 
-/// Checks `reasoning_details`: signed entries unmodified, in order, with their signatures. Returns whether
-/// they are read.
 fn check_details(
     model: &ModelRules,
     store: &ReplyStore,
@@ -123,6 +121,8 @@ fn check_details(
     message: &Value,
     losses: &mut Vec<Loss>,
 ) -> Result<bool, ApiError> {
+    // Checks `reasoning_details`: signed entries unmodified, in order, with their signatures. Returns whether
+    // they are read.
     let invalid = format!("messages.{at}.content.0: Invalid `signature` in `thinking` block");
     let mut signatures = Vec::new();
     let mut last_reply = None;

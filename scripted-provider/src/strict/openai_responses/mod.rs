@@ -236,8 +236,8 @@ fn measure_item(item: &InputItem<'_>) -> Vec<PieceContent> {
     }
 }
 
-/// A part is its text, without annotations.
 fn measure_part(tag: &str, part: &Value) -> PieceContent {
+    // A part is its text, without annotations.
     match part["text"].as_str() {
         Some(text) => measure_text(tag, text),
         None => measure(tag, part),

@@ -110,6 +110,7 @@ impl SummaryJob {
         let is_about_this = memchr::memmem::find(body, b"\"compaction_").is_some();
         let names_it = refusal::cause(body) == RefusalCause::Compaction && !is_about_this;
         match status.as_u16() {
+            // There is no such endpoint.
             404 | 405 | 501 => {}
             400 | 422 if names_it => {}
             400 | 422 => return SummaryError::Rejected,

@@ -107,6 +107,7 @@ impl SummaryJob {
         let in_use = self.known.compact();
         let holds_block = in_use.is_some_and(|(_, compact)| compact.by == SummaryAuthor::Provider);
         let is_anthropic = self.prepared.conversation.dialect == Dialect::Anthropic;
+        // The provider's own block needs its beta wherever it is sent.
         if is_anthropic && (holds_block || by == SummaryAuthor::Provider) {
             headers::list_beta(&mut head.headers, summary::provider::BETA);
         }

@@ -76,8 +76,8 @@ impl PartScale<'_> {
         }
     }
 
-    /// Whether it is the provider's search for tools: a client's own has a schema.
     fn searches_tools(&self, tool: &Part) -> bool {
+        // Whether it is the provider's search for tools: a client's own has a schema.
         let definition = tool.span.slice(self.body);
         tool.name.as_deref() == Some("tool_search")
             && memmem::find(definition, b"\"parameters\"").is_none()
@@ -118,8 +118,8 @@ impl PartScale<'_> {
     }
 }
 
-/// Whether it may be a document or a search result of the client's: nothing else is looked through.
 fn may_be_cited(part: &&Part) -> bool {
+    // Whether it may be a document or a search result of the client's: nothing else is looked through.
     matches!(part.kind, PartKind::Document | PartKind::Opaque)
 }
 
