@@ -374,8 +374,8 @@ fn manual(command: Option<&str>) -> Result<String, CliError> {
     let described = match command {
         None => program,
         Some(name) => {
-            let found = program.find_subcommand(name).cloned();
-            found.ok_or_else(|| CliError(format!("there is no command `{name}`")))?
+            let subcommand = program.find_subcommand(name).cloned();
+            subcommand.ok_or_else(|| CliError(format!("there is no command `{name}`")))?
         }
     };
     let mut text = Vec::new();

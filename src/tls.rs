@@ -74,24 +74,25 @@ fn look(files: &Tls) -> FileStamps {
 }
 
 fn read(files: &Tls) -> Result<TlsAcceptor, String> {
-    let fault = |path: &Path, error: &dyn std::fmt::Display| {
-        format!("listener certificate: {}: {error}", path.display())
-    };
     let chain: Result<Vec<_>, _> = CertificateDer::pem_file_iter(&files.certificate)
-        .map_err(|error| fault(&files.certificate, &error))?
+        .map_err(|error| certificate_fault(&files.certificate, &error))?
         .collect();
-    let chain = chain.map_err(|error| fault(&files.certificate, &error))?;
-    let key =
-        PrivateKeyDer::from_pem_file(&files.key).map_err(|error| fault(&files.key, &error))?;
+    let chain = chain.map_err(|error| certificate_fault(&files.certificate, &error))?;
+    let key = PrivateKeyDer::from_pem_file(&files.key)
+        .map_err(|error| certificate_fault(&files.key, &error))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let mut config = rustls::ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?
         .with_no_client_auth()
         .with_single_cert(chain, key)
-        .map_err(|error| fault(&files.certificate, &error))?;
+        .map_err(|error| certificate_fault(&files.certificate, &error))?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+fn certificate_fault(path: &Path, error: &dyn std::fmt::Display) -> String {
+    format!("listener certificate: {}: {error}", path.display())
 }
 
 /// TLS to upstreams and to the store: the system's authorities, bundled ones, and `extra_ca`.

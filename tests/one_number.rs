@@ -556,18 +556,8 @@ impl<'a> Session<'a> {
         let prospect = CarryOutlook::new(&request, &sent, grown, true, WindowLimits::default());
         turn.carry = Some(prospect.carry_over(&turn, &reply, request.model, &learned));
         self.learned.push(learned);
-        let thoughts = reasoning::record(
-            &reply.parts,
-            reasoning::ReplyOrigin {
-                dialect: self.dialect,
-                after: turn.after,
-                prefix: plan.sent.chain(),
-                order: plan.sent.thought(),
-                model: self.name,
-                upstream: "up",
-                at: turn.ended,
-            },
-        );
+        let prefix = plan.sent.prefix();
+        let thoughts = reasoning::record(&reply.parts, turn.after, &turn, prefix);
         facts.extend(thoughts.map(|thoughts| Fact::Reasoning(Box::new(thoughts))));
         facts.push(Fact::Turn(Box::new(turn)));
         facts.into_iter().for_each(|fact| self.ledger.add(fact));
@@ -630,35 +620,20 @@ impl<'a> Session<'a> {
             exchange: request.exchange.clone(),
             position: position.clone(),
             after: reply.chain_after(position.chain),
-            done: <_>::default(),
             response: reply.id.clone(),
             at: request.now,
             ended: request.now + 500,
             upstream: "up".into(),
-            dialect: self.dialect,
             model: self.name.into(),
-            family: self.model.family,
             purpose: request.conversation.purpose,
-            estimate: None,
             usage: reply.usage.clone(),
-            counted: None,
             stop: reply.stop,
             outcome: Outcome::Complete,
             window: self.model.window,
             reserve: request.reserve,
-            sketch: <_>::default(),
             reply: budget::reply(reply, Tokenizer::whole(self.model.family)),
             anchor_keys: anchor_keys(reply),
-            others: Vec::new(),
-            definitions: Vec::new(),
-            called: Vec::new(),
-            provider_request_id: None,
-            repeated_calls: None,
-            hints: None,
-            origin: None,
-            served: None,
-            dollars: None,
-            carry: None,
+            ..Turn::empty(self.dialect, self.model.family)
         }
     }
 }

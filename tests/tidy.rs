@@ -495,12 +495,14 @@ fn unpinned(name: &str, text: &str) -> Vec<String> {
 }
 
 /// What separates a tree from code bases that are read with ease, and how often each may stand in 10,000 lines: closures
-/// bound to a local, tuples that are taken apart where they are made, options walked like lists, constructors without a verb.
+/// bound to a local, locals that do not say what they are, tuples that are taken apart where they are made, options walked
+/// like lists, constructors without a verb.
 const HABITS: &[Habit] = &[
-    ("a closure bound to a local", is_local_closure, 10),
-    ("`let (a, b) = (x, y)`", |code| code.starts_with("let (") && code.contains(") = ("), 9),
+    ("a closure bound to a local", is_local_closure, 8),
+    ("a local named by an adverb or participle", is_adverb_local, 14),
+    ("`let (a, b) = (x, y)`", |code| code.starts_with("let (") && code.contains(") = ("), 7),
     ("`into_iter().for_each`", |code| code.contains(".into_iter().for_each("), 0),
-    ("`filter(|_| …)`", |code| code.contains(".filter(|_|"), 2),
+    ("`filter(|_| …)`", |code| code.contains(".filter(|_|"), 0),
     ("a function named `of`", |code| code.contains("fn of("), 0),
 ];
 
@@ -512,6 +514,16 @@ fn is_local_closure(code: &str) -> bool {
     value.is_some_and(|(_, value)| {
         value.trim_start_matches("async ").trim_start_matches("move ").starts_with('|')
     })
+}
+
+/// What happened to a thing, or where it stands, instead of what it is.
+const ADVERBS: &str = "of at is own its one there here found known kept left gone seen shown told taken said went then now \
+    before beside within around all both each few most back out first last next plain whole fresh new old held sent asked";
+
+fn is_adverb_local(code: &str) -> bool {
+    let Some(binding) = code.strip_prefix("let ") else { return false };
+    let name = binding.trim_start_matches("mut ").split(' ').next().unwrap_or_default();
+    ADVERBS.split_whitespace().any(|adverb| adverb == name)
 }
 
 #[test]

@@ -8,11 +8,11 @@ use bytes::Bytes;
 use plimsoll::context::budget::{self, Anchor};
 use plimsoll::context::ledger::Ledger;
 use plimsoll::context::lineage::{Placement, place};
-use plimsoll::context::plan::{self, Overlay, RecordedDecisions, RewriteSummary};
+use plimsoll::context::plan::{self, Overlay, RecordedDecisions};
 use plimsoll::context::policy::{DecisionMode, Mode, Policy, ReasoningRule};
 use plimsoll::context::{Cut, Fact, Outcome, Position, Replacement, Turn, reasoning};
 use plimsoll::dialect::models::{Catalogue, Family, Model};
-use plimsoll::dialect::{self, Chain, Conversation, Dialect, PartKey, PartKind, Purpose, Usage};
+use plimsoll::dialect::{self, Conversation, Dialect, PartKind, Usage};
 use plimsoll::tokens::Tokenizer;
 use plimsoll::tokens::learn::EstimatorState;
 use plimsoll::wire::json::Document;
@@ -227,47 +227,14 @@ fn body(steps: &[String]) -> Bytes {
 fn turn(family: Family, sketch: plimsoll::context::Sketch) -> Turn {
     Turn {
         exchange: "before".into(),
-        position: Position {
-            thread: "t".into(),
-            parent: None,
-            chain: Chain::START,
-            last: None,
-            system: PartKey(0),
-            tools: PartKey(0),
-            client_thread: None,
-            has_reply: false,
-            beginnings: Vec::new(),
-            suspended: None,
-        },
-        after: Chain::START,
-        done: RewriteSummary::default(),
-        response: None,
-        at: 0,
-        ended: 0,
+        position: Position { thread: "t".into(), ..Position::default() },
         upstream: "anthropic".into(),
-        dialect: Dialect::Anthropic,
         model: "claude-opus-4-5".into(),
-        family,
-        purpose: Purpose::Turn,
-        estimate: None,
         usage: Usage { input: Some(300_000), output: Some(100), ..Usage::default() },
-        counted: None,
-        stop: None,
         outcome: Outcome::Complete,
         window: 200_000,
         reserve: 16_000,
         sketch,
-        reply: Vec::new(),
-        anchor_keys: Vec::new(),
-        others: Vec::new(),
-        definitions: Vec::new(),
-        called: Vec::new(),
-        provider_request_id: None,
-        repeated_calls: None,
-        hints: None,
-        origin: None,
-        served: None,
-        dollars: None,
-        carry: None,
+        ..Turn::empty(Dialect::Anthropic, family)
     }
 }

@@ -99,7 +99,6 @@ fn in_order(lines: &[TranscriptLine]) -> impl Iterator<Item = (usize, &Transcrip
     order.into_iter().map(|at| (at, &lines[at]))
 }
 
-/// A call of an export: it has no text, but the estimate that was made at the time.
 fn recorded(
     line: &TranscriptLine,
     estimate: &Estimate,
@@ -107,6 +106,7 @@ fn recorded(
     call: u64,
     actual: u64,
 ) -> EstimatePair {
+    // A call of an export: it has no text, but the estimate that was made at the time.
     let guess = estimate.guess;
     EstimatePair {
         source: line.source.clone(),
@@ -285,7 +285,8 @@ impl<'l> ReplaySession<'l> {
 /// The tokens of a line's new text, if they are estimated by what each costs.
 fn ranks(line: &TranscriptLine, tokenizer: Tokenizer) -> Vec<(u32, u32)> {
     let mut ranks = BTreeMap::new();
-    let Some(encoding) = tokenizer.encoding.filter(|_| tokenizer.costs.is_some()) else {
+    // Without the costs of single tokens, their ranks say nothing.
+    let (Some(encoding), Some(_)) = (tokenizer.encoding, &tokenizer.costs) else {
         return Vec::new();
     };
     for text in line.new_texts() {
@@ -308,35 +309,14 @@ fn turn_of(
         exchange,
         after: position.chain,
         position: position.clone(),
-        done: <_>::default(),
-        response: None,
         at: line.at(),
         ended: line.at(),
         upstream: line.provider.as_str().into(),
-        dialect: conversation.dialect,
         model: line.model.as_str().into(),
-        family: model.family,
         purpose: conversation.purpose,
-        estimate: None,
-        usage: <_>::default(),
-        counted: None,
-        stop: None,
         outcome: Outcome::Complete,
         window: model.window,
-        reserve: 0,
-        sketch: <_>::default(),
-        reply: Vec::new(),
-        anchor_keys: Vec::new(),
-        others: Vec::new(),
-        definitions: Vec::new(),
-        called: Vec::new(),
-        provider_request_id: None,
-        repeated_calls: None,
-        hints: None,
-        origin: None,
-        served: None,
-        dollars: None,
-        carry: None,
+        ..Turn::empty(conversation.dialect, model.family)
     }
 }
 

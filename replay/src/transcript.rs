@@ -139,8 +139,8 @@ impl ClientHistory {
         self.results.push(ClearableResult { at, turn: self.turns, tokens, cleared });
     }
 
-    /// Clears what the client's rule clears by now: a recording says what was cleared, but not when.
     fn clear(&mut self) {
+        // Clears what the client's rule clears by now: a recording says what was cleared, but not when.
         let mut tokens = 0;
         let mut freed_tokens = 0;
         let mut due = Vec::new();

@@ -239,14 +239,14 @@ impl<'l> WhatIfSession<'l> {
         decided
     }
 
-    /// Compacts as live requests are: performs one action of the schedule after another. Nobody else writes
-    /// summaries, and a request that waits for one gets it.
+    /// Compacts as live requests are: performs one action of the schedule after another.
     fn compact(
         &mut self,
         call: &WhatIfCall<'_>,
         decided: &mut WhatIfPlan,
         options: &WhatIfOptions,
     ) {
+        // Nobody else writes summaries, and a request that waits for one gets it.
         let request = &call.request;
         let mut state = ScheduleState::default();
         let mut event = ScheduleEvent::Planned;
@@ -270,9 +270,9 @@ impl<'l> WhatIfSession<'l> {
                 ScheduleAction::SendSmall | ScheduleAction::Send => return,
                 ScheduleAction::Decline(why) | ScheduleAction::GiveUp(why) => {
                     // It is about the whole request, not about a part of it.
-                    let at = PartIndex::default();
+                    let part_index = PartIndex::default();
                     let span = dialect::Span::new(0, 0);
-                    let step = PlanStep::declined(Change::Compacted, why, at, span, tokens);
+                    let step = PlanStep::declined(Change::Compacted, why, part_index, span, tokens);
                     decided.declined.push(step);
                     return;
                 }
@@ -428,8 +428,8 @@ impl<'l> WhatIfSession<'l> {
         }
     }
 
-    /// Adds the new and declined changes: all of them, of which a turn stores only the first.
     fn list(&self, line: &TranscriptLine, steps: Vec<plan::PlanStep>, report: &mut WhatIfReport) {
+        // Adds the new and declined changes: all of them, of which a turn stores only the first.
         for step in steps {
             match step.decision {
                 Decision::New => report.events.push(WhatIfEvent {
@@ -481,8 +481,8 @@ impl<'l> WhatIfSession<'l> {
     }
 }
 
-/// Actual tokens saved per estimated token, because the provider's own count is known here.
 fn measured_share(done: &RewriteSummary, removed: u64) -> Option<f64> {
+    // Actual tokens saved per estimated token, because the provider's own count is known here.
     let claimed = done.tokens_removed.saturating_add(done.tokens_compacted);
     if claimed > 0 { Some(removed as f64 / claimed as f64) } else { None }
 }

@@ -129,8 +129,8 @@ enum Fault {
 }
 
 impl Fault {
-    /// Named by the header, or by a model called `demo-…`.
     fn requested(headers: &HeaderMap, model: &str) -> Option<Self> {
+        // Named by the header, or by a model called `demo-…`.
         let header = headers.get("x-demo-fault").and_then(|value| value.to_str().ok());
         match header.or_else(|| model.split_once("demo-").map(|(_, fault)| fault))? {
             "rate-limit" => Some(Self::RateLimit),
@@ -328,6 +328,7 @@ fn respond(
         _ => openai_responses::response_body(&request, &reply),
     };
     if let Some(CheckedRequest { provider, request, accepted }) = checked {
+        // The strict provider checks what comes back of it.
         provider.record_reply(request, accepted, &response);
     }
     if request.stream {

@@ -279,9 +279,9 @@ impl ScriptState {
     }
 }
 
-/// Which tool is called next, if any: a shell looks around, reads, and checks the log, in that order; any other tool is
-/// called once.
 fn next_call(request: &ModelRequest, id: &str) -> Option<ScriptedCall> {
+    // Which tool is called next, if any: a shell looks around, reads, and checks the log, in that order; any
+    // other tool is called once.
     if asks_for_summary(request) {
         return None;
     }
@@ -316,8 +316,8 @@ const SUBMIT_WORD: &str = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT";
 /// A prompt that requests a summary names one of these tags.
 const SUMMARY_TAGS: [&str; 2] = ["<summary>", "<state_snapshot>"];
 
-/// Whether the newest text requests a summary: one that is quoted tells of results.
 fn asks_for_summary(request: &ModelRequest) -> bool {
+    // Whether the newest text requests a summary: one that is quoted tells of results.
     let mut after_tags = SUMMARY_TAGS.iter().filter_map(|tag| request.user_text.rsplit_once(tag));
     after_tags.any(|(_, after)| !after.contains(SUMMARISED))
 }
@@ -343,8 +343,8 @@ fn is_shell(name: &str) -> bool {
 /// How a summary says how many results it stands for.
 const SUMMARISED: &str = " results were read so far";
 
-/// A prompt may say how long the script runs: `in 6 steps`.
 fn requested_steps(text: &str) -> Option<usize> {
+    // A prompt may say how long the script runs: `in 6 steps`.
     number_before(text, " steps")
 }
 
@@ -354,8 +354,8 @@ fn number_before(text: &str, words: &str) -> Option<usize> {
     places.find_map(|(at, _)| text[..at].rsplit(' ').next()?.parse().ok())
 }
 
-/// The steps that a text tells of: it quotes the commands.
 fn steps_told(text: &str) -> Option<usize> {
+    // The steps that a text tells of: it quotes the commands.
     let lines = text.split(READS).skip(1).filter_map(|rest| rest.split(',').next()?.parse().ok());
     lines.max().map(|line: usize| line / LINES_OF_STEP + 1)
 }

@@ -101,7 +101,7 @@ impl Call {
         prices: &PriceList,
         names: &mut HashSet<Arc<str>>,
     ) -> Self {
-        let price = |model: &str| prices.of_turn(turn, model);
+        let price = prices.for_turn(turn);
         let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
         let saved = SavingsInput::from_turn(turn, parent.map(AsRef::as_ref), price).saved();
         let costs = turn.costs_by_model(price);
@@ -132,9 +132,9 @@ impl Call {
         }
     }
 
-    /// Whether it cost something that nobody knows. A call of which nothing was reported, such as one that failed, costs
-    /// nothing that is known.
+    /// Whether it cost something that nobody knows.
     pub(super) fn is_unpriced(&self) -> bool {
+        // A call of which nothing was reported, such as one that failed, costs nothing that is known.
         self.dollars.is_none() && self.tokens.input > 0
     }
 }

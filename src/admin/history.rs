@@ -156,6 +156,7 @@ impl HistoryTally {
             sums.calls += 1;
             sums.failed += u64::from(call.has_failed);
         }
+        // The calls of a session come one after another.
         if self.session.replace(session) != Some(session) {
             sums.sessions += 1;
         }
@@ -170,6 +171,7 @@ impl HistoryTally {
             (&mut sums.put_back, u64::from(call.new.put_back)),
             (&mut sums.compacted, u64::from(call.new.compacted)),
         ] {
+            // A provider may report any number.
             *sum = sum.saturating_add(tokens);
         }
         sums.dollars += call.dollars.unwrap_or(0.0);
@@ -284,8 +286,8 @@ impl History {
             tally.add(call, session);
         }
         if let Some(dollars) = self.dollars.get_mut(step) {
-            let whole = [(call.model.clone(), call.dollars.unwrap_or(0.0))];
-            let shares = if call.shares.is_empty() { &whole[..] } else { &call.shares };
+            let whole_price = [(call.model.clone(), call.dollars.unwrap_or(0.0))];
+            let shares = if call.shares.is_empty() { &whole_price[..] } else { &call.shares };
             for (model, share) in shares.iter().filter(|(_, share)| *share > 0.0) {
                 *dollars.entry(model.to_string()).or_default() += share;
             }
@@ -318,10 +320,10 @@ impl History {
     fn page(self) -> HistoryPage {
         let HistoryQuery { since, until, step, .. } = self.query;
         let mut steps = Vec::with_capacity(self.steps.len());
-        let mut at = since;
+        let mut time = since;
         for (tally, dollars_by_model) in self.steps.into_iter().zip(self.dollars) {
-            steps.push(HistoryStep { at, sums: tally.finish(), dollars_by_model });
-            at += step;
+            steps.push(HistoryStep { at: time, sums: tally.finish(), dollars_by_model });
+            time += step;
         }
         let models = self.models.into_iter().map(|(model, (tally, errors))| HistoryModel {
             model,

@@ -124,6 +124,7 @@ impl IndexState {
                     continue;
                 }
                 let is_late = began.elapsed() >= BUDGET;
+                // A walk that takes too long is ended here, and continued by the next one.
                 if is_late || !self.make_room(&line) {
                     self.end_walk(page.after, !is_late);
                     return Ok(());
@@ -214,6 +215,7 @@ impl IndexState {
             self.sessions.values().flat_map(|session| &session.calls).map(|call| call.at).collect();
         let quarter = times.len() / 4;
         let (_, newest_dropped, _) = times.select_nth_unstable(quarter);
+        // Nothing older is counted from now on, so that no sum is of a part of its time.
         self.floor = *newest_dropped + 1;
         self.calls = 0;
         for session in self.sessions.values_mut() {

@@ -126,8 +126,8 @@ impl fmt::Display for StatusLine {
             write!(f, " · cap {} {:.0}%", cap.cap, cap.used * 100.0)?;
         }
         if let Some(limit) = &self.limit {
-            let left = (1.0 - limit.used(self.now)).max(0.0) * 100.0;
-            write!(f, " · {} {left:.0}% left", limit.quota.kind.as_ref())?;
+            let percent_left = (1.0 - limit.used(self.now)).max(0.0) * 100.0;
+            write!(f, " · {} {percent_left:.0}% left", limit.quota.kind.as_ref())?;
         }
         Ok(())
     }

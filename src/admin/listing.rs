@@ -138,8 +138,8 @@ impl ListQuery {
     }
 }
 
-/// The agent's name, then the session's.
 fn client_of(session: &IndexedSession) -> (Option<&str>, &str) {
+    // The agent's name, then the session's.
     let agent = session.details.names.agent.as_ref();
     (agent.map(|agent| &*agent.name), session.line.scope.session.as_str())
 }
@@ -152,8 +152,8 @@ fn bad_query(what: String) -> AdminError {
     AdminError::new(StatusCode::BAD_REQUEST, "bad_query", what)
 }
 
-/// What is not known comes before every number.
 fn numbers(one: Option<f64>, other: Option<f64>) -> Ordering {
+    // What is not known comes before every number.
     one.unwrap_or(f64::NEG_INFINITY).total_cmp(&other.unwrap_or(f64::NEG_INFINITY))
 }
 

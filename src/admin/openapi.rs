@@ -107,10 +107,10 @@ fn operation(query: AdminQuery, path: &str, schemas: &mut SchemaGenerator) -> Va
         "summary": query.get_documentation(),
         "security": security(role),
     });
-    let mut all = path_parameters(path);
-    all.extend(parameters(query).into_iter().map(Parameter::described));
-    if !all.is_empty() {
-        operation["parameters"] = all.into();
+    let mut path_and_query = path_parameters(path);
+    path_and_query.extend(parameters(query).into_iter().map(Parameter::described));
+    if !path_and_query.is_empty() {
+        operation["parameters"] = path_and_query.into();
     }
     if query == AdminQuery::Say {
         let message = schemas.subschema_for::<InjectRequest>();

@@ -10,6 +10,13 @@ use crate::dialect::models::Price;
 
 impl PriceList {
     /// The price of a model that was called for a turn.
+    pub(super) fn for_turn<'t>(
+        &'t self,
+        turn: &'t Turn,
+    ) -> impl Fn(&str) -> Option<Price> + Copy + 't {
+        move |model| self.of_turn(turn, model)
+    }
+
     pub(super) fn of_turn(&self, turn: &Turn, model: &str) -> Option<Price> {
         self.price(&turn.upstream, &turn.model, model)
     }
@@ -30,9 +37,10 @@ impl PriceList {
         tokens: u64,
         now: Millis,
     ) -> Option<NextInput> {
-        let last = turns.rev().find(|turn| turn.usage.input.is_some())?;
-        let price = last.price_of(last.answered_by(), |model| self.of_turn(last, model))?;
-        let model = self.model(&last.model);
-        NextInput::after(last, tokens, &model, &price, now)
+        let newest_turn = turns.rev().find(|turn| turn.usage.input.is_some())?;
+        let price = newest_turn
+            .price_of(newest_turn.answered_by(), |model| self.of_turn(newest_turn, model))?;
+        let model = self.model(&newest_turn.model);
+        NextInput::after(newest_turn, tokens, &model, &price, now)
     }
 }

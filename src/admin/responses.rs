@@ -211,9 +211,9 @@ pub(super) async fn list_scopes(
     // One line more than requested shows whether there is a next page.
     let page = ScopePage { after: cursor, skip, count: limit + 1 };
     let mut lines = admin.ledgers.sessions(page).await?;
-    let next = if lines.len() > limit { Some(skip + limit) } else { None };
+    let next_skip = if lines.len() > limit { Some(skip + limit) } else { None };
     lines.truncate(limit);
-    Ok(ListedScopes { lines, next })
+    Ok(ListedScopes { lines, next: next_skip })
 }
 
 /// The most sessions on a page.

@@ -113,7 +113,7 @@ impl SessionSums {
         let mut gathered = Self::default();
         for turn in ledger.turns() {
             let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
-            let price = |model: &str| prices.of_turn(turn, model);
+            let price = prices.for_turn(turn);
             let exchanged = SavingsInput::from_turn(turn, parent.map(AsRef::as_ref), price);
             gathered.savings.add(&exchanged.saved());
             // A side call says nothing of how long contexts are, and a lower bound nothing of the whole.

@@ -29,21 +29,9 @@ use crate::store::{Scope, ScopeLine, ScopePage};
 use crate::telemetry::log::clean;
 
 /// By which of its names a call is listed.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    Serialize,
-    Deserialize,
-    AsRefStr,
-    EnumString,
-    VariantNames,
-    clap::ValueEnum,
-    schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(AsRefStr, EnumString, VariantNames, clap::ValueEnum)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum SpendBy {
@@ -159,7 +147,7 @@ impl SpendSums {
         let definitions: HashMap<PartKey, &[ToolTokens]> =
             defining.map(|turn| (turn.position.tools, &turn.definitions[..])).collect();
         for turn in ledger.turns().filter(|turn| turn.at >= since) {
-            let price = |model: &str| prices.of_turn(turn, model);
+            let price = prices.for_turn(turn);
             let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
             let saved = SavingsInput::from_turn(turn, parent.map(AsRef::as_ref), price).saved();
             let saved = SpendLine::from_savings(&saved);
@@ -371,8 +359,8 @@ impl SpendLine {
 }
 
 fn agent(turn: &Turn, names: &SessionNames) -> String {
-    let own = turn.origin.as_deref().and_then(|origin| origin.agent.as_ref());
-    own.or(names.agent.as_ref()).map_or("-", |agent| &agent.name).to_owned()
+    let agent = turn.origin.as_deref().and_then(|origin| origin.agent.as_ref());
+    agent.or(names.agent.as_ref()).map_or("-", |agent| &agent.name).to_owned()
 }
 
 /// The MCP server of a tool, as clients name such tools: `mcp__SERVER__TOOL`.
@@ -407,8 +395,8 @@ fn class(turn: &Turn) -> String {
 }
 
 fn day(at: Millis) -> String {
-    let at = i64::try_from(at).ok().and_then(|at| Timestamp::from_millisecond(at).ok());
-    at.map_or_else(|| "-".to_owned(), |at| at.strftime("%Y-%m-%d").to_string())
+    let timestamp = i64::try_from(at).ok().and_then(|at| Timestamp::from_millisecond(at).ok());
+    timestamp.map_or_else(|| "-".to_owned(), |time| time.strftime("%Y-%m-%d").to_string())
 }
 
 /// Spending without a time is that of so long, milliseconds: 30 days.

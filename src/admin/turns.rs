@@ -130,7 +130,7 @@ impl TurnsPage {
 impl TurnView {
     fn new(turn: &Turn, ledger: &Ledger, prices: &PriceList, telemetry: &Telemetry) -> Self {
         let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
-        let price = |model: &str| prices.of_turn(turn, model);
+        let price = prices.for_turn(turn);
         let saved = SavingsInput::from_turn(turn, parent.map(AsRef::as_ref), price).saved();
         let money = saved.money.unwrap_or_default();
         let hints = turn.hints.as_deref();

@@ -96,8 +96,8 @@ fn flag(key: &str, value: String) -> ConfigFlag {
     ConfigFlag { name: format!("--{key}"), key: key.to_owned(), value }
 }
 
-/// Free loopback ports, all upstreams at the provider, and nothing from this machine's files or environment.
 fn sources(provider: &ScriptedProvider, data: &Path) -> ConfigSources {
+    // Free loopback ports, all upstreams at the provider, and nothing from this machine's files or environment.
     let base = format!("http://{}", provider.address());
     let upstreams =
         ["anthropic", "openai", "gemini"].map(|name| flag("upstream", format!("{name}={base}")));

@@ -109,9 +109,9 @@ async fn listener(config: &Config, findings: &mut Findings) -> Option<ServerInfo
         Ok(_) => findings.add(Level::Ok, "listens", &base),
         Err(error) => findings.add(Level::Fault, "listens", format!("{base}: {error}")),
     }
-    let own = env!("CARGO_PKG_VERSION");
-    if about.version != own {
-        let text = format!("{} runs, this is {own}: restart it", about.version);
+    let version = env!("CARGO_PKG_VERSION");
+    if about.version != version {
+        let text = format!("{} runs, this is {version}: restart it", about.version);
         findings.add(Level::Look, "version", text);
     }
     Some(about)
@@ -150,8 +150,8 @@ fn keys(config: &Config, environment: &Environment, findings: &mut Findings) {
     let mut lines = BTreeMap::new();
     for upstream in &config.upstreams {
         let name = &*upstream.name;
-        let known = KEYS.iter().find(|(known, _)| *known == name).map(|(_, names)| *names);
-        let set = known.unwrap_or_default().iter().find(|key| environment.contains_key(**key));
+        let key_names = KEYS.iter().find(|(known, _)| *known == name).map(|(_, names)| *names);
+        let set = key_names.unwrap_or_default().iter().find(|key| environment.contains_key(**key));
         if upstream.credential.is_some() {
             lines.insert(name, "Plimsoll's own credential".to_owned());
         } else if let Some(set) = set {

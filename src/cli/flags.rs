@@ -58,11 +58,12 @@ impl AdminTarget {
         })
     }
 
-    /// Runs a command against the running Plimsoll. Queries need only one thread.
+    /// Runs a command against the running Plimsoll.
     pub(super) fn ask(
         &self,
         question: impl AsyncFnOnce(AdminClient) -> Result<(), CliError>,
     ) -> Result<(), CliError> {
+        // Queries need only one thread.
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async { question(AdminClient::configured(&self.sources()).await?).await })
     }

@@ -140,9 +140,9 @@ fn text(file: &Path) -> std::io::Result<String> {
     let mut text = String::new();
     let compressed = std::fs::File::open(file)?;
     // A few kilobytes can become gigabytes, and those take thirty times as much once they are parsed.
-    let most = (INFLATION * compressed.metadata()?.len()).clamp(SMALL, LARGEST);
-    zstd::Decoder::new(compressed)?.take(most + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > most {
+    let limit = (INFLATION * compressed.metadata()?.len()).clamp(SMALL, LARGEST);
+    zstd::Decoder::new(compressed)?.take(limit + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > limit {
         let why = "it decompresses to more than 64 times its size or 256 MiB: split it, or decompress it first";
         return Err(std::io::Error::new(ErrorKind::FileTooLarge, why));
     }
@@ -192,14 +192,14 @@ fn grouped<'p>(
     groups.into_iter().collect()
 }
 
-/// The pairs with a classic rule's estimates; exports have no text that a rule could count.
 fn as_by(pairs: &[&EstimatePair], rule: usize) -> Vec<EstimatePair> {
+    // The pairs with a classic rule's estimates; exports have no text that a rule could count.
     let mut by_rule = Vec::new();
     for pair in pairs {
         if let Some(&tokens) = pair.classic.get(rule) {
             let stayed = pair.tokens.saturating_sub(pair.new);
-            let new = tokens.saturating_sub(stayed);
-            by_rule.push(EstimatePair { tokens, new, ..(*pair).clone() });
+            let new_tokens = tokens.saturating_sub(stayed);
+            by_rule.push(EstimatePair { tokens, new: new_tokens, ..(*pair).clone() });
         }
     }
     by_rule

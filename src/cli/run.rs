@@ -122,8 +122,10 @@ fn is_ours(name: &std::ffi::OsStr) -> bool {
 fn secrets(config: &Config) -> Vec<OsString> {
     // Upstream credentials stay with us, unless clients read them themselves.
     let ours = std::env::vars_os().map(|(name, _)| name).filter(|name| is_ours(name));
-    let is_agents = |name: &&String| KEYS.iter().any(|(_, keys)| keys.contains(&name.as_str()));
-    let others = config.secret_variables.iter().filter(|name| !is_agents(name));
+    let others = config
+        .secret_variables
+        .iter()
+        .filter(|name| !KEYS.iter().any(|(_, keys)| keys.contains(&name.as_str())));
     ours.chain(others.map(OsString::from)).collect()
 }
 

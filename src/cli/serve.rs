@@ -89,10 +89,11 @@ fn cannot_write(config: &Config, error: std::io::Error) -> CliError {
     CliError(format!("{folder} cannot be used: {error}. Choose another folder with --data"))
 }
 
-/// Runs a command that serves. What hangs at its end (a disk, a name server) is not waited for.
+/// Runs a command that serves.
 pub(super) fn block_on<T>(
     command: impl Future<Output = Result<T, CliError>>,
 ) -> Result<T, CliError> {
+    // What hangs at its end (a disk, a name server) is not waited for.
     let runtime = threads::runtime()?;
     let result = runtime.block_on(command);
     runtime.shutdown_background();

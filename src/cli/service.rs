@@ -171,8 +171,8 @@ fn word(path: &Path) -> Result<String, CliError> {
     text.map(str::to_owned).ok_or_else(|| CliError(format!("{} is no text", path.display())))
 }
 
-/// As systemd.service(5) reads it: `%` and `$` have a meaning, and spaces separate.
 fn quoted_for_unit(word: &str) -> String {
+    // As systemd.service(5) reads it: `%` and `$` have a meaning, and spaces separate.
     let word =
         word.replace('\\', "\\\\").replace('"', "\\\"").replace('%', "%%").replace('$', "$$");
     format!("\"{word}\"")

@@ -217,11 +217,11 @@ fn dollars(amount: Option<f64>) -> String {
 
 fn preview_text(preview: &DryRun) -> String {
     let engine = preview.engine.description();
-    let before = grouped(preview.tokens_before);
-    let after = grouped(preview.tokens_after);
+    let tokens_before = grouped(preview.tokens_before);
+    let tokens_after = grouped(preview.tokens_after);
     format!(
         "{} of {} messages would be replaced by a summary {engine}.\n\
-         {before} → {after} tokens, with a summary of {}; the usable window is {} ({} at {}).\n\
+         {tokens_before} → {tokens_after} tokens, with a summary of {}; the usable window is {} ({} at {}).\n\
          Each later call would save {} (cold cache: {}); writing it costs about {}.\n\
          Nothing was done.",
         preview.messages_cut,

@@ -122,6 +122,7 @@ fn exports(client: &ClientEntry, environment: &Environment, template: Template<'
     }
     let mut text = String::new();
     for (name, value) in variables {
+        // The shell has to fill in the key.
         let quote = if value.starts_with('$') { '"' } else { '\'' };
         let _ = writeln!(text, "export {name}={quote}{value}{quote}");
     }
@@ -143,15 +144,15 @@ fn write(
     let named = file.path(environment).ok_or_else(|| CliError("there is no HOME".to_owned()))?;
     // A link stays a link: its target is changed.
     let path = named.canonicalize().unwrap_or(named);
-    let shown = path.display();
+    let shown_path = path.display();
     let original = read(&path)?;
     let text = String::from_utf8(original.clone().unwrap_or_default())
-        .map_err(|_| CliError(format!("{shown} is not text")))?;
+        .map_err(|_| CliError(format!("{shown_path} is not text")))?;
     let values = file.values(&template);
     let edited = with_values(file.format, &text, &values)
-        .map_err(|why| CliError(format!("{shown} {why}; nothing was changed")))?;
+        .map_err(|why| CliError(format!("{shown_path} {why}; nothing was changed")))?;
     if original.as_deref() == Some(edited.as_bytes()) {
-        print::line(&format!("{shown} is as it should be"));
+        print::line(&format!("{shown_path} is as it should be"));
         return Ok(());
     }
     let mut record = SetupRecord::load(data)?;
@@ -162,43 +163,44 @@ fn write(
         edited.as_bytes(),
         &values,
     ));
+    // First the record, so that whatever happens to the file can be taken back.
     record.save(data)?;
     replace(&path, edited.as_bytes())?;
-    print::line(&format!("{shown} is written; `plimsoll setup --undo` takes it back"));
+    print::line(&format!("{shown_path} is written; `plimsoll setup --undo` takes it back"));
     Ok(())
 }
 
 fn undo(data: &Path, client: Option<&ClientEntry>) -> Result<(), CliError> {
     let mut record = SetupRecord::load(data)?;
     let mut refused = Vec::new();
-    let mut kept = Vec::new();
+    let mut remaining = Vec::new();
     // The newest first: a file may have been changed twice.
     while let Some(change) = record.pop() {
         if client.is_some_and(|client| client.name != change.agent) {
-            kept.push(change);
+            remaining.push(change);
             continue;
         }
         let path = change.file.clone();
-        let shown = path.display();
+        let shown_path = path.display();
         let current = read(&path)?;
         match change.state(current.as_deref()) {
             ChangeState::AsWritten => {
                 take_back(&change)?;
-                print::line(&format!("{shown} is as it was"));
+                print::line(&format!("{shown_path} is as it was"));
             }
-            ChangeState::Gone => print::line(&format!("{shown} has nothing of ours any more")),
+            ChangeState::Gone => print::line(&format!("{shown_path} has nothing of ours any more")),
             ChangeState::ChangedSince => {
                 let names: Vec<&str> = change.values.iter().map(|(name, _)| &**name).collect();
                 refused.push(format!(
-                    "{shown} was changed since, so it stays. Remove {} yourself",
+                    "{shown_path} was changed since, so it stays. Remove {} yourself",
                     names.join(", ")
                 ));
-                kept.push(change);
+                remaining.push(change);
             }
         }
     }
-    kept.reverse();
-    record.replace(kept);
+    remaining.reverse();
+    record.replace(remaining);
     record.save(data)?;
     if refused.is_empty() { Ok(()) } else { Err(CliError(refused.join("\n"))) }
 }

@@ -93,13 +93,13 @@ impl StyledLine {
     /// The line as a terminal gets it: cut after `columns`, in styles if it has colour.
     pub(super) fn rendered(&self, columns: usize, has_colour: bool) -> String {
         let mut line = String::new();
-        let mut left = columns;
+        let mut columns_left = columns;
         if self.is_chosen {
             line.push_str("\x1b[7m");
         }
         for (style, text) in &self.pieces {
-            let text: String = terminal::visible(text).chars().take(left).collect();
-            left -= text.chars().count();
+            let text: String = terminal::visible(text).chars().take(columns_left).collect();
+            columns_left -= text.chars().count();
             match style.sequence() {
                 Some(sequence) if has_colour && !self.is_chosen => {
                     line.extend([sequence, &text, "\x1b[0m"]);
@@ -109,7 +109,7 @@ impl StyledLine {
         }
         if self.is_chosen {
             // The whole row is marked.
-            line.extend(std::iter::repeat_n(' ', left));
+            line.extend(std::iter::repeat_n(' ', columns_left));
             line.push_str("\x1b[0m");
         }
         line

@@ -42,12 +42,12 @@ pub(super) struct Table<'c> {
 impl Table<'_> {
     /// Its head and its rows, no wider than `width` if its columns allow that.
     pub(super) fn lines(&self, width: Option<usize>) -> Vec<StyledLine> {
-        let shown = self.fitted(width.unwrap_or(usize::MAX));
+        let columns = self.fitted(width.unwrap_or(usize::MAX));
         let mut head = StyledLine::default();
-        for (number, (at, width)) in shown.iter().enumerate() {
+        for (number, (at, width)) in columns.iter().enumerate() {
             let column = &self.columns[*at];
             let title = cell(Style::Dim, column.title);
-            push(&mut head, &title, *width, column.is_number, number + 1 == shown.len());
+            push(&mut head, &title, *width, column.is_number, number + 1 == columns.len());
         }
         let mut lines = vec![head];
         for row in &self.rows {
@@ -55,9 +55,15 @@ impl Table<'_> {
             match row {
                 Row::Note(text) => line.push(Style::Dim, format!("  {text}")),
                 Row::Cells(cells) => {
-                    for (number, (at, width)) in shown.iter().enumerate() {
+                    for (number, (at, width)) in columns.iter().enumerate() {
                         let is_number = self.columns[*at].is_number;
-                        push(&mut line, &cells[*at], *width, is_number, number + 1 == shown.len());
+                        push(
+                            &mut line,
+                            &cells[*at],
+                            *width,
+                            is_number,
+                            number + 1 == columns.len(),
+                        );
                     }
                 }
             }
@@ -121,10 +127,10 @@ fn push(line: &mut StyledLine, cell: &Cell, width: usize, is_number: bool, is_la
     if is_number {
         line.push(Style::Plain, padding.as_str());
     }
-    let mut left = width;
+    let mut width_left = width;
     for (style, text) in cell {
-        let text = shortened(text, left);
-        left -= text.chars().count();
+        let text = shortened(text, width_left);
+        width_left -= text.chars().count();
         line.push(*style, text);
     }
     match (is_last, is_number) {

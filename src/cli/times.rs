@@ -57,11 +57,12 @@ fn with_hours(text: &str, zone: &TimeZone, now: Timestamp) -> String {
         let is_time = hours.contains(':') && !has_day;
         let time = if is_time { hours.parse::<civil::Time>().ok() } else { None };
         let today = Offset::UTC.to_datetime(now).date();
-        let at = time.and_then(|time| Offset::UTC.to_timestamp(today.to_datetime(time)).ok());
-        match at {
-            Some(at) => {
+        let timestamp =
+            time.and_then(|time| Offset::UTC.to_timestamp(today.to_datetime(time)).ok());
+        match timestamp {
+            Some(timestamp) => {
                 local.truncate(local.len() - hours.len());
-                local += &zone.to_datetime(at).strftime("%H:%M").to_string();
+                local += &zone.to_datetime(timestamp).strftime("%H:%M").to_string();
             }
             None => local += " UTC",
         }

@@ -10,12 +10,12 @@ use std::path::Path;
 pub(super) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
-    let mut beside = tempfile::Builder::new().prefix(".plimsoll-").tempfile_in(folder)?;
-    beside.write_all(bytes)?;
+    let mut temp_file = tempfile::Builder::new().prefix(".plimsoll-").tempfile_in(folder)?;
+    temp_file.write_all(bytes)?;
     if let Ok(metadata) = fs::metadata(path) {
-        beside.as_file().set_permissions(metadata.permissions())?;
+        temp_file.as_file().set_permissions(metadata.permissions())?;
     }
-    beside.as_file().sync_all()?;
-    beside.persist(path)?;
+    temp_file.as_file().sync_all()?;
+    temp_file.persist(path)?;
     Ok(())
 }

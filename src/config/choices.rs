@@ -8,9 +8,8 @@ use strum::{AsRefStr, EnumIter};
 use crate::context::policy::Mode;
 
 /// What to do with a WebSocket upgrade.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum UpgradePolicy {
     /// Tunnel it.
@@ -21,9 +20,8 @@ pub enum UpgradePolicy {
 }
 
 /// What a client's `x-plimsoll-mode` may do.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ClientMode {
     /// Lower the operator's mode for one request.
@@ -45,9 +43,8 @@ impl ClientMode {
 }
 
 /// Whether `stream_options.include_usage` is added to streamed Chat Completions.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum IncludeUsage {
     /// If the client did not ask for it, unless the upstream has refused it before.
@@ -58,9 +55,8 @@ pub enum IncludeUsage {
 }
 
 /// Who answers token counting calls.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum CountTokens {
     /// The upstream; if it has no such endpoint, our estimate.
@@ -73,9 +69,8 @@ pub enum CountTokens {
 }
 
 /// Which form of a request its token counting calls count.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum ProviderCounting {
     /// The request as it would be sent: with the earlier decisions about its conversation.
@@ -86,9 +81,8 @@ pub enum ProviderCounting {
 }
 
 /// What to do at the start if the store cannot be used.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum OnFailure {
     /// Serve without it, and try again.
@@ -99,19 +93,8 @@ pub enum OnFailure {
 }
 
 /// Which diagnostics are logged, in addition to the exchanges.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
-    AsRefStr,
-    EnumIter,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(AsRefStr, EnumIter, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum LogLevel {
@@ -127,9 +110,8 @@ pub enum LogLevel {
 }
 
 /// Who shares sessions and their decisions.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Tenants {
     /// Requests with the same credential.

@@ -25,9 +25,10 @@ impl PriceList {
         Self { catalogue: config.catalogue.clone(), upstreams }
     }
 
-    /// The price of the model that answered; `None` if it is unknown. A price that is configured for the upstream, or for the
-    /// model that was requested, is that of whatever answered.
+    /// The price of the model that answered; `None` if it is unknown.
     pub(crate) fn price(&self, upstream: &str, requested: &str, answered: &str) -> Option<Price> {
+        // A price that is configured for the upstream, or for the model that was requested, is that of whatever
+        // answered.
         if let Some((_, price)) = self.upstreams.iter().find(|(name, _)| **name == *upstream) {
             return Some(*price);
         }

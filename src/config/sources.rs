@@ -34,10 +34,11 @@ pub struct ConfigFlag {
 }
 
 impl ConfigSources {
-    /// The sources of this process: the file that was named, or else the one in the user's configuration
-    /// folder, or else the system's; and the environment. The working directory may belong to anybody (a
-    /// cloned repository), so a file in it is read only if it is named.
+    /// The sources of this process: the file that was named, or else the one in the user's configuration folder, or
+    /// else the system's; and the environment.
     pub(crate) fn of_process(file: Option<PathBuf>, flags: Vec<ConfigFlag>) -> Self {
+        // The working directory may belong to anybody (a cloned repository), so a file in it is read only if it
+        // is named.
         let variables: Vec<(String, String)> = std::env::vars_os()
             .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)))
             .collect();

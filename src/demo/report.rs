@@ -99,9 +99,10 @@ impl DemoReport {
         self.text("savings").await
     }
 
-    /// Fetches a view as text. On a slow disk an exchange is reported before its turn is stored, so the
-    /// request is repeated for a while.
+    /// Fetches a view as text.
     async fn text(&self, of: &str) -> io::Result<String> {
+        // On a slow disk an exchange is reported before its turn is stored, so the request is repeated for a
+        // while.
         let query = if of.contains('?') { "" } else { "?format=text" };
         let url = format!("http://{}/api/v1/{of}{query}", self.admin);
         let until = Instant::now() + TIMEOUT;

@@ -40,12 +40,13 @@ pub(super) async fn long_work<T: Send + 'static>(
     run_in(AT_ONCE.acquire(tenant).await, run).await
 }
 
-/// Runs work here, or off the async threads if it is long. A panic is passed on, as on this thread.
+/// Runs work here, or off the async threads if it is long.
 pub(super) async fn long_work_if<T: Send + 'static>(
     is_long: bool,
     tenant: Option<&TenantId>,
     run: impl FnOnce() -> T + Send + 'static,
 ) -> T {
+    // A panic is passed on, as on this thread.
     match is_long {
         // Boxed, because little work is long and the future is large.
         true => Box::pin(long_work(tenant, run))

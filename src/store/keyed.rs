@@ -52,8 +52,9 @@ impl Cipher {
         Self { blocks: Aes128::new(&block_key.into()), fingerprint, tenant_key: None }
     }
 
-    /// The cipher for a configured secret. Whoever has it knows tenants without asking the store.
+    /// The cipher for a configured secret.
     fn of_fleet(secret: &str) -> Self {
+        // Whoever has it knows tenants without asking the store.
         let key = blake3::derive_key("plimsoll tenants of a fleet, version 1", secret.as_bytes());
         let secret = blake3::derive_key("plimsoll secret of a fleet, version 1", secret.as_bytes());
         Self { tenant_key: Some(key), ..Self::new(&secret) }

@@ -163,6 +163,7 @@ impl Ledgers {
         let continues =
             continues.map(|key| ContinuedEnd::new(self.fingerprints.clone(), scope.clone(), key));
         let is_new = found_by == SessionWitness::New;
+        // A call that came first may turn out to belong to a conversation that begins after it.
         let is_new_call = conversation.purpose == Purpose::Side && is_new;
         if is_turn && found_by != SessionWitness::Client || is_new_call {
             let purpose = conversation.purpose;
@@ -170,6 +171,7 @@ impl Ledgers {
         }
         let KnownSession { cache, store_missed } =
             self.known_session(&scope, is_new, lookup.reads).await;
+        // The reply before may still be being stored: its turn is the parent of this request.
         cache.wait_for_parent(conversation, Instant::now() + lookup.timeout).await;
         let mut opened =
             OpenedSession::at(&lookup, conversation, scope, cache, began, store_missed);
@@ -254,6 +256,7 @@ impl Ledgers {
     /// The store's [`StoreError`].
     pub async fn scopes_of(&self, session: &SessionId) -> Result<Vec<Scope>, StoreError> {
         let mut scopes = self.admin_store.scopes_named(session.clone()).await?;
+        // Exchanges in flight are only in memory.
         scopes.extend(lock(&self.caches).named(session));
         scopes.sort();
         scopes.dedup();

@@ -95,6 +95,7 @@ impl Lessons {
             let source = LessonSource { model: &listed.name, ..*source };
             let mut state = self.state();
             let effective = state.listed_window(&source, now).unwrap_or(*assumed);
+            // A gateway may list any number of models.
             if effective != listed.window && differ < most {
                 differ += 1;
                 let about = LessonSubject::new(&source, Lesson::ListedWindow(listed.window), None);
@@ -134,6 +135,7 @@ impl Lessons {
         let notes = self.state().answered(source, held, now);
         if !notes.is_empty() {
             let lessons = self.clone();
+            // A reply does not wait for it.
             tokio::spawn(async move { lessons.keep(notes).await.ok() });
         }
     }
@@ -189,6 +191,7 @@ impl Lessons {
     }
 
     async fn load(&self, now: Millis) -> Result<(), StoreError> {
+        // The next one finds that it is loaded.
         let _alone = self.0.loading.lock().await;
         if self.state().is_loaded() {
             return Ok(());

@@ -82,6 +82,7 @@ impl ReadBudget {
     async fn wait_at_most<F: Future>(&self, most: Duration, answer: F) -> Option<F::Output> {
         let began = Instant::now();
         let answer = tokio::select! {
+            // An answer that is there counts, even if the time has just run out.
             biased;
             answer = answer => Some(answer),
             () = self.runs_out(most) => None,
@@ -195,12 +196,14 @@ impl Recall {
     {
         let ended = self.0.ended.notified();
         tokio::pin!(ended);
+        // Before the state is looked at: a read that ends in between would not be noticed.
         ended.as_mut().enable();
         let since = match self.begin() {
             RecallStart::Known => return RecallOutcome::Known,
             RecallStart::Failed => return RecallOutcome::Failed,
             RecallStart::Reading(since) => since,
             RecallStart::Read(run, since) => {
+                // In a task of its own: the client that began it may leave, and others wait for it.
                 tokio::spawn(run.run(read()));
                 since
             }

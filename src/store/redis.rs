@@ -261,10 +261,11 @@ impl Store for RedisStore {
 
     fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
         Box::pin(async move {
-            let fresh = blake3::Hash::from_bytes(random()?).to_hex();
+            let new_key = blake3::Hash::from_bytes(random()?).to_hex();
             let key = self.keys.index("tenant-key");
             let mut pipeline = redis::pipe();
-            pipeline.cmd("SET").arg(&key).arg(fresh.as_str()).arg("NX").ignore();
+            // The first process makes it, and all read it back.
+            pipeline.cmd("SET").arg(&key).arg(new_key.as_str()).arg("NX").ignore();
             pipeline.cmd("GET").arg(&key);
             let (key,): (String,) = self
                 .run(Access::Other, async |mut connection| {

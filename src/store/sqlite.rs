@@ -177,13 +177,14 @@ impl SqliteStore {
         }
     }
 
-    /// Runs a query on a reading connection, in one snapshot. If the journal `is_awaited`, because it may have what the
-    /// query looks for, it is moved into the database first.
+    /// Runs a query on a reading connection, in one snapshot.
     fn read_after<T: Send + 'static>(
         &self,
         is_awaited: bool,
         query: impl FnOnce(&Connection) -> rusqlite::Result<T> + Send + 'static,
     ) -> StoreFuture<'_, T> {
+        // If the journal `is_awaited`, because it may have what the query looks for, it is moved into the
+        // database first.
         let readers = match self.side {
             StoreCaller::Traffic => &self.file.traffic,
             StoreCaller::Admin => &self.file.admin,
@@ -375,10 +376,9 @@ impl Store for SqliteStore {
         tenant: TenantId,
         fingerprints: Vec<u128>,
     ) -> StoreFuture<'_, Option<SessionId>> {
-        let concerns = |entry: &JournalEntry| {
+        let is_waiting = self.file.writer.journal.holds(|entry| {
             entry.scope.tenant == tenant && fingerprints.iter().any(|key| entry.shows(*key))
-        };
-        let is_waiting = self.file.writer.journal.holds(concerns);
+        });
         self.read_after(is_waiting, move |connection| {
             for fingerprint in fingerprints {
                 let session = facts::session_by_fingerprint(connection, &tenant, fingerprint)?;

@@ -60,7 +60,7 @@ pub struct Compaction {
 }
 
 /// The report of one exchange, at its end.
-#[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, Default, Serialize, schemars::JsonSchema)]
 pub struct Exchange {
     /// Its unique id.
     pub id: ExchangeId,
@@ -197,54 +197,10 @@ impl Exchange {
         Self {
             id,
             at,
-            upstream: None,
-            dialect: None,
-            purpose: None,
             method: method.into(),
             path: path.into(),
-            model: None,
-            family: None,
-            tenant: None,
-            session: None,
-            thread: None,
-            found_by: None,
-            agent: None,
-            provider_request_id: None,
-            status: None,
             outcome: Outcome::ClientLeft,
-            stop: None,
-            shown_capped: false,
-            error_kind: None,
-            estimate: None,
-            count_estimated: None,
-            classic: None,
-            repeated_calls: None,
-            hints: None,
-            done: RewriteSummary::default(),
-            usage: Usage::default(),
-            served: None,
-            dollars: None,
-            costs: Vec::new(),
-            saved: None,
-            compaction_wait_us: None,
-            count_wait_us: None,
-            session_load_us: None,
-            window: None,
-            streamed: false,
-            request_bytes: 0,
-            response_bytes: 0,
-            frames: 0,
-            request_side_us: 0,
-            response_side_us: 0,
-            headers_us: None,
-            first_byte_us: None,
-            longest_gap_us: None,
-            silent_stream: false,
-            duration_us: 0,
-            refusal: None,
-            refused: None,
-            fail_open: Vec::new(),
-            notes: Vec::new(),
+            ..Self::default()
         }
     }
 

@@ -8,9 +8,8 @@ use strum::{AsRefStr, EnumIter};
 use crate::dialect::Usage;
 
 /// Why an exchange was forwarded without some of our functions; a metric label.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, AsRefStr, EnumIter, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(AsRefStr, EnumIter, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum FailOpen {
@@ -51,9 +50,8 @@ pub enum FailOpen {
 }
 
 /// The outcome of a refusal that blames the request's content; a metric label.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, AsRefStr, EnumIter, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(AsRefStr, EnumIter, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum RefusalOutcome {
@@ -144,9 +142,8 @@ pub(crate) enum CountOutcome {
 }
 
 /// Why a client's token count was answered with our estimate; a metric label.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, AsRefStr, EnumIter, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(AsRefStr, EnumIter, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum CountEstimate {

@@ -85,8 +85,8 @@ impl Log {
         self.push(&line);
     }
 
-    /// Every line passes through here, because logs are read in terminals.
     fn push(&self, line: &str) {
+        // Every line passes through here, because logs are read in terminals.
         let Some(sink) = &self.sink else { return };
         let line = match self.form {
             LogFormat::Text => terminal::visible(line),
@@ -124,6 +124,7 @@ impl Log {
 
         let log = self.clone();
         let lines = tracing_subscriber::fmt()
+            // The filter below decides, because it can change while the process runs.
             .with_max_level(LevelFilter::TRACE)
             .with_ansi(false)
             .with_target(false)
@@ -131,13 +132,17 @@ impl Log {
         let (taken, change): (_, ChangeLevel) = match self.form {
             LogFormat::Text => {
                 let (ours, change) = reload::Layer::new(ours(level));
-                let change = move |ours| drop(change.reload(ours));
-                (lines.compact().finish().with(ours).try_init(), Box::new(change))
+                (
+                    lines.compact().finish().with(ours).try_init(),
+                    Box::new(move |ours| drop(change.reload(ours))),
+                )
             }
             LogFormat::Json => {
                 let (ours, change) = reload::Layer::new(ours(level));
-                let change = move |ours| drop(change.reload(ours));
-                (lines.json().flatten_event(true).finish().with(ours).try_init(), Box::new(change))
+                (
+                    lines.json().flatten_event(true).finish().with(ours).try_init(),
+                    Box::new(move |ours| drop(change.reload(ours))),
+                )
             }
         };
         if taken.is_ok() {
@@ -194,12 +199,14 @@ impl LogSink {
     fn push(&self, line: &[u8]) {
         let mut state = self.state();
         if state.waiting.len() + line.len() > BACKLOG {
+            // Traffic does not wait for a log that nobody reads.
             state.dropped += 1;
             return;
         }
-        let before = state.waiting.len();
+        let queued_bytes = state.waiting.len();
         state.waiting.extend_from_slice(line);
-        let wakes = before == 0 || (before < BACKLOG / 2 && state.waiting.len() >= BACKLOG / 2);
+        let wakes =
+            queued_bytes == 0 || (queued_bytes < BACKLOG / 2 && state.waiting.len() >= BACKLOG / 2);
         drop(state);
         if wakes {
             self.filled.notify_one();
@@ -216,8 +223,10 @@ impl LogSink {
                 self.written.notify_all();
                 state = self.filled.wait(state).unwrap_or_else(PoisonError::into_inner);
             }
-            let calm = |state: &mut LogQueue| !state.hurried && state.waiting.len() < BACKLOG / 2;
-            let gathered = self.filled.wait_timeout_while(state, GATHER, calm);
+            // What comes meanwhile is written with the same call of the system.
+            let gathered = self.filled.wait_timeout_while(state, GATHER, |state| {
+                !state.hurried && state.waiting.len() < BACKLOG / 2
+            });
             (state, _) = gathered.unwrap_or_else(PoisonError::into_inner);
             std::mem::swap(&mut lines, &mut state.waiting);
             state.writing = true;
@@ -243,8 +252,8 @@ impl LogSink {
 /// The line for people.
 fn text(exchange: &Exchange) -> String {
     let mut line = LogLine(String::with_capacity(512));
-    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(exchange.at);
-    line.push_display(humantime::format_rfc3339_millis(at));
+    let time = SystemTime::UNIX_EPOCH + Duration::from_millis(exchange.at);
+    line.push_display(humantime::format_rfc3339_millis(time));
     let upstream = exchange.upstream.as_deref().unwrap_or("-");
     line.push(&[" ", upstream, " ", &exchange.method, " ", &clean(&exchange.path), " "]);
     match exchange.status {
@@ -347,8 +356,8 @@ impl LogLine {
         self.0.push_str(itoa::Buffer::new().format(number));
     }
 
-    /// Writes a number with one decimal, from whole numbers, because floats take several times as long.
     fn push_tenths(&mut self, tenths: u64) {
+        // Writes a number with one decimal, from whole numbers, because floats take several times as long.
         self.push_number(tenths / 10);
         self.push(&["."]);
         self.push_number(tenths % 10);
@@ -536,9 +545,9 @@ fn json(exchange: &Exchange) -> String {
         #[serde(flatten)]
         fields: LogFields<'a>,
     }
-    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(exchange.at);
+    let time = SystemTime::UNIX_EPOCH + Duration::from_millis(exchange.at);
     let line = JsonLine {
-        timestamp: humantime::format_rfc3339_millis(at).to_string(),
+        timestamp: humantime::format_rfc3339_millis(time).to_string(),
         level: "INFO",
         message: "exchange",
         fields: LogFields::from(exchange),
@@ -584,6 +593,6 @@ pub(crate) fn clean(text: &str) -> Cow<'_, str> {
     if text.len() <= LONGEST && text.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Cow::Borrowed(text);
     }
-    let odd = |c: char| terminal::is_control(c) || c.is_whitespace();
-    text.chars().take(LONGEST).map(|c| if odd(c) { '_' } else { c }).collect()
+    let characters = text.chars().take(LONGEST);
+    characters.map(|c| if terminal::is_control(c) || c.is_whitespace() { '_' } else { c }).collect()
 }

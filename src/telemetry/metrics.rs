@@ -247,8 +247,8 @@ impl Metrics {
         self.compacting.count(compaction, self.model_label(&compaction.model));
     }
 
-    /// The model's name, or `other` if there are too many or it is unsuitable.
     fn model_label<'m>(&self, model: &'m str) -> &'m str {
+        // The model's name, or `other` if there are too many or it is unsuitable.
         let mut models = self.models.lock().unwrap_or_else(PoisonError::into_inner);
         if models.contains(model) {
             return model;

@@ -39,27 +39,27 @@ fn spelled(text: &str, spell: impl Fn(char, &mut String)) -> Cow<'_, str> {
     // The case of nearly all texts.
     let Some(first) = first_control(text) else { return Cow::Borrowed(text) };
     let (plain, rest) = text.split_at(first);
-    let mut out = String::with_capacity(text.len());
-    out.push_str(plain);
+    let mut spelled = String::with_capacity(text.len());
+    spelled.push_str(plain);
     for c in rest.chars() {
         if is_control(c) {
-            spell(c, &mut out);
+            spell(c, &mut spelled);
         } else {
-            out.push(c);
+            spelled.push(c);
         }
     }
-    Cow::Owned(out)
+    Cow::Owned(spelled)
 }
 
 fn first_control(text: &str) -> Option<usize> {
-    let mut at = 0;
-    while let Some(plain) = first_not_plain(&text.as_bytes()[at..]) {
-        at += plain;
-        let c = text[at..].chars().next()?;
+    let mut index = 0;
+    while let Some(plain) = first_not_plain(&text.as_bytes()[index..]) {
+        index += plain;
+        let c = text[index..].chars().next()?;
         if is_control(c) {
-            return Some(at);
+            return Some(index);
         }
-        at += c.len_utf8();
+        index += c.len_utf8();
     }
     None
 }

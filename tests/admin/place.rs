@@ -7,10 +7,10 @@ use plimsoll::admin::view::ServerInfo;
 use plimsoll::admin::{self, Admin, AdminAccess};
 use plimsoll::config::PriceList;
 use plimsoll::context::{
-    Breakdown, CountingMethod, Estimate, EstimateMethod, Fact, Outcome, Position, Sketch, Turn,
+    Breakdown, CountingMethod, Estimate, EstimateMethod, Fact, Outcome, Position, Turn,
 };
 use plimsoll::dialect::models::Family;
-use plimsoll::dialect::{Chain, Dialect, PartKey, Purpose, StopReason, Usage};
+use plimsoll::dialect::{Chain, Dialect, PartKey, StopReason, Usage};
 use plimsoll::store::ledgers::Ledgers;
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::{Record, RecordKind, Scope, Store};
@@ -181,46 +181,23 @@ pub fn turn(request: &str, thread: &str, at: u64) -> Turn {
         exchange: request.into(),
         position: Position {
             thread: thread.into(),
-            parent: None,
             chain: Chain(u128::from(at)),
-            last: None,
             system: PartKey(1),
             tools: PartKey(2),
-            client_thread: None,
-            has_reply: false,
-            beginnings: Vec::new(),
-            suspended: None,
+            ..Position::default()
         },
         after: Chain(u128::from(at) + 1),
-        done: Default::default(),
-        response: None,
         at,
         ended: at + 100,
         upstream: "anthropic".into(),
-        dialect: Dialect::Anthropic,
         model: "claude-sonnet-4-5".into(),
-        family: Family::Claude,
-        purpose: Purpose::Turn,
         estimate: Some(estimate()),
         usage: usage(),
-        counted: None,
         stop: Some(StopReason::ToolUse),
         outcome: Outcome::Complete,
         window: 200_000,
         reserve: 16_000,
-        sketch: Sketch::default(),
-        reply: Vec::new(),
-        anchor_keys: Vec::new(),
-        others: Vec::new(),
-        definitions: Vec::new(),
-        called: Vec::new(),
-        provider_request_id: None,
-        repeated_calls: None,
-        hints: None,
-        origin: None,
-        served: None,
-        dollars: None,
-        carry: None,
+        ..Turn::empty(Dialect::Anthropic, Family::Claude)
     }
 }
 

@@ -8,8 +8,8 @@ use plimsoll::context::ledger::{Ledger, anchor_keys};
 use plimsoll::context::lineage::place;
 use plimsoll::context::plan::{self, RecordedDecisions};
 use plimsoll::context::policy::{DecisionMode, Mode, Policy, ReasoningRule};
-use plimsoll::context::reasoning::{self, ReplyOrigin};
-use plimsoll::context::{ExchangeId, Fact, Outcome, Sketch, Turn};
+use plimsoll::context::reasoning;
+use plimsoll::context::{ExchangeId, Fact, Outcome, Turn};
 use plimsoll::dialect::models::{Catalogue, Model};
 use plimsoll::dialect::{self, Conversation, Dialect, Part, PartKind, Role};
 use plimsoll::tokens::Tokenizer;
@@ -83,26 +83,10 @@ fn play(dialect: Dialect, calls: &[Call]) -> Vec<Option<Result<(), String>>> {
         let is_known = thinking.peek().is_some() && thinking.all(|seen| made_here(&seen));
         verdicts.push(is_known.then(|| compare(&real, &out)));
 
-        let after = call.reply.chain_after(placed.position.chain);
-        let name = request.name;
-        let made = ReplyOrigin {
-            dialect,
-            after,
-            prefix: plan.sent.chain(),
-            order: plan.sent.thought(),
-            model: name,
-            upstream: "u",
-            at: 0,
-        };
-        let reasoning = reasoning::record(&call.reply.parts, made);
-        ledger.add(Fact::Turn(Box::new(turn(
-            exchange.clone(),
-            placed,
-            call,
-            dialect,
-            &model,
-            name,
-        ))));
+        let turn = turn(exchange.clone(), placed, call, dialect, &model, request.name);
+        let prefix = plan.sent.prefix();
+        let reasoning = reasoning::record(&call.reply.parts, turn.after, &turn, prefix);
+        ledger.add(Fact::Turn(Box::new(turn)));
         thought.extend(call.reply.parts.iter().map(|part| {
             let signature = part.signature.as_deref().map(spelled).unwrap_or_default();
             let thinks = part.kind == PartKind::Reasoning;
@@ -151,35 +135,15 @@ fn turn(
         exchange,
         after: call.reply.chain_after(placed.position.chain),
         position: placed.position,
-        done: Default::default(),
         response: call.reply.id.clone(),
-        at: 0,
-        ended: 0,
         upstream: "u".into(),
-        dialect,
         model: name.into(),
-        family: model.family,
-        purpose: Default::default(),
-        estimate: None,
         usage: call.reply.usage.clone(),
-        counted: None,
         stop: call.reply.stop,
         outcome: Outcome::Complete,
         window: model.window,
-        reserve: 0,
-        sketch: Sketch::default(),
-        reply: Vec::new(),
         anchor_keys: anchor_keys(&call.reply),
-        others: Vec::new(),
-        definitions: Vec::new(),
-        called: Vec::new(),
-        provider_request_id: None,
-        repeated_calls: None,
-        hints: None,
-        origin: None,
-        served: None,
-        dollars: None,
-        carry: None,
+        ..Turn::empty(dialect, model.family)
     }
 }
 

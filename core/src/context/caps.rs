@@ -24,9 +24,8 @@ const MOST_SUMS: usize = 10_000;
 pub const WARNING: f64 = 0.8;
 
 /// Whose spending has a sum of its own.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, AsRefStr, EnumString, VariantNames,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(AsRefStr, EnumString, VariantNames, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum CapSubject {
@@ -45,9 +44,8 @@ pub enum CapSubject {
 }
 
 /// How long a sum grows.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema, AsRefStr,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(AsRefStr, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum CapPeriod {
@@ -339,6 +337,7 @@ impl CapSums {
                 }
             }
         }
+        // First those that stop nobody now, and of these the oldest.
         while self.sums.len() > MOST_SUMS {
             let least = self.sums.iter().min_by_key(|((number, _), sum)| {
                 let cap = &self.caps[*number];

@@ -168,6 +168,7 @@ pub fn writers(request: &PlanRequest<'_>, focus: SummaryFocus) -> &'static [Summ
     // A provider with a compatible API may ignore the unknown field and continue the task.
     let has = may && request.model.known && families.contains(&request.model.family);
     match request.policy.compact.engine {
+        // Who names it gets it, whatever is known of the model.
         SummaryEngine::Provider if may => &[SummaryAuthor::Provider],
         SummaryEngine::Provider => &[],
         SummaryEngine::Auto if has => &[SummaryAuthor::Provider, SummaryAuthor::Summary],
@@ -211,10 +212,12 @@ pub fn choose(
     let messages = &request.conversation.messages;
     let weights = MessageWeights::new(request, known, parts);
     let policy = &request.policy.compact;
+    // As Gemini CLI cuts.
     if let Some(share) = policy.keep_history {
         let cut = agents::cut_point(request.conversation, request.body, share);
         return weights.choice(request, known, cut, by);
     }
+    // So many messages stay, whatever they cost.
     if policy.keep_at_least {
         let newest = messages.len().saturating_sub(policy.keep_messages as usize);
         let mut cuts = (known.kept_from() + 1..=newest).rev();
@@ -281,6 +284,7 @@ pub fn preview(
     choice: &CutPoint,
     tokens: u64,
 ) -> CompactionPreview {
+    // What is short has a short summary.
     let summary = EXPECTED.min(choice.was / 4);
     CompactionPreview {
         messages: request.conversation.messages.len() as u64,

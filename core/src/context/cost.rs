@@ -100,9 +100,11 @@ impl CostParts {
 impl Turn {
     /// What it cost, US dollars: at the prices of its time if they were known then, else at these. `price`: that of a model.
     pub fn cost(&self, price: impl Fn(&str) -> Option<Price>) -> Option<f64> {
-        let price = |model: &str| self.price_of(model, &price);
-        self.dollars
-            .or_else(|| billed(&self.usage, self.answered_by(), self.dialect, self.at, price))
+        self.dollars.or_else(|| {
+            billed(&self.usage, self.answered_by(), self.dialect, self.at, |model| {
+                self.price_of(model, &price)
+            })
+        })
     }
 
     /// The price of a model that was called for it. `price`: that of a model.
@@ -211,12 +213,14 @@ fn of_tokens(
     dialect: Dialect,
 ) -> Option<CostParts> {
     let input = usage.input?;
+    // Reported parts may be more than their sum: none is billed beyond the input.
     let read = usage.cache_read.unwrap_or(0).min(input);
     let written = usage.cache_write.unwrap_or(0).min(input - read);
-    let fresh = input - read - written;
-    let audio = billing.audio_input.min(fresh);
+    let uncached = input - read - written;
+    let audio = billing.audio_input.min(uncached);
+    // Without one of its prices, the cost is unknown: a part would look like the whole.
     Some(CostParts {
-        input: millionths(fresh - audio, rates.input),
+        input: millionths(uncached - audio, rates.input),
         cache_read: millionths(read, rates.cache_read),
         cache_write: millionths(written, write_price(usage, rates, dialect)),
         output: millionths(usage.output.unwrap_or(0), rates.output),

@@ -252,19 +252,7 @@ mod tests {
     }
 
     fn cut(about: u128, content: &str) -> Cut {
-        Cut {
-            about: PartKey(about),
-            part: None,
-            at: 1,
-            exchange: "1".into(),
-            content: Replacement::Text(content.into()),
-            keep_media: false,
-            was: 2,
-            tokens: 1,
-            why: DecisionReason::Always,
-            shadow: false,
-            epoch: None,
-        }
+        crate::context::scene::cut(about, "1", content)
     }
 
     fn decision(does: ReasoningAction) -> ReasoningDecision {

@@ -66,9 +66,9 @@ pub fn reply_keys(position: &Position, reply: &Reply) -> Vec<PartKey> {
     // Forms of one reply have most sentences in common.
     keys.sort_unstable();
     keys.dedup();
-    let mut all = ledger::anchor_keys(reply);
-    all.extend(keys);
-    all
+    let mut anchor_keys = ledger::anchor_keys(reply);
+    anchor_keys.extend(keys);
+    anchor_keys
 }
 
 /// What a request shows of its last reply, the best proof first.
@@ -87,12 +87,12 @@ pub fn shown_replies(conversation: &Conversation) -> Vec<ShownReply> {
     if let Some(history) = keyed[..request].iter().rposition(|part| is_history(part)) {
         return vec![ShownReply::after_part(history + 1, chains[history], said)];
     }
-    let all = chains[request - 1];
-    let keys = said.iter().map(|sentence| after(all, sentence.key)).collect();
-    let mut shown = vec![ShownReply { covers: request, keys }];
+    let history = chains[request - 1];
+    let keys = said.iter().map(|sentence| after(history, sentence.key)).collect();
+    let mut replies_shown = vec![ShownReply { covers: request, keys }];
     let ends = conversation.prompt.into_iter().flat_map(ends);
-    shown.extend(ends.map(|beginning| ShownReply::after_part(0, beginning, said)));
-    shown
+    replies_shown.extend(ends.map(|beginning| ShownReply::after_part(0, beginning, said)));
+    replies_shown
 }
 
 impl ShownReply {
@@ -102,19 +102,19 @@ impl ShownReply {
     }
 }
 
-/// A prompt may be one sentence.
 fn ends(prompt: [PartKey; 2]) -> [Chain; 2] {
+    // A prompt may be one sentence.
     let [first, last] = prompt.map(|key| Chain::START.then(key));
     [first.then(PartKey(1)), last.then(PartKey(2))]
 }
 
-/// Replies to equal prompts have long sentences in common, and begin differently.
 fn with_first(said: &[Sentence], second: &Sentence) -> PartKey {
-    let first = said.first().unwrap_or(second);
-    PartKey(Chain(first.key.0).then(second.key).0)
+    // Replies to equal prompts have long sentences in common, and begin differently.
+    let first_sentence = said.first().unwrap_or(second);
+    PartKey(Chain(first_sentence.key.0).then(second.key).0)
 }
 
-/// Not a chain of parts: a reply may be one sentence.
 fn after(beginning: Chain, said: PartKey) -> PartKey {
+    // Not a chain of parts: a reply may be one sentence.
     PartKey(BoundaryHash::of_end(beginning.then(said)).0)
 }

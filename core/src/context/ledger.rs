@@ -132,6 +132,7 @@ impl Ledger {
         for compact in other.compacts.all() {
             self.bytes += self.compacts.add(compact.clone());
         }
+        // Once seen, it is never taken back.
         self.client_compacted |= other.client_compacted;
         for queued in other.queued.values() {
             self.add_queued(queued.clone());
@@ -614,13 +615,7 @@ mod tests {
             after: Chain(1),
             at: 1,
             prefix: Chain(2),
-            order: None,
-            model: Box::default(),
-            upstream: Box::default(),
-            blocks: vec![],
-            signatures: vec![],
-            parts: vec![],
-            anchor_keys: vec![],
+            ..ReasoningRecord::default()
         };
         let of = |reasoning| added(Fact::Reasoning(Box::new(reasoning)));
         let base = of(plain.clone());

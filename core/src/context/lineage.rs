@@ -106,8 +106,6 @@ pub fn place(
 
 fn position(conversation: &Conversation, client_thread: Option<&str>) -> Position {
     Position {
-        thread: ThreadId::default(),
-        parent: None,
         chain: conversation.chains().last().unwrap_or(Chain::START),
         last: conversation.parts().rev().find_map(|part| part.key),
         system: fold(&conversation.system),
@@ -115,7 +113,7 @@ fn position(conversation: &Conversation, client_thread: Option<&str>) -> Positio
         client_thread: client_thread.map(Into::into),
         has_reply: conversation.parts().any(|part| part.key.is_some() && is_reply(part)),
         beginnings: shared_beginnings(conversation),
-        suspended: None,
+        ..Position::default()
     }
 }
 

@@ -17,7 +17,7 @@ pub use super::records::{
     Change, ChangeCounts, Decision, DecisionReason, MOST_STORED_STEPS, PlanStep, RemovedTokens,
     RewriteSummary, waiting_savings,
 };
-pub use overlay::Overlay;
+pub use overlay::{ForwardedPrefix, Overlay};
 pub use proposal::Proposal;
 pub(crate) use recorded::CutOfPart;
 pub(crate) use recorded::ReturnedReply;
@@ -45,10 +45,10 @@ pub struct Plan {
     pub summary: Option<SummaryAuthor>,
 }
 
-/// The key that a decision about a part is stored under. It is the part key if the call's id is unique, else
-/// the chain up to the part: with counted ids or none (Gemini, `call_0`), equal content does not mean the
-/// same place.
+/// The key that a decision about a part is stored under.
 fn about(key: PartKey, chain: Chain, has_own_id: bool) -> u128 {
+    // It is the part key if the call's id is unique, else the chain up to the part: with counted ids or none
+    // (Gemini, `call_0`), equal content does not mean the same place.
     if has_own_id { key.0 } else { chain.0 }
 }
 

@@ -323,14 +323,14 @@ impl<'a> PruneCandidates<'a> {
         turns <= f64::from(request.policy.prune.horizon_turns)
     }
 
-    /// Trims results that are too large to head and tail when they are first sent, before anything depends on
-    /// them.
     fn newborn(
         &self,
         request: &PlanRequest<'_>,
         known: &RecordedDecisions,
         cost: RequestCost<'_>,
     ) -> Proposal {
+        // Trims results that are too large to head and tail when they are first sent, before anything depends
+        // on them.
         let Proposal { mut facts, mut declined } = Proposal::default();
         let limit = request.policy.prune.max_result_tokens;
         // A window that is only a guess decides nothing.
@@ -590,9 +590,9 @@ fn names<'a>(request: &PlanRequest<'a>) -> HashMap<&'a str, &'a str> {
     calls.filter_map(|call| Some((call.id.as_deref()?, call.name.as_deref()?))).collect()
 }
 
-/// Whether a part is the provider's own summary: what comes before it is no longer read (`docs/protocols.md`
-/// 1.3, 3.3).
 fn is_summary(part: &Part) -> bool {
+    // Whether a part is the provider's own summary: what comes before it is no longer read (`docs/protocols.md`
+    // 1.3, 3.3).
     part.kind == PartKind::Opaque && part.name.as_deref() == Some("compaction")
 }
 

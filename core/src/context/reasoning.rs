@@ -15,13 +15,13 @@ use std::ops::Range;
 
 use super::cache::is_cold;
 use super::plan::{
-    Change, DecisionReason, Overlay, PlanRequest, PlanStep, Proposal, RecordedDecisions,
-    ReturnedReply,
+    Change, DecisionReason, ForwardedPrefix, Overlay, PlanRequest, PlanStep, Proposal,
+    RecordedDecisions, ReturnedReply,
 };
 use super::policy::{ReasoningRule, ReinjectPolicy, StripPolicy};
 use super::turn_start::holds;
 use super::{
-    Fact, Millis, ReasoningAction, ReasoningBlock, ReasoningDecision, ReasoningRecord, ledger,
+    Fact, ReasoningAction, ReasoningBlock, ReasoningDecision, ReasoningRecord, Turn, ledger,
 };
 use crate::dialect::{
     Chain, Dialect, Part, PartIndex, PartKey, PartKind, Purpose, ReplyPart, Span,
@@ -55,8 +55,8 @@ pub fn rule(dialect: Dialect, host: &str, model: &str) -> ReasoningRule {
     }
 }
 
-/// Hosts and models that use reasoning in a message of Chat Completions, and work without it, too.
 fn chat_wants(host: &str, model: &str, name: &str) -> bool {
+    // Hosts and models that use reasoning in a message of Chat Completions, and work without it, too.
     let vendors = ["bigmodel", "dashscope", "minimax", "openrouter", "mistral"];
     let names = ["glm", "qwen", "qwq", "minimax", "magistral", "mistral"];
     is_at(host, "z.ai")
@@ -118,27 +118,14 @@ fn saturated(at: usize) -> u32 {
     u32::try_from(at).unwrap_or(u32::MAX)
 }
 
-/// Where and when a reply was made.
-#[derive(Clone, Copy, Debug)]
-pub struct ReplyOrigin<'a> {
-    /// The wire protocol.
-    pub dialect: Dialect,
-    /// The chain after the reply.
-    pub after: Chain,
-    /// The chain of what was forwarded before it.
-    pub prefix: Chain,
-    /// The newest reasoning in its prefix.
-    pub order: Option<PartKey>,
-    /// The model, as the client named it.
-    pub model: &'a str,
-    /// The configured upstream's name.
-    pub upstream: &'a str,
-    /// When the exchange ended.
-    pub at: Millis,
-}
-
-/// The reasoning of a reply in one of its forms, as it would have to be sent back; `None` if there is none.
-pub fn record(form: &[ReplyPart], made: ReplyOrigin<'_>) -> Option<ReasoningRecord> {
+/// The reasoning of the reply of `turn` in one of its forms, as it would have to be sent back; `None` if there is none.
+/// `after`: the chain after that form.
+pub fn record(
+    form: &[ReplyPart],
+    after: Chain,
+    turn: &Turn,
+    prefix: ForwardedPrefix,
+) -> Option<ReasoningRecord> {
     let mut blocks = Vec::new();
     let mut signatures = Vec::new();
     let mut parts = Vec::new();
@@ -151,7 +138,7 @@ pub fn record(form: &[ReplyPart], made: ReplyOrigin<'_>) -> Option<ReasoningReco
             // 5.4).
             (Some(raw), signature)
                 if part.kind == PartKind::Reasoning
-                    && (signature.is_some() || made.dialect != Dialect::Gemini) =>
+                    && (signature.is_some() || turn.dialect != Dialect::Gemini) =>
             {
                 let raw = raw.clone();
                 blocks.push(ReasoningBlock {
@@ -166,7 +153,7 @@ pub fn record(form: &[ReplyPart], made: ReplyOrigin<'_>) -> Option<ReasoningReco
             // (`docs/protocols.md` 1.5).
             (None, Some(signature))
                 if part.kind == PartKind::Reasoning
-                    && made.dialect == Dialect::Anthropic
+                    && turn.dialect == Dialect::Anthropic
                     && !signature.is_empty() =>
             {
                 let raw = serde_json::json!({ "signature": signature }).to_string().into();
@@ -204,12 +191,12 @@ pub fn record(form: &[ReplyPart], made: ReplyOrigin<'_>) -> Option<ReasoningReco
         return None;
     }
     Some(ReasoningRecord {
-        after: made.after,
-        at: made.at,
-        prefix: made.prefix,
-        order: made.order,
-        model: made.model.into(),
-        upstream: made.upstream.into(),
+        after,
+        at: turn.ended,
+        prefix: prefix.chain,
+        order: prefix.thought,
+        model: turn.model.clone(),
+        upstream: turn.upstream.clone(),
         blocks,
         signatures,
         parts,

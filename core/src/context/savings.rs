@@ -167,6 +167,7 @@ impl<'a> SavingsInput<'a> {
         let usage = self.usage;
         let price = self.price?.rates(cost::terms(usage, &usage.billing, self.at))?;
         let spent = self.spent?;
+        // What was removed would have been written to the cache, too.
         let process = match usage.cache_write {
             Some(written) if written > 0 => write_price(usage, price, self.dialect),
             _ => price.input,
@@ -223,9 +224,9 @@ impl Turn {
         Some((claimed, removed.clamp(0.0, MOST_REMOVED * claimed as f64)))
     }
 
-    /// An estimate based on an earlier turn, and by how many tokens its prediction was too high. The
-    /// prediction, because `Estimate::tokens` may be a number by an agent's rules.
+    /// An estimate based on an earlier turn, and by how many tokens its prediction was too high.
     fn error(&self) -> Option<(&Estimate, f64)> {
+        // The prediction, because `Estimate::tokens` may be a number by an agent's rules.
         let estimate = self.estimate.as_ref()?;
         let has_anchor =
             matches!(estimate.method, EstimateMethod::Anchored | EstimateMethod::Compacted);
@@ -264,9 +265,8 @@ fn held(usage: &Usage, dialect: Dialect) -> u64 {
 }
 
 /// Claimed savings compared with the provider's counts.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ClaimCheck {
     /// How many exchanges.
     pub turns: u64,
@@ -390,8 +390,9 @@ impl Savings {
         self.join(&Self { summaries: summary, ..Self::default() });
     }
 
-    /// Adds other sums. They saturate, because a provider may report anything.
+    /// Adds other sums.
     pub fn join(&mut self, other: &Self) {
+        // They saturate, because a provider may report anything.
         add(&mut self.turns, other.turns);
         add(&mut self.pruned_turns, other.pruned_turns);
         add(&mut self.removed, other.removed);
@@ -415,8 +416,8 @@ impl Savings {
     }
 }
 
-/// Saturates, because a provider may report anything.
 fn add(sum: &mut u64, more: u64) {
+    // Saturates, because a provider may report anything.
     *sum = sum.saturating_add(more);
 }
 

@@ -9,15 +9,33 @@ use super::ledger::Ledger;
 use super::lineage::{self, Placement};
 use super::plan::{DecisionReason, Plan, PlanRequest, RecordedDecisions, replay};
 use super::policy::{Mode, Policy, ReasoningRule, SummaryAuthor};
-use super::reasoning::{self, ReplyOrigin};
+use super::reasoning;
 use super::{
-    CompactionRecord, ExchangeId, Fact, Millis, Outcome, PromptSection, SketchPart, Turn, budget,
+    CompactionRecord, Cut, ExchangeId, Fact, Millis, Outcome, PromptSection, Replacement,
+    SketchPart, Turn, budget,
 };
 use crate::dialect::models::{Catalogue, Model};
 use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
-use crate::dialect::{self, Conversation, Dialect, PartIndex, Reply, Usage};
+use crate::dialect::{self, Conversation, Dialect, PartIndex, PartKey, Reply, Usage};
 use crate::tokens::Tokenizer;
 use crate::tokens::learn::EstimatorState;
+
+/// A result with this key is cut.
+pub(super) fn cut(about: u128, exchange: &str, content: &str) -> Cut {
+    Cut {
+        about: PartKey(about),
+        part: None,
+        at: 1,
+        exchange: exchange.into(),
+        content: Replacement::Text(content.into()),
+        keep_media: false,
+        was: 900,
+        tokens: 9,
+        why: DecisionReason::Pressure,
+        shadow: false,
+        epoch: None,
+    }
+}
 
 /// A session and its current request.
 pub(super) struct SessionFixture {
@@ -135,6 +153,11 @@ impl SessionFixture {
         }
     }
 
+    /// The result in this message is cut, as an earlier request decided.
+    pub(super) fn cut(&self, message: usize, content: &str) -> Cut {
+        Cut { about: PartKey(self.about(message)), ..cut(0, "r0", content) }
+    }
+
     pub(super) fn parts(&self, tokens: impl Fn(usize) -> u32) -> Vec<SketchPart> {
         let messages = self.conversation.messages.iter().enumerate();
         let parts = messages.flat_map(|(index, message)| {
@@ -182,34 +205,21 @@ impl SessionFixture {
             after: reply.chain_after(placed.position.chain),
             anchor_keys: reply_keys(&placed.position, reply),
             position: placed.position,
-            done: Default::default(),
             response: reply.id.clone(),
-            provider_request_id: None,
-            repeated_calls: None,
-            hints: None,
-            origin: None,
             at: self.now,
             ended: self.now,
             upstream: self.upstream.into(),
-            dialect: self.conversation.dialect,
             model: self.name.into(),
-            family: self.model.family,
             purpose: self.conversation.purpose,
             estimate: Some(measured.estimate),
             usage: reply.usage.clone(),
-            counted: None,
             stop: reply.stop,
             outcome: Outcome::Complete,
             window: self.model.window,
             reserve: self.reserve,
             sketch: measured.sketch,
             reply: budget::reply(reply, request.tokenizer),
-            others: Vec::new(),
-            definitions: Vec::new(),
-            called: Vec::new(),
-            served: None,
-            dollars: None,
-            carry: None,
+            ..Turn::empty(self.conversation.dialect, self.model.family)
         }
     }
 
@@ -217,16 +227,7 @@ impl SessionFixture {
         let reply = self.reply(content);
         let plan = self.plan();
         let turn = self.turn(&reply);
-        let made = ReplyOrigin {
-            dialect: turn.dialect,
-            after: turn.after,
-            prefix: plan.sent.chain(),
-            order: plan.sent.thought(),
-            model: self.name,
-            upstream: self.upstream,
-            at: self.now,
-        };
-        let reasoning = reasoning::record(&reply.parts, made);
+        let reasoning = reasoning::record(&reply.parts, turn.after, &turn, plan.sent.prefix());
         self.ledger.add(Fact::Turn(Box::new(turn)));
         if let Some(record) = reasoning {
             self.ledger.add(Fact::Reasoning(Box::new(record)));

@@ -37,6 +37,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
     conversation.max_output = request.max_tokens.and_then(|limit| limit.as_u64());
     let thinking = request.thinking.and_then(|thinking| thinking.get("type"));
+    // Every setting thinks but `disabled`.
     conversation.thinks = thinking.map(|kind| kind.text().as_deref() != Some("disabled"));
     conversation.held = request.thread.and_then(held);
     conversation.redeems_credit =
@@ -156,9 +157,11 @@ impl Reader {
                 parts.push(self.media(PartKind::Document, role, block));
             }
             "tool_use" => parts.push(self.tool_call(block)),
+            // It runs at the provider: the client sends no result.
             "server_tool_use" | "mcp_tool_use" => {
                 parts.push(Part { server_step: Some(ServerStep::Begins), ..self.tool_call(block) });
             }
+            // Each of the provider's tools has a result of its own name: `web_search_tool_result`, …
             _ if kind.ends_with("tool_result") => self.tool_result(role, block, parts),
             "compaction" => {
                 let content = block.get_any(&["content"]);
@@ -177,6 +180,7 @@ impl Reader {
                     ..Part::opaque(role, block, &mut self.keyer)
                 });
             }
+            // Known, and never edited: they need no note.
             "search_result" | "fallback" | "tool_removal" => {
                 parts.push(Part::opaque(role, block, &mut self.keyer));
             }
@@ -336,7 +340,7 @@ fn held(thread: Value<'_>) -> Option<HeldHistory> {
 fn purpose(request: &RequestMembers<'_>, limit: Option<u64>) -> Purpose {
     let has_tools = request.tools.is_some_and(|tools| tools.items().next().is_some());
     let mut messages = request.messages.into_iter().flat_map(|messages| messages.items());
-    let first = messages.next();
+    let first_message = messages.next();
     let second = messages.next();
     let last_message = messages.last().or(second);
     let compacts = request.compaction.is_some_and(|compaction| !compaction.is_null());
@@ -345,7 +349,11 @@ fn purpose(request: &RequestMembers<'_>, limit: Option<u64>) -> Purpose {
     } else if limit.is_some_and(|limit| limit <= 1) {
         // A single token is the least that can be asked for: clients do it to fill the cache.
         Purpose::WarmUp
-    } else if request.format().is_some() && !has_tools && first.is_some() && second.is_none() {
+    } else if request.format().is_some()
+        && !has_tools
+        && first_message.is_some()
+        && second.is_none()
+    {
         Purpose::Side // one question, one object: a title call (`docs/protocols.md` 10.11)
     } else {
         Purpose::Turn

@@ -215,6 +215,7 @@ impl CredentialRules {
         for pair in pairs(target) {
             self.look_at_parameter(pair, &mut credentials);
         }
+        // Some clients have the key in the path.
         let segments = path_of(target).split('/').map(decoded).filter(|segment| is_key(segment));
         credentials.secrets.extend(segments.map(bytes_of));
         credentials
@@ -230,6 +231,7 @@ impl CredentialRules {
             let cookies = value.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
             found.cookies.extend(cookies.filter(|cookie| !is_rotating(cookie)));
         } else if !self.is_header(name) {
+            // What is not known to be harmless may be a credential.
             found.is_unknown |= !is_harmless_header(name.as_str());
         } else if !self.is_token(name, value) {
             let amazon = if *name == AUTHORIZATION { amazon_id(value) } else { None };

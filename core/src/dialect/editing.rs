@@ -30,9 +30,8 @@ pub struct ContextEditing {
 }
 
 /// What the provider reports as cleared.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ClearingReport {
     /// Tool uses whose results were cleared.
     pub tool_uses: u64,

@@ -46,9 +46,11 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     if counted.is_some() {
         conversation.purpose = Purpose::Count;
     }
+    // Code Assist wraps the request, and names the model outside it.
     let assist = outer.get_any(&["request"]).filter(|inner| inner.kind() == Kind::Object);
     let root = counted.or(assist).unwrap_or(outer);
     let model = outer.get_text("model").or_else(|| root.get_text("model"));
+    // The name may be a path: `models/…`, `projects/…/models/…`.
     conversation.model = model.map(|model| model.rsplit('/').next().unwrap_or_default().into());
     conversation.session = super::identity::session_in_body(&outer);
     let cached = root.get_any(&["cachedContent", "cached_content"]).and_then(|name| name.text());
@@ -176,6 +178,7 @@ impl Reader {
                 part.texts = arguments.iter().map(Value::span).collect();
                 let given = arguments.map_or(ToolArguments::Text(""), ToolArguments::Value);
                 let name = part.name.as_deref().unwrap_or_default();
+                // Without the id, which clients leave out or number anew.
                 part.key = self.keyer.tool_call(None, name, given);
             }
             PartData::Response(response) => return self.response(part, response, parts),
@@ -203,6 +206,7 @@ impl Reader {
         if let Some(media) = &mut part.media {
             media.detail = resolution(value).or(self.resolution);
         }
+        // Whatever is in the chain ends a run of text.
         if part.key.is_some() && part.kind != PartKind::Text {
             self.end_run(parts);
         }

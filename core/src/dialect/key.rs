@@ -13,7 +13,7 @@ use super::{PartKind, Role};
 use crate::wire::json::{Document, Kind, Value};
 
 /// 128-bit hash of a part's stable content.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PartKey(pub u128);
 
 impl PartKey {

@@ -273,6 +273,7 @@ impl Catalogue {
     /// that prices the cache as input says nothing of it.
     pub fn differences(&self, table: &ModelTable) -> (usize, Vec<Difference>) {
         let mut names: Vec<&str> = table.models.keys().map(AsRef::as_ref).collect();
+        // With a vendor before it, it is the price of a gateway.
         names.retain(|name| !name.contains('/'));
         names.sort_unstable();
         let models = names.into_iter().map(|name| (name, self.model(name, "")));
@@ -294,6 +295,7 @@ impl Catalogue {
             .into_iter()
             .filter_map(|(what, ours, theirs)| {
                 let (ours, theirs) = (ours?, theirs?);
+                // Less than half a percent is rounding.
                 let differs = (ours - theirs).abs() > 0.005 * theirs.abs();
                 differs.then(|| Difference { model: (*name).into(), what, ours, theirs })
             })
@@ -348,6 +350,7 @@ fn find(name: &str) -> Model {
     }
     let guess = spellings.iter().find_map(|name| {
         let fitting = file.families.iter().filter(|(start, _)| name.starts_with(&***start));
+        // The longest start is the nearest relative.
         fitting.max_by_key(|(start, _)| start.len())
     });
     let model = match guess {

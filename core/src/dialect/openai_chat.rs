@@ -41,11 +41,14 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     let request = RequestMembers::from_value(root);
     conversation.model = request.model.and_then(|model| model.text()).map(Into::into);
     conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
+    // The client continues with one of them, and the usage is of all.
     conversation.several = request.n.and_then(|n| n.as_u64()).is_some_and(|n| n > 1);
+    // The newer name counts if both are given.
     let limit = first([request.max_completion_tokens, request.max_tokens]);
     conversation.max_output = limit.and_then(|limit| limit.as_u64());
     let thinking = request.thinking.and_then(|thinking| thinking.get("type"));
     conversation.thinks = thinking.map(|kind| kind.text().as_deref() != Some("disabled"));
+    // Nothing is to be written: such a call only fills the cache.
     if conversation.max_output == Some(0) {
         conversation.purpose = Purpose::WarmUp;
     }
@@ -301,6 +304,7 @@ impl Reader {
             _ => inner.get_any(named).filter(|address| address.kind() == Kind::String),
         };
         let Some(text) = address.and_then(|address| address.text()) else {
+            // The model reads it as JSON, as far as is known.
             part.texts = vec![inner.span()];
             part.key = self.keyer.value(kind, role, inner);
             return part;

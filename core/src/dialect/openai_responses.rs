@@ -45,6 +45,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     let reasoning = request.reasoning.map(|reasoning| reasoning.members(["context", "effort"]));
     let [context, effort] = reasoning.unwrap_or_default().map(|member| member?.text());
     conversation.reasoning_context = context.map(Into::into);
+    // Without an effort the model decides, and it is not known here.
     conversation.thinks = effort.filter(|effort| effort != "none").map(|_| true);
 
     let mut reader = Reader { keyer: Keyer::default(), conversation, begun: false };
@@ -56,6 +57,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
                 reader.item(item);
             }
         }
+        // A request that only continues a stored response needs no input.
         None if reader.conversation.held.is_some() => {}
         _ => note_once(&mut reader.conversation.notes, Note::UnknownStructure),
     }

@@ -18,9 +18,8 @@ use super::error_message::ErrorMessage;
 use super::numbers::{WINDOWS, number};
 
 /// What a response says about the window.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Overflow {
     /// How many tokens would fit, if it says so.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -10,20 +10,8 @@ use super::kinds::{PartKind, Role};
 use crate::wire::json::{Span, Value};
 
 /// The place of a part in the history. Written as a pair of numbers.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(from = "(usize, usize)", into = "(usize, usize)")]
 pub struct PartIndex {
     /// The index among the messages of the history.

@@ -46,11 +46,12 @@ pub(super) fn by_text(conversation: &Conversation, body: &[u8]) -> Option<Purpos
         return None;
     }
     let mut user = conversation.messages.iter().filter(|message| message.role == Role::User);
-    let first = user.next();
-    let last = user.next_back();
+    let first_message = user.next();
+    let last_message = user.next_back();
     let schemas = &conversation.tools;
     let parts = conversation.system.iter().chain(schemas);
-    let parts = parts.chain(first.into_iter().chain(last).flat_map(|message| &message.parts));
+    let parts = parts
+        .chain(first_message.into_iter().chain(last_message).flat_map(|message| &message.parts));
     let texts = parts.flat_map(|part| &part.texts).map(|text| text.slice(body));
     texts.map(|text| &text[..text.len().min(NEAR)]).find_map(|text| {
         let mut fitting = FINDERS.iter().filter(|(finder, _)| finder.needle().len() <= text.len());

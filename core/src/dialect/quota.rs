@@ -12,21 +12,8 @@ use strum::{AsRefStr, EnumIter};
 use crate::wire::json::Value;
 
 /// What a limit counts.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    AsRefStr,
-    EnumIter,
-    schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(AsRefStr, EnumIter, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum QuotaKind {
@@ -120,14 +107,14 @@ pub fn from_headers(headers: &HeaderMap, now: u64) -> Vec<Quota> {
         return quotas;
     }
     for (kind, anthropic, suffix) in COUNTED {
-        let own = [
+        let own_names = [
             format!("{anthropic}-limit"),
             format!("{anthropic}-remaining"),
             format!("{anthropic}-reset"),
         ];
         let common =
             ["limit", "remaining", "reset"].map(|what| format!("x-ratelimit-{what}-{suffix}"));
-        let quota = counted(headers, kind, &own, now);
+        let quota = counted(headers, kind, &own_names, now);
         quotas.extend(quota.or_else(|| counted(headers, kind, &common, now)));
     }
     // OpenRouter's have no name.
@@ -245,16 +232,17 @@ fn counted(headers: &HeaderMap, kind: QuotaKind, names: &[String; 3], now: u64) 
 }
 
 fn premium(snapshot: &str) -> Option<Quota> {
-    let member = |name: &str| {
-        let mut pairs = snapshot.split('&').filter_map(|pair| pair.split_once('='));
-        pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
-    };
-    let limit = member("ent").and_then(|limit| limit.parse().ok());
-    let remaining: f64 = member("rem")?.parse().ok()?;
-    let reset =
-        member("rst").and_then(|at| percent_encoding::percent_decode_str(at).decode_utf8().ok());
+    let limit = member(snapshot, "ent").and_then(|limit| limit.parse().ok());
+    let remaining: f64 = member(snapshot, "rem")?.parse().ok()?;
+    let reset = member(snapshot, "rst")
+        .and_then(|at| percent_encoding::percent_decode_str(at).decode_utf8().ok());
     let resets_at = reset.and_then(|reset| moment(&reset, 0));
     Quota::new(QuotaKind::Premium, limit, 1.0 - remaining / 100.0, resets_at)
+}
+
+fn member<'s>(snapshot: &'s str, name: &str) -> Option<&'s str> {
+    let mut pairs = snapshot.split('&').filter_map(|pair| pair.split_once('='));
+    pairs.find(|(key, _)| *key == name).map(|(_, value)| value)
 }
 
 fn text<'h>(headers: &'h HeaderMap, name: &str) -> Option<&'h str> {

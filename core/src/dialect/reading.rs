@@ -272,6 +272,7 @@ impl ResponseReader {
             }
         }
         builder.finish(is_whole);
+        // An error has no end of its own: it is complete if its body is.
         if self.status >= 400 {
             builder.reply.complete = is_whole;
         } else {
@@ -433,6 +434,7 @@ impl ArrayElements {
                 body[self.at..].iter().take_while(|byte| byte.is_ascii_whitespace()).count();
             steps::count(blank);
             self.at += blank;
+            // No list: the body is read as a whole, at its end.
             if body.get(self.at) != Some(&b'[') {
                 return;
             }

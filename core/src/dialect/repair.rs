@@ -36,21 +36,8 @@ pub(crate) use reading::RefusalDetail;
 pub use reading::{Refusal, RefusedAnswer, read};
 
 /// What a provider refuses that an edit can answer; a metric label.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    PartialOrd,
-    Ord,
-    Hash,
-    Serialize,
-    Deserialize,
-    JsonSchema,
-    EnumIter,
-    AsRefStr,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(EnumIter, AsRefStr, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum RepairCause {

@@ -23,12 +23,12 @@ const LONGEST: usize = 128;
 /// The provider's id of the request, from the headers of its response.
 pub fn provider_request_id(answered: &HeaderMap) -> Option<&str> {
     // One pass over the names that are there: a look-up of each name that could be takes ten times as long.
-    let known = answered.keys().filter_map(|name| {
+    let ids = answered.keys().filter_map(|name| {
         let rank = HEADERS.iter().position(|known| *known == name.as_str())?;
         let id = answered.get(name)?.to_str().ok()?.trim();
         is_id(id).then_some((rank, id))
     });
-    known.min_by_key(|(rank, _)| *rank).map(|(_, id)| id)
+    ids.min_by_key(|(rank, _)| *rank).map(|(_, id)| id)
 }
 
 fn is_id(text: &str) -> bool {

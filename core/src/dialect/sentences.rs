@@ -52,9 +52,10 @@ pub(super) fn of_prompt(conversation: &Conversation, body: &[u8]) -> Option<[Par
         .flat_map(|part| &part.texts)
         .filter_map(|span| text_of(span.slice(body)))
         .collect();
-    let first = prompt.iter().find_map(|text| text.split(is_end).find_map(sentence))?;
-    let last = prompt.iter().rev().find_map(|text| text.rsplit(is_end).find_map(sentence))?;
-    Some([first.key, last.key])
+    let first_sentence = prompt.iter().find_map(|text| text.split(is_end).find_map(sentence))?;
+    let last_sentence =
+        prompt.iter().rev().find_map(|text| text.rsplit(is_end).find_map(sentence))?;
+    Some([first_sentence.key, last_sentence.key])
 }
 
 fn telling(text: &str) -> Vec<Sentence> {
@@ -107,8 +108,8 @@ fn letters(text: &str) -> impl Iterator<Item = char> {
     text.chars().filter(|c| c.is_alphanumeric())
 }
 
-/// Dashes, quotes and dots, which filters replace.
 fn is_punctuation(c: char) -> bool {
+    // Dashes, quotes and dots, which filters replace.
     matches!(c, '\u{2010}'..='\u{2027}')
 }
 

@@ -87,9 +87,8 @@ pub struct Attempt {
 }
 
 /// Input and output of the last of several internal calls, tokens.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 pub struct LastCall {
     /// The whole prompt, as in [`Usage::input`].
     pub input: u64,

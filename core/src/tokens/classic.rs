@@ -225,8 +225,8 @@ impl ClassicRules {
         sum
     }
 
-    /// Whether a result's images and other blocks are counted as part of its JSON.
     fn is_counted_whole(&self, body: &[u8], part: &Part) -> bool {
+        // Whether a result's images and other blocks are counted as part of its JSON.
         self.results == CountedContent::Json
             && part.kind == PartKind::ToolResult
             && part.content.is_some_and(|content| !content.slice(body).starts_with(b"\""))

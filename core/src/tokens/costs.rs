@@ -21,7 +21,10 @@ pub struct FamilyCosts {
 impl FamilyCosts {
     /// `None` if the values cannot be costs, or the family has no fitted costs. They are never freed.
     pub fn new(family: Family, costs: TokenCosts<'_>) -> Option<Self> {
-        let encoding = bpe::load(family).filter(|_| costs.is_sane())?;
+        if !costs.is_sane() {
+            return None;
+        }
+        let encoding = bpe::load(family)?;
         fitted(family, encoding)?;
         Some(Self { family, costs: Box::leak(costs.by_rank(encoding)) })
     }

@@ -97,9 +97,9 @@ struct Pages {
 }
 
 impl Pages {
-    /// The pages of a PDF, if it names them outside its compressed parts. Of a long one only the beginning is
-    /// read; the rest is taken to be alike.
+    /// The pages of a PDF, if it names them outside its compressed parts.
     fn read(base64: &[u8]) -> Option<Self> {
+        // Of a long one only the beginning is read; the rest is taken to be alike.
         let read = decoded(base64, READ)?;
         if !read.starts_with(b"%PDF-") {
             return None;
@@ -160,6 +160,7 @@ fn picture(width: u32, height: u32, rule: &PictureRule, detail: Option<PictureDe
         PictureCost::Tiles { base, .. } if detail == Some(PictureDetail::Low) => *base,
         PictureCost::Tiles { base, tile } => {
             let (width, height) = within(width, height, 2_048);
+            // OpenAI scales to 2,048, then the shorter side to 768, and counts tiles of 512.
             let (width, height) = match width.min(height) {
                 0..=768 => (width, height),
                 shorter => within(width, height, width.max(height) * 768 / shorter),
@@ -169,6 +170,7 @@ fn picture(width: u32, height: u32, rule: &PictureRule, detail: Option<PictureDe
         PictureCost::Crops if detail == Some(PictureDetail::Low) => 64,
         PictureCost::Crops => {
             let (width, height) = within(width, height, 3_072);
+            // Gemini up to 2.5: each crop costs 258.
             258 * width.div_ceil(768) * height.div_ceil(768)
         }
         PictureCost::Shape => in_shape(
@@ -183,6 +185,7 @@ fn picture(width: u32, height: u32, rule: &PictureRule, detail: Option<PictureDe
         ),
         PictureCost::WholeAndTiles => {
             let tiles = width.div_ceil(448).saturating_mul(height.div_ceil(448)).min(6);
+            // Grok reads the whole picture, too, if it has several tiles.
             256 * if tiles > 1 { tiles + 1 } else { 1 }
         }
     }

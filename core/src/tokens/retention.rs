@@ -9,9 +9,8 @@ use serde::{Deserialize, Serialize};
 use crate::dialect::models::{Family, Model};
 
 /// What becomes of reasoning that is sent back (`docs/estimates.md` 2).
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ReasoningRetention {
     /// It is read in all later requests.

@@ -154,8 +154,8 @@ fn plain_word(text: &str, first: char, class: Class) -> Option<usize> {
     if letters > 0 { Some(lead + letters) } else { None }
 }
 
-/// `(?i:'s|'t|'re|'ve|'m|'ll|'d)`; ſ counts as an s.
 fn contraction(text: &str) -> Option<usize> {
+    // `(?i:'s|'t|'re|'ve|'m|'ll|'d)`; ſ counts as an s.
     let mut letters = text.strip_prefix('\'')?.chars();
     let initial = letters.next()?;
     let second = letters.next().map(|second| second.to_ascii_lowercase());

@@ -310,14 +310,14 @@ impl<'d> Value<'d> {
     fn children(&self, kind: Kind) -> impl Iterator<Item = Value<'d>> + use<'d> {
         // Each node knows where its subtree ends, so none is walked through.
         let parent = *self;
-        let mut next = self.index + 1;
-        let end = if self.node().kind == kind { self.node().next as usize } else { next };
+        let mut next_index = self.index + 1;
+        let end = if self.node().kind == kind { self.node().next as usize } else { next_index };
         std::iter::from_fn(move || {
-            if next >= end {
+            if next_index >= end {
                 return None;
             }
-            let child = Value { index: next, ..parent };
-            next = child.node().next as usize;
+            let child = Value { index: next_index, ..parent };
+            next_index = child.node().next as usize;
             Some(child)
         })
     }

@@ -36,7 +36,7 @@ pub fn write_event(name: &str, data: &str) -> String {
 }
 
 /// Cuts a byte stream into events.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Framer {
     limit: usize,
     /// The unfinished line at the end of the last push.
@@ -56,18 +56,7 @@ pub struct Framer {
 impl Framer {
     /// A framer at the start of a stream. `limit` is the most bytes of one event, all of its lines included.
     pub fn new(limit: usize) -> Self {
-        Self {
-            limit,
-            line: Vec::new(),
-            name: String::new(),
-            data: Vec::new(),
-            has_data: false,
-            begun: false,
-            at: 0,
-            start: 0,
-            after_cr: false,
-            gave_up: false,
-        }
+        Self { limit, ..Self::default() }
     }
 
     pub(crate) fn gave_up(&self) -> bool {
@@ -180,6 +169,7 @@ impl Framer {
                 self.name.clear();
                 self.name.push_str(&String::from_utf8_lossy(value));
             }
+            // Not in the standard: some servers send an error as a field of its own.
             b"error" => {
                 each(SseEvent { name: "error", data: value, start: self.start, end: self.at });
             }

@@ -48,9 +48,9 @@ impl TranscriptLine {
         if self.is_visible() { Some(digest.digest()) } else { None }
     }
 
-    /// What the call cost beyond the call before it and its reply, both as reported: at least, and at most,
-    /// because a recording does not say whether the reasoning of that reply was read.
     fn cost_after(&self, before: &Self) -> Option<(i64, i64)> {
+        // What the call cost beyond the call before it and its reply, both as reported: at least, and at most,
+        // because a recording does not say whether the reasoning of that reply was read.
         let base = before.usage.input_total.checked_add(before.usage.output)?;
         if !before.is_measured() || before.model != self.model {
             return None;

@@ -130,8 +130,11 @@ impl TranscriptLine {
 
     /// The texts that the line adds, without those of the reply before it.
     pub(crate) fn new_texts(&self) -> impl Iterator<Item = &str> {
-        let is_text = |part: &&AddedPart| matches!(part.kind.as_str(), "text" | "tool_result");
-        self.new_parts.iter().filter(is_text).filter(|part| !part.reply).map(|part| &*part.text)
+        let texts = self
+            .new_parts
+            .iter()
+            .filter(|part| !part.reply && matches!(part.kind.as_str(), "text" | "tool_result"));
+        texts.map(|part| &*part.text)
     }
 
     /// The tool calls in the line.

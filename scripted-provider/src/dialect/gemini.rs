@@ -136,7 +136,7 @@ pub(crate) fn stream_events(body: &Value) -> Vec<Event> {
         return vec![Event::data(body)];
     }
     let final_part = parts.len() - 1;
-    let chunk = |(at, part): (usize, Value)| {
+    let chunks = parts.into_iter().enumerate().map(|(at, part)| {
         let mut chunk = body.clone();
         let candidate = &mut chunk["candidates"][0];
         candidate["content"]["parts"] = json!([part]);
@@ -146,6 +146,6 @@ pub(crate) fn stream_events(body: &Value) -> Vec<Event> {
             fields.remove("finishReason");
         }
         Event::data(&chunk)
-    };
-    parts.into_iter().enumerate().map(chunk).collect()
+    });
+    chunks.collect()
 }

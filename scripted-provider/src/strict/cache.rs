@@ -145,6 +145,7 @@ impl PromptCache {
             CachePolicy::Breakpoints { min } => (min, 1),
             CachePolicy::Automatic { min, step, .. } => (min, step),
         };
+        // Automatic caches are read in whole steps (`docs/protocols.md` 7.2).
         let read = hit.map_or(0, |hit| links[hit].total_tokens / step * step);
         cached.read = if read >= min { read } else { 0 };
         cached.missed = previous.and_then(|previous| {
@@ -180,7 +181,7 @@ impl PromptCache {
     /// The longest entry that a breakpoint finds by looking back.
     fn longest_in_lookback(&self, links: &[ChainLink], now: Duration) -> Option<usize> {
         let breakpoints = (0..links.len()).filter(|at| links[*at].breakpoint.is_some());
-        let found = breakpoints.filter_map(|breakpoint| {
+        let hits = breakpoints.filter_map(|breakpoint| {
             // Settings are not a block.
             let blocks = (0..=breakpoint)
                 .rev()
@@ -188,7 +189,7 @@ impl PromptCache {
                 .take(LOOKBACK);
             blocks.into_iter().find(|at| self.is_alive(links[*at].hash, now))
         });
-        found.max()
+        hits.max()
     }
 
     fn longest(&self, links: &[ChainLink], now: Duration) -> Option<usize> {
@@ -214,6 +215,7 @@ impl PromptCache {
             (Some((at, _)), _) => {
                 MissReason::Changed(links.get(at).map_or(Place::End, |l| l.place))
             }
+            // It is still there, further back than a breakpoint looks.
             (None, Some(last)) if self.is_alive(*last, now) => MissReason::OutOfReach,
             _ => MissReason::Expired,
         }
@@ -263,8 +265,8 @@ impl PromptCache {
         now: Duration,
         cached: &mut CacheUsage,
     ) -> Option<usize> {
-        let first = links.iter().position(|link| link.total_tokens >= min)?;
-        for link in &links[first..] {
+        let shortest = links.iter().position(|link| link.total_tokens >= min)?;
+        for link in &links[shortest..] {
             self.put(link.hash, ttl, now);
         }
         let read = hit.map_or(0, |hit| links[hit].total_tokens);
@@ -276,8 +278,8 @@ impl PromptCache {
         self.entries.insert(hash, CacheEntry { expires_at: now + ttl, ttl });
     }
 
-    /// Use prolongs the life of an entry (`docs/protocols.md` 7.1).
     fn refresh(&mut self, hash: u128, now: Duration) {
+        // Use prolongs the life of an entry (`docs/protocols.md` 7.1).
         if let Some(entry) = self.entries.get_mut(&hash).filter(|entry| entry.expires_at > now) {
             entry.expires_at = now + entry.ttl;
         }

@@ -81,9 +81,9 @@ impl StoredReplies {
                 &json!({"error": {"message": "not found"}}),
             );
         };
-        let after = query.split('&').find_map(|pair| pair.strip_prefix("starting_after="));
-        if let Some(after) = after.and_then(|after| after.parse::<usize>().ok()) {
-            let events = openai_responses::stream_events(body).into_iter().skip(after + 1);
+        let starting_after = query.split('&').find_map(|pair| pair.strip_prefix("starting_after="));
+        if let Some(number) = starting_after.and_then(|number| number.parse::<usize>().ok()) {
+            let events = openai_responses::stream_events(body).into_iter().skip(number + 1);
             let frames = events.map(|event| Ok(event.frame(false))).collect();
             return event_stream(frames, Duration::ZERO);
         }

@@ -82,24 +82,24 @@ fn check_image(
     let is_anthropic = request.dialect == Dialect::Anthropic;
     let (bytes, max) = (data.len(), rules.max_image_bytes);
     if bytes > max {
-        let at = if is_anthropic { ".image.source.base64" } else { "" };
+        let suffix = if is_anthropic { ".image.source.base64" } else { "" };
         let message = format!(
-            "{path}{at}: image exceeds {} MB maximum: {bytes} bytes > {max} bytes",
+            "{path}{suffix}: image exceeds {} MB maximum: {bytes} bytes > {max} bytes",
             max >> 20
         );
         return refuse(request, Rule::Pictures, message);
     }
-    let at = if is_anthropic { ".image.source.base64.data" } else { "" };
+    let suffix = if is_anthropic { ".image.source.base64.data" } else { "" };
     let max = rules.max_image_side;
     if longer_side(data).is_some_and(|side| side > max) {
         let message = format!(
-            "{path}{at}: At least one of the image dimensions exceed max allowed size: {max} pixels"
+            "{path}{suffix}: At least one of the image dimensions exceed max allowed size: {max} pixels"
         );
         return refuse(request, Rule::Pictures, message);
     }
     if data.starts_with("AAAA") {
         let message = match is_anthropic {
-            true => format!("{path}{at}: Image does not match the provided media type image/png"),
+            true => format!("{path}{suffix}: Image does not match the provided media type image/png"),
             false => "The image data you provided does not represent a valid image. Please check your input and try again with one of the supported image formats: ['image/jpeg', 'image/png', 'image/gif', 'image/webp'].".to_owned(),
         };
         return refuse(request, Rule::Pictures, message);
@@ -108,15 +108,15 @@ fn check_image(
     let actual = actual.map(|(mime, _)| *mime);
     if let Some(actual) = actual.filter(|actual| is_anthropic && actual != mime) {
         let message = format!(
-            "{path}{at}: The image was specified using the {mime} media type, but the image appears to be a {actual} image"
+            "{path}{suffix}: The image was specified using the {mime} media type, but the image appears to be a {actual} image"
         );
         return refuse(request, Rule::Pictures, message);
     }
     Ok(())
 }
 
-/// A document has to be one; OpenAI's error for it is not known.
 fn check_document(request: &ReceivedRequest, document: &EncodedMedia<'_>) -> Result<(), ApiError> {
+    // A document has to be one; OpenAI's error for it is not known.
     if document.data.starts_with("JVBERi") {
         return Ok(());
     }
@@ -130,8 +130,8 @@ fn check_document(request: &ReceivedRequest, document: &EncodedMedia<'_>) -> Res
     refuse(request, Rule::Pictures, message)
 }
 
-/// `docs/protocols.md` 1.6.
 fn check_size(request: &ReceivedRequest, rules: &Rules) -> Result<(), ApiError> {
+    // `docs/protocols.md` 1.6.
     if request.bytes.len() <= rules.max_request_bytes {
         return Ok(());
     }
@@ -161,8 +161,8 @@ fn number_at(bytes: &[u8], start: usize) -> Option<u32> {
     Some(u32::from_be_bytes(bytes.get(start..start + 4)?.try_into().ok()?))
 }
 
-/// `docs/protocols.md` 1.8: a lone surrogate is not valid JSON.
 fn check_characters(request: &ReceivedRequest) -> Result<(), ApiError> {
+    // `docs/protocols.md` 1.8: a lone surrogate is not valid JSON.
     let Err(error) = serde_json::from_slice::<Value>(&request.bytes) else { return Ok(()) };
     let reason = error.to_string();
     if !["surrogate", "hex escape", "unicode"].iter().any(|word| reason.contains(word)) {
@@ -180,8 +180,8 @@ fn check_characters(request: &ReceivedRequest) -> Result<(), ApiError> {
     refuse(request, Rule::Characters, message)
 }
 
-/// `docs/protocols.md` 1.8: no more output tokens than the model can write.
 fn check_max_output(request: &ReceivedRequest, rules: &Rules) -> Result<(), ApiError> {
+    // `docs/protocols.md` 1.8: no more output tokens than the model can write.
     let (Some(max), Operation::Reply) = (rules.max_output_tokens, request.operation) else {
         return Ok(());
     };

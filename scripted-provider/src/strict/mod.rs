@@ -301,6 +301,7 @@ fn is_provider_edit(edits: &[Place], pieces: &[PromptPiece], place: Place) -> bo
 impl State {
     fn validate(&mut self, request: &ReceivedRequest) -> RequestVerdict {
         let model = self.rules.for_model(request.dialect, &request.model);
+        // Only a request for a reply uses it up.
         let is_implausible = request.operation == Operation::Reply
             && std::mem::take(&mut self.rules.implausible_overflow);
         let parsed = self.parse(request, &self.without_window(&model));
@@ -319,8 +320,8 @@ impl State {
         verdict
     }
 
-    /// The model without its own check of the window, if a wording replaces it.
     fn without_window(&self, model: &ModelRules) -> ModelRules {
+        // The model without its own check of the window, if a wording replaces it.
         let mut model = model.clone();
         if self.rules.overflow_wording.is_some() {
             model.window = u64::MAX / 4;
@@ -380,6 +381,7 @@ impl State {
             omits_thinking: parsed.omits_thinking,
             cached_prefix: None,
         };
+        // A count reads and writes no cache.
         if request.operation != Operation::CountTokens {
             let account = request.account.unwrap_or_default();
             let namespace = [hash(&[&model.name]), account, parsed.cache_key];
@@ -399,6 +401,7 @@ impl State {
                     MissReason::Changed(place)
                         if is_provider_edit(&parsed.provider_edits, &parsed.pieces, place) =>
                     {
+                        // What the provider changed itself is no loss that the client caused.
                         missed.reason = MissReason::ProviderEdit(place);
                     }
                     reason => {
@@ -455,14 +458,15 @@ impl State {
 
     /// The next reply: one that was set, or a generated one.
     fn next_reply(&mut self, request: &ReceivedRequest, context: &ReplyContext) -> ScriptedReply {
-        let matches = |matched: &&MatchedReply| {
+        let matched = self.matched_replies.iter().find(|matched| {
             memchr::memmem::find(&request.bytes, matched.text.as_bytes()).is_some()
-        };
-        let matched = self.matched_replies.iter().find(matches).map(|found| found.reply.clone());
+        });
+        let matched = matched.map(|matched| matched.reply.clone());
         let is_matched = matched.is_some();
         let scripted = matched.or_else(|| self.queued_replies.pop_front());
         let reply = scripted.unwrap_or_else(|| self.generator.generate(context));
         let hides = matches!(self.odd_reply, Some(OddReply::HiddenReasoning { .. }));
+        // A reply that was set for a text comes as it is.
         let may_hide = !is_matched && !context.must_begin_with_thinking;
         if context.thinks && !(hides && may_hide) { reply } else { reply.without_thinking() }
     }

@@ -312,8 +312,9 @@ fn bill_hidden_reasoning(dialect: Dialect, body: &mut Value, is_reported: bool) 
     }
 }
 
-/// Whether a reply has reasoning that may come back. A provider that requires some of it always shows it.
+/// Whether a reply has reasoning that may come back.
 fn has_reasoning(dialect: Dialect, body: &Value) -> bool {
+    // A provider that requires some of it always shows it.
     match dialect {
         Dialect::Anthropic => {
             count(&body["content"], |block| text(&block["type"]).ends_with("thinking")) > 0

@@ -151,8 +151,8 @@ impl ContentHasher {
         self.add_tagged(b'"', text);
     }
 
-    /// A block; a text block is its text, and blocks in its `content` are blocks too.
     fn add_block(&mut self, value: &Value) {
+        // A block; a text block is its text, and blocks in its `content` are blocks too.
         match value {
             Value::Object(block) if is_plain_text(value) => {
                 self.add_text(block.get("text").and_then(Value::as_str).unwrap_or_default());
@@ -185,7 +185,7 @@ impl ContentHasher {
     }
 
     fn add_value(&mut self, value: &Value, counts: bool) {
-        let before = self.bytes;
+        let bytes_before = self.bytes;
         match value {
             Value::Null => self.hasher.update(b"n"),
             Value::Bool(is) => self.hasher.update(if *is { b"t" } else { b"f" }),
@@ -210,7 +210,7 @@ impl ContentHasher {
             }
         }
         if !counts {
-            self.bytes = before;
+            self.bytes = bytes_before;
         }
     }
 }

@@ -172,8 +172,8 @@ impl ReplyGenerator {
     }
 }
 
-/// Adds no, one or two pieces of reasoning, now and then one without visible text.
 fn add_thinking(reply: &mut ScriptedReply, rng: &mut Rng, must_think: bool) {
+    // Adds no, one or two pieces of reasoning, now and then one without visible text.
     let pieces = match rng.below(10) {
         0 if !must_think => 0,
         0..8 => 1,
@@ -233,8 +233,8 @@ impl Rng {
         self.next() % end.max(1)
     }
 
-    /// Between `min` and `max` words; the last one occurs nowhere else.
     fn words(&mut self, min: u64, max: u64) -> String {
+        // Between `min` and `max` words; the last one occurs nowhere else.
         const WORDS: [&str; 16] = [
             "the",
             "build",

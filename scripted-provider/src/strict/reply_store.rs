@@ -193,12 +193,12 @@ impl ReplyStore {
     /// All items up to the end of a stored response of this account.
     pub(super) fn conversation(&self, id: &str, account: Option<u128>) -> Option<Vec<Value>> {
         let mut responses = Vec::new();
-        let mut next = Some(id);
-        while let Some(id) = next {
+        let mut next_id = Some(id);
+        while let Some(id) = next_id {
             let response = self.stored_responses.get(id);
             let response = response.filter(|response| Some(response.account) == account)?;
             responses.push(response);
-            next = response.previous.as_deref();
+            next_id = response.previous.as_deref();
         }
         let mut conversation = Vec::new();
         for response in responses.iter().rev() {
@@ -288,9 +288,9 @@ impl ReplyStore {
     }
 }
 
-/// A signature's key: Gemini's are the same in both alphabets of base64 (`docs/protocols.md` 10.8), the
-/// others are compared as they stand.
 fn key(dialect: Dialect, signature: &str) -> u128 {
+    // A signature's key: Gemini's are the same in both alphabets of base64 (`docs/protocols.md` 10.8), the
+    // others are compared as they stand.
     if dialect != Dialect::Gemini {
         return hash(&[dialect.name(), signature]);
     }
@@ -330,8 +330,11 @@ impl IdGenerator {
     /// An id of 24 letters and digits after the prefix.
     pub(super) fn id(&mut self, prefix: &str) -> String {
         const LETTERS: &[u8] = b"ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz123456789";
-        let letter = |byte: &u8| char::from(LETTERS[usize::from(*byte) % LETTERS.len()]);
-        format!("{prefix}{}", self.bytes(24).iter().map(letter).collect::<String>())
+        let mut id = prefix.to_owned();
+        for byte in self.bytes(24) {
+            id.push(char::from(LETTERS[usize::from(byte) % LETTERS.len()]));
+        }
+        id
     }
 }
 

@@ -82,8 +82,8 @@ impl ReceivedRequest {
     ) -> Option<Self> {
         let (path, query) = path.split_once('?').unwrap_or((path, ""));
         let body: Value = serde_json::from_slice(&bytes).unwrap_or_default();
-        let last = path.rsplit('/').next().unwrap_or_default();
-        let (dialect, operation) = match last {
+        let last_segment = path.rsplit('/').next().unwrap_or_default();
+        let (dialect, operation) = match last_segment {
             "messages" if body["compaction"].is_object() => {
                 (Dialect::Anthropic, Operation::Compact)
             }
@@ -97,7 +97,7 @@ impl ReceivedRequest {
             }
             "responses" => (Dialect::Responses, Operation::Reply),
             "input_tokens" => (Dialect::Responses, Operation::CountTokens),
-            _ => match last.split_once(':')?.1 {
+            _ => match last_segment.split_once(':')?.1 {
                 "generateContent" | "streamGenerateContent" => (Dialect::Gemini, Operation::Reply),
                 "countTokens" => (Dialect::Gemini, Operation::CountTokens),
                 _ => return None,
@@ -107,9 +107,9 @@ impl ReceivedRequest {
             query.split('&').find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))
         };
         let named = body["model"].as_str().unwrap_or_default();
-        let model = last.split_once(':').map_or(named, |(model, _)| model).to_owned();
+        let model = last_segment.split_once(':').map_or(named, |(model, _)| model).to_owned();
         let stream = match dialect {
-            Dialect::Gemini => last.ends_with(":streamGenerateContent"),
+            Dialect::Gemini => last_segment.ends_with(":streamGenerateContent"),
             _ => body["stream"] == true,
         };
         Some(Self {

@@ -203,10 +203,10 @@ impl Rules {
 impl ModelRules {
     /// Whether this model reads the reasoning of `writer` (`docs/protocols.md` 1.5.1).
     pub(super) fn reads(&self, writer: &str) -> bool {
-        let known =
+        let pairs =
             [("claude-fable-5-1", "claude-opus-5"), ("claude-fable-5-1", "claude-opus-5-5")];
         self.name == writer
-            || known.contains(&(self.name.as_str(), writer))
+            || pairs.contains(&(self.name.as_str(), writer))
             || self
                 .readable
                 .iter()
@@ -240,8 +240,8 @@ impl Claude {
             ("fable", ClaudeFamily::Fable),
             ("mythos", ClaudeFamily::Mythos),
         ];
-        let found = families.iter().find(|(word, _)| plain.contains(word));
-        let Some((word, family)) = found else {
+        let entry = families.iter().find(|(word, _)| plain.contains(word));
+        let Some((word, family)) = entry else {
             return Self { family: ClaudeFamily::Unknown, version: (u32::MAX, 0) };
         };
         // `claude-opus-4-5`, before that `claude-3-5-sonnet`.
@@ -255,35 +255,35 @@ impl Claude {
         self.version >= (major, minor)
     }
 
-    /// `docs/protocols.md` 1.5, preserved thinking.
     fn binding(self) -> bool {
+        // `docs/protocols.md` 1.5, preserved thinking.
         match self.family {
             ClaudeFamily::Fable | ClaudeFamily::Mythos => self.at_least(5, 1),
             _ => self.at_least(5, 5),
         }
     }
 
-    /// `docs/protocols.md` 1.5.4.
     fn binds_every_account(self) -> bool {
+        // `docs/protocols.md` 1.5.4.
         matches!(self.family, ClaudeFamily::Fable | ClaudeFamily::Mythos) && self.at_least(5, 2)
     }
 
-    /// `docs/protocols.md` 1.5.2.
     fn account_bound(self) -> bool {
+        // `docs/protocols.md` 1.5.2.
         let families = [ClaudeFamily::Sonnet, ClaudeFamily::Haiku, ClaudeFamily::Unknown];
         families.contains(&self.family) && self.at_least(5, 5)
     }
 
-    /// `docs/protocols.md` 1.5, which earlier blocks the model sees.
     fn keeps_thinking(self) -> bool {
+        // `docs/protocols.md` 1.5, which earlier blocks the model sees.
         match self.family {
             ClaudeFamily::Opus => self.at_least(4, 5),
             _ => self.at_least(4, 6),
         }
     }
 
-    /// `docs/protocols.md` 1.2: forced tools and switched-off thinking are refused.
     fn always_thinks(self) -> bool {
+        // `docs/protocols.md` 1.2: forced tools and switched-off thinking are refused.
         match self.family {
             ClaudeFamily::Fable | ClaudeFamily::Mythos => self.at_least(5, 1),
             ClaudeFamily::Opus | ClaudeFamily::Sonnet | ClaudeFamily::Unknown => {
@@ -331,8 +331,8 @@ fn host(name: &str, plain: &str) -> Host {
     }
 }
 
-/// `docs/protocols.md` 4.2.
 fn reasoning_echo(host: Host, plain: &str) -> ReasoningEcho {
+    // `docs/protocols.md` 4.2.
     match host {
         Host::DeepSeek if plain.contains("-r1") => ReasoningEcho::Refused,
         Host::DeepSeek | Host::Kimi => ReasoningEcho::Required,
@@ -348,8 +348,8 @@ fn reasoning_echo(host: Host, plain: &str) -> ReasoningEcho {
     }
 }
 
-/// `docs/protocols.md` 9.
 fn window(dialect: Dialect, claude: Claude, plain: &str, gpt: Option<(u32, u32)>) -> u64 {
+    // `docs/protocols.md` 9.
     match (dialect, gpt) {
         (Dialect::Anthropic, _) if claude.at_least(4, 6) => 1_000_000,
         (Dialect::Anthropic, _) => 200_000,
@@ -364,8 +364,8 @@ fn window(dialect: Dialect, claude: Claude, plain: &str, gpt: Option<(u32, u32)>
     }
 }
 
-/// `docs/protocols.md` 7.1, 7.2, 7.3.
 fn cache_min(dialect: Dialect, claude: Claude, gemini: Option<(u32, u32)>, host: Host) -> u64 {
+    // `docs/protocols.md` 7.1, 7.2, 7.3.
     let opus = claude.family == ClaudeFamily::Opus;
     match (dialect, claude.version) {
         (Dialect::Gemini, _) if gemini.is_some_and(|version| version < (3, 0)) => 2048,

@@ -111,9 +111,9 @@ struct Delivery {
     odd_reply: Option<OddReply>,
 }
 
-/// The response, and how its stream is delivered. The state stays locked meanwhile: another reply would be the last one
-/// then.
+/// The response, and how its stream is delivered.
 fn respond_once(request: &ReceivedRequest, state: &mut State) -> (HttpResponse, Delivery) {
+    // The state stays locked meanwhile: another reply would be the last one then.
     let mut response = state.respond(request);
     // Not the reply to a request for a summary, which is none of the client's.
     let is_summary = state.matched_replies.iter().any(|reply| body_has(request, &reply.text))
@@ -154,8 +154,9 @@ fn body_has(request: &ReceivedRequest, text: &str) -> bool {
     String::from_utf8_lossy(&request.bytes).contains(text)
 }
 
-/// Whether an event delivers a signature. Gemini's come with any part, and are not distinguished.
+/// Whether an event delivers a signature.
 fn carries_signature(request: &ReceivedRequest, event: &Event) -> bool {
+    // Gemini's come with any part, and are not distinguished.
     let has = |text: &str| event.data.contains(text);
     match request.dialect {
         Dialect::Anthropic => has("\"signature_delta\"") || has("\"redacted_thinking\""),
@@ -226,8 +227,8 @@ fn events(request: &ReceivedRequest, response: &Value) -> Vec<Event> {
     }
 }
 
-/// Gemini without `alt=sse`: one JSON array (`docs/protocols.md` 5.1).
 fn json_array(events: &[Event]) -> Response<Body> {
+    // Gemini without `alt=sse`: one JSON array (`docs/protocols.md` 5.1).
     let all: Vec<&str> = events.iter().map(|event| event.data.as_str()).collect();
     let mut response = Response::new(full_body(Bytes::from(format!("[{}]", all.join(",\r\n")))));
     let json = HeaderValue::from_static("application/json; charset=UTF-8");

@@ -36,11 +36,11 @@ pub(crate) fn with_values(
 pub(crate) fn values_at(format: FileFormat, text: &str, path: &str) -> Vec<String> {
     match format {
         FileFormat::Json => {
-            let mut found = Vec::new();
+            let mut values = Vec::new();
             if let Ok(value) = serde_json::from_str(text) {
-                collect(&value, path, &mut found);
+                collect(&value, path, &mut values);
             }
-            found
+            values
         }
         FileFormat::Toml => {
             let table: Option<toml::Table> = text.parse().ok();
@@ -68,11 +68,11 @@ fn with_json_values(text: &str, values: &[(&str, String)]) -> Result<String, Str
     for (path, value) in values {
         set(&mut root, path, value).map_err(|at| format!("has something else at {at}"))?;
     }
-    let mut found = Vec::new();
+    let mut places = Vec::new();
     for (path, _) in values {
-        collect(&root, path, &mut found);
+        collect(&root, path, &mut places);
     }
-    if found.is_empty() {
+    if places.is_empty() {
         let paths: Vec<&str> = values.iter().map(|(path, _)| *path).collect();
         return Err(format!("has no place for an address ({})", paths.join(", ")));
     }

@@ -54,9 +54,9 @@ async fn version(program: PathBuf) -> Option<String> {
     let text = String::from_utf8_lossy(&done.stdout).into_owned();
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '.' || c == '-'));
     let mut numbers = words.map(|word| word.trim_start_matches('v'));
-    let found = numbers
+    let version = numbers
         .find(|word| word.starts_with(|first: char| first.is_ascii_digit()) && word.contains('.'));
-    found.map(|word| word.trim_end_matches('.').chars().take(32).collect())
+    version.map(|word| word.trim_end_matches('.').chars().take(32).collect())
 }
 
 /// Whether this version is new to us, and what is to be said of it.

@@ -61,8 +61,8 @@ async fn list_models(
 ) -> Result<(StatusCode, HeaderMap), CliError> {
     let version = if upstream == "gemini" { "v1beta" } else { "v1" };
     let mut request = Request::get(format!("/{upstream}/{version}/models")).header(HOST, address);
-    let known = KEYS.iter().find(|(known, _)| *known == upstream);
-    let names = known.map(|(_, names)| *names).unwrap_or_default();
+    let entry = KEYS.iter().find(|(known, _)| *known == upstream);
+    let names = entry.map(|(_, names)| *names).unwrap_or_default();
     let key = names.iter().find_map(|name| environment.get(*name));
     request = match (upstream, key) {
         ("anthropic", Some(key)) => request.header("x-api-key", key),

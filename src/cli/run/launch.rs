@@ -77,6 +77,7 @@ impl<'a> Launch<'a> {
                     self.variables.insert(name.to_owned(), value.into());
                     self.overlay = Some(overlay);
                 }
+                // The command runs all the same, with its own file.
                 Err(why) => limits.push(why),
             }
         }
@@ -124,6 +125,7 @@ fn with_token(config: &Config, environment: &Environment) -> Vec<(&'static str, 
         return Vec::new();
     };
     let header = format!("x-plimsoll-token: {token}");
+    // Headers that the user sends already stay.
     let headers = match environment.get(CLAUDE_HEADERS) {
         Some(headers) => format!("{headers}\n{header}"),
         None => header,

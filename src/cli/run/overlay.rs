@@ -36,16 +36,17 @@ impl ConfigCopy {
         environment: &Environment,
         template: Template<'_>,
     ) -> Result<Self, String> {
-        let shown = file.shown();
+        let shown_path = file.shown();
         let source = file.folder(environment).ok_or_else(|| "there is no HOME".to_owned())?;
         let original = match fs::read_to_string(source.join(&file.name)) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(format!("{shown} cannot be read: {error}")),
+            Err(error) => return Err(format!("{shown_path} cannot be read: {error}")),
         };
         let text = with_values(file.format, &original, &file.values(&template))
-            .map_err(|why| format!("{shown} {why}, so its addresses stay as they are"))?;
-        Self::copy(file, source, text).map_err(|error| format!("{shown} cannot be copied: {error}"))
+            .map_err(|why| format!("{shown_path} {why}, so its addresses stay as they are"))?;
+        Self::copy(file, source, text)
+            .map_err(|error| format!("{shown_path} cannot be copied: {error}"))
     }
 
     fn copy(file: &ClientFile, source: PathBuf, text: String) -> io::Result<Self> {
@@ -76,11 +77,11 @@ impl ConfigCopy {
             ));
         }
         if let Err(error) = give_back(&self.folder, &self.source, &self.file) {
-            let kept = self.place.keep();
+            let kept_folder = self.place.keep();
             print::note(&format!(
                 "what the agent wrote could not be moved to {} ({error}); it is in {}",
                 self.source.display(),
-                kept.display()
+                kept_folder.display()
             ));
         }
     }
@@ -113,16 +114,16 @@ fn link(source: &Path, folder: &Path, file: &Path, text: &str) -> io::Result<()>
     link(&source.join(first), &changed, rest, text)
 }
 
-/// Moves what is no link of ours to `source`; the changed `file` stays.
 fn give_back(folder: &Path, source: &Path, file: &Path) -> io::Result<()> {
+    // Moves what is no link of ours to `source`; the changed `file` stays.
     let mut names = file.components();
-    let first = names.next();
+    let first_name = names.next();
     let rest = names.as_path();
     for entry in fs::read_dir(folder)? {
         let entry = entry?;
         let name = entry.file_name();
         let target = source.join(&name);
-        if first.is_some_and(|first| name == first.as_os_str()) {
+        if first_name.is_some_and(|first_name| name == first_name.as_os_str()) {
             if !rest.as_os_str().is_empty() {
                 give_back(&entry.path(), &target, rest)?;
             }
@@ -156,9 +157,9 @@ fn move_to(from: &Path, to: &Path) -> io::Result<()> {
     }
     // The temporary folder may be on another disk; the file appears whole.
     let folder = to.parent().unwrap_or(Path::new("."));
-    let beside = tempfile::Builder::new().prefix(".plimsoll-").tempfile_in(folder)?;
-    fs::copy(from, beside.path())?;
-    beside.persist(to)?;
+    let temp_file = tempfile::Builder::new().prefix(".plimsoll-").tempfile_in(folder)?;
+    fs::copy(from, temp_file.path())?;
+    temp_file.persist(to)?;
     Ok(())
 }
 

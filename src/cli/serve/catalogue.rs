@@ -36,7 +36,7 @@ pub(super) async fn follow(config: &Config, proxy: &Proxy) -> Infallible {
 async fn follow_url(url: &Uri, copy: &Path, catalogue: &Catalogue, proxy: &Proxy) -> Infallible {
     // Its path may have a key.
     let place = redact(&url.to_string()).into_owned();
-    let mut told = None;
+    let mut last_report = None;
     loop {
         let fetched = proxy.fetch(url, LARGEST).await;
         let used = match fetched {
@@ -46,25 +46,25 @@ async fn follow_url(url: &Uri, copy: &Path, catalogue: &Catalogue, proxy: &Proxy
         let wait = if used.is_ok() { FETCHED } else { AGAIN };
         let reason = used.err();
         if let Some(reason) = &reason
-            && told != Some(reason.clone())
+            && last_report != Some(reason.clone())
         {
             tracing::warn!("catalogue: {place}: {reason}; the table stays as it is");
         }
-        told = reason;
+        last_report = reason;
         tokio::time::sleep(wait).await;
     }
 }
 
 async fn follow_file(file: &Path, catalogue: &Catalogue) -> Infallible {
     let place = file.display().to_string();
-    let mut seen = changed_at(file).await;
+    let mut last_change = changed_at(file).await;
     loop {
         tokio::time::sleep(EVERY).await;
-        let now = changed_at(file).await;
-        if now == seen || now.is_none() {
+        let change = changed_at(file).await;
+        if change == last_change || change.is_none() {
             continue;
         }
-        seen = now;
+        last_change = change;
         let used = match tokio::fs::read(file).await {
             Ok(bytes) => use_table(&place, bytes.into(), None, catalogue).await,
             Err(error) => Err(error.to_string()),
@@ -75,13 +75,14 @@ async fn follow_file(file: &Path, catalogue: &Catalogue) -> Infallible {
     }
 }
 
-/// Uses the table from now on, and keeps a copy. On a thread of its own: it may have megabytes.
+/// Uses the table from now on, and keeps a copy.
 async fn use_table(
     place: &str,
     bytes: Bytes,
     copy: Option<&Path>,
     catalogue: &Catalogue,
 ) -> Result<(), String> {
+    // On a thread of its own: it may have megabytes.
     let copy = copy.map(Path::to_owned);
     let reading = tokio::task::spawn_blocking(move || {
         let table = ModelTable::read(&String::from_utf8_lossy(&bytes));

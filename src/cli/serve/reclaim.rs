@@ -48,8 +48,9 @@ pub(super) fn before_sleep() {
     }
 }
 
-/// Starts rounds after work was done, as long as it is polled. The polling thread takes part, too.
+/// Starts rounds after work was done, as long as it is polled.
 pub(super) async fn run() -> Infallible {
+    // The polling thread takes part, too.
     let mut previous_busy = Duration::ZERO;
     let mut rounds_left = 0;
     loop {

@@ -6,8 +6,8 @@ use std::path::Path;
 
 use crate::context::budget::grouped;
 
-/// The most bytes that the store takes with this bound: a tenth more, and its log.
 fn most(bound: u64) -> u64 {
+    // The most bytes that the store takes with this bound: a tenth more, and its log.
     bound.saturating_add(bound / 10).saturating_add(64 << 20)
 }
 

@@ -40,8 +40,8 @@ fn decoded(bytes: &[u8]) -> Vec<Key> {
     let mut keys = Vec::new();
     let mut rest = &*text;
     while let Some(first) = rest.chars().next() {
-        let known = SEQUENCES.iter().find(|(sequence, _)| rest.starts_with(sequence));
-        if let Some((sequence, key)) = known {
+        let entry = SEQUENCES.iter().find(|(sequence, _)| rest.starts_with(sequence));
+        if let Some((sequence, key)) = entry {
             keys.push(*key);
             rest = &rest[sequence.len()..];
         } else if let Some(unknown) = rest.strip_prefix("\x1b[") {
@@ -70,8 +70,8 @@ pub(super) struct KeyInput {
 impl KeyInput {
     pub(super) fn begin() -> Self {
         let (sender, keys) = mpsc::channel(16);
-        let before = tcgetattr(std::io::stdin()).ok();
-        if let Some(mut termios) = before.clone() {
+        let settings = tcgetattr(std::io::stdin()).ok();
+        if let Some(mut termios) = settings.clone() {
             termios.local_modes -= LocalModes::ICANON | LocalModes::ECHO;
             let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &termios);
             // A thread of its own: the end of the program does not wait for the next key.
@@ -84,7 +84,7 @@ impl KeyInput {
                 }
             });
         }
-        Self { before, keys }
+        Self { before: settings, keys }
     }
 
     /// Whether there is somebody to press keys.

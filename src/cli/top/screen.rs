@@ -55,8 +55,9 @@ The line under CONTEXT fills as the model's window does: green, yellow from 80 %
 NEXT CALL is what the input of the next call will cost. ERROR is how far the last estimate was off.";
 
 /// What is open.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) enum OpenView {
+    #[default]
     List,
     Help,
     /// A session: its id, and the first line that is shown.
@@ -73,6 +74,7 @@ pub(super) enum TopAction {
 }
 
 /// Everything that is shown.
+#[derive(Default)]
 pub(super) struct Top {
     pub view: OpenView,
     pub sessions: Vec<SessionLine>,
@@ -91,19 +93,7 @@ pub(super) struct Top {
 
 impl Top {
     pub(super) fn new(has_keys: bool) -> Self {
-        Self {
-            view: OpenView::List,
-            sessions: Vec::new(),
-            head: String::new(),
-            failure: None,
-            session_text: String::new(),
-            order: 0,
-            is_reversed: false,
-            filter: String::new(),
-            is_typing: false,
-            chosen: 0,
-            has_keys,
-        }
+        Self { has_keys, ..Self::default() }
     }
 
     /// Whether there is somebody to press keys.
@@ -127,8 +117,8 @@ impl Top {
     /// Shows other sessions; the same one stays chosen.
     pub(super) fn set_sessions(&mut self, sessions: Vec<SessionLine>) {
         let chosen = self.sessions.get(self.chosen).map(|line| line.id.clone());
-        let at = sessions.iter().position(|line| Some(&line.id) == chosen.as_ref());
-        self.chosen = at.unwrap_or(self.chosen).min(sessions.len().saturating_sub(1));
+        let index = sessions.iter().position(|line| Some(&line.id) == chosen.as_ref());
+        self.chosen = index.unwrap_or(self.chosen).min(sessions.len().saturating_sub(1));
         self.sessions = sessions;
     }
 
@@ -234,14 +224,14 @@ impl Top {
         lines.push(StyledLine::new(Style::Dim, order));
         lines.push(StyledLine::default());
         let height = size.rows.saturating_sub(FRAME).max(1);
-        let first = (self.chosen + 1).saturating_sub(height);
+        let top_line = (self.chosen + 1).saturating_sub(height);
         let mut listed = table(&self.sessions, now).lines(Some(size.columns));
         let is_empty = self.sessions.is_empty();
         if let Some(row) = listed.get_mut(self.chosen + 1) {
             row.is_chosen = self.has_keys;
         }
         lines.extend(listed.drain(..1));
-        lines.extend(listed.into_iter().skip(first));
+        lines.extend(listed.into_iter().skip(top_line));
         if is_empty {
             lines.push(StyledLine::new(Style::Plain, "No session."));
         }
@@ -262,13 +252,13 @@ fn cells(session: &SessionLine, now: Millis) -> Vec<Cell> {
         let full = format!(" {percent:>3.0}% of {}", brief(window));
         context.push((Style::Plain, full));
     }
-    let next = details.next_input.map(|next| format!("${:.3}", next.dollars));
+    let next_price = details.next_input.map(|next| format!("${:.3}", next.dollars));
     let error = details.error_ratio.map(|ratio| format!("{:+.1}%", ratio * 100.0));
     vec![
         cell(Style::Bold, name(&details.names, &session.session, session.began)),
         context,
         cell(Style::Plain, cost(details.dollars, details.unpriced.unwrap_or(0))),
-        cell(Style::Plain, next.unwrap_or_default()),
+        cell(Style::Plain, next_price.unwrap_or_default()),
         cell(Style::Plain, error.unwrap_or_default()),
         cell(Style::Plain, session.turns.to_string()),
         cell(Style::Plain, details.model.clone().unwrap_or_default()),

@@ -20,8 +20,7 @@ impl Resolver<'_> {
     }
 
     fn cap(&mut self, name: &str, raw: &RawCap) -> Option<Cap> {
-        let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
-        if name.is_empty() || name.len() > LONGEST_NAME || !name.bytes().all(is_plain) {
+        if name.is_empty() || name.len() > LONGEST_NAME || !name.bytes().all(is_name_byte) {
             let todo = format!("Use at most {LONGEST_NAME} letters, digits, `-` and `_`.");
             self.wrong(&["cap", name], format!("{name:?} is no name for a cap"), todo);
         }
@@ -66,4 +65,8 @@ impl Resolver<'_> {
             tokens: raw.tokens,
         })
     }
+}
+
+fn is_name_byte(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-_".contains(&byte)
 }

@@ -103,8 +103,8 @@ impl Resolver<'_> {
         );
     }
 
-    /// Checks that all waits of a request together end well before the first client gives up.
     fn wait(&mut self, table: &[&str], seconds: u64) {
+        // Checks that all waits of a request together end well before the first client gives up.
         if seconds > LONGEST_WAIT {
             let path = [table, &["wait_s"]].concat();
             let todo = format!("Write {LONGEST_WAIT} or less.");

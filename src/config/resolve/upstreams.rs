@@ -34,6 +34,7 @@ impl Resolver<'_> {
                 all.extend(self.upstream(built_in.name, &RawUpstream::default(), raw));
             }
         }
+        // Another fault may be the reason, and is reported then.
         if all.is_empty() && self.errors.is_empty() {
             let todo = "Leave one enabled, or name another.";
             self.wrong(&["upstream"], "there is no upstream to serve", todo);

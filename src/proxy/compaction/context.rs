@@ -172,8 +172,9 @@ impl<'a> CompactionContext<'a> {
         }
     }
 
-    /// Whether a compaction of the conversation was requested. Applies to its main line, not to sub-agents.
+    /// Whether a compaction of the conversation was requested.
     fn has_pending_compaction(&self) -> bool {
+        // Applies to its main line, not to sub-agents.
         self.proxy.ledgers.has_pending_compaction(&self.opened.scope) && self.opened.is_main_line()
     }
 
@@ -194,12 +195,13 @@ impl<'a> CompactionContext<'a> {
         ScheduleEvent::Planned
     }
 
-    /// Waits for the summary that is being written. If nobody writes it any more, it is done.
+    /// Waits for the summary that is being written.
     async fn wait(
         &mut self,
         writing: Option<watch::Receiver<()>>,
         until: Instant,
     ) -> ScheduleEvent {
+        // If nobody writes it any more, it is done.
         if let Some(writing) = writing {
             let began = Instant::now();
             let is_done = wait_until_done(writing, until).await;
@@ -219,6 +221,7 @@ impl<'a> CompactionContext<'a> {
         state: ScheduleState,
     ) -> Result<SummaryJob, DecisionReason> {
         let mut choices = self.choices().await?;
+        // A request that does not fit, or an operator who asks, gets a summary of any worth.
         if !state.overflows && !self.has_pending_compaction() {
             let request = self.prepared.plan_request();
             let decisions = &self.planned.known;
@@ -230,6 +233,7 @@ impl<'a> CompactionContext<'a> {
             }
         }
         let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
+        // Last of what can fail: from here on, others wait for this summary.
         let writing = begin_summary(self.proxy, &self.key()).ok_or(DecisionReason::NotReady)?;
         let handle = self.opened.handle();
         let mut claim = None;
@@ -237,6 +241,7 @@ impl<'a> CompactionContext<'a> {
             claim = self.proxy.ledgers.claim_compaction(handle.clone());
         }
         let cached = self.cached(due, &choices).await;
+        // The summariser reads what the provider has cached, if it can, because that costs less.
         let reads = cached.as_ref().unwrap_or(self.planned);
         let parts = reads.measured.as_ref().unwrap_or(measured).parts.clone();
         Ok(SummaryJob {
@@ -255,13 +260,14 @@ impl<'a> CompactionContext<'a> {
         })
     }
 
-    /// The request in the form that the provider has cached. Only if the summary is written before the
-    /// request is sent, by the request's own model, and the part to summarise fits the window in that form.
+    /// The request in the form that the provider has cached.
     async fn cached(
         &self,
         due: CompactionNeed,
         choices: &[SummaryChoice],
     ) -> Option<PlannedRequest> {
+        // Only if the summary is written before the request is sent, by the request's own model, and the part
+        // to summarise fits the window in that form.
         let policy = &self.prepared.info.policy.compact;
         if due < CompactionNeed::Must || policy.model.is_some() || policy.upstream.is_some() {
             return None;
@@ -350,9 +356,9 @@ impl<'a> CompactionContext<'a> {
         self.planned.measured.as_ref().map_or(0, |measured| measured.estimate.tokens)
     }
 
-    /// Records why the request is not compacted. That there is too little room for a summary is said once: not if the
-    /// request before was as large.
+    /// Records why the request is not compacted.
     fn decline(&mut self, why: DecisionReason) {
+        // That there is too little room for a summary is said once: not if the request before was as large.
         let tokens = self.tokens();
         if why == DecisionReason::LittleRoom {
             if self.was_due_before() {

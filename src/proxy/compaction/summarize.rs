@@ -138,8 +138,9 @@ enum SummaryError {
 }
 
 impl SummaryJob {
-    /// Begins to write. The client may leave meanwhile.
+    /// Begins to write.
     pub(crate) fn begin(mut self) {
+        // The client may leave meanwhile.
         self.writing.set_requested();
         tokio::spawn(self.write());
     }
@@ -189,8 +190,9 @@ impl SummaryJob {
         });
     }
 
-    /// Lets others write the next summary, or try again. If the store hangs, the claim expires by itself.
+    /// Lets others write the next summary, or try again.
     async fn release_claim(&self, claim: u128) {
+        // If the store hangs, the claim expires by itself.
         let releasing = self.proxy.ledgers.release(claim, self.proxy.run);
         let _ = tokio::time::timeout(RELEASING, releasing).await;
         self.proxy.summaries.remove_claim(claim);
@@ -229,6 +231,7 @@ impl SummaryJob {
                 Err(failed) => Err(failed),
             };
             self.report(choice, &stored, spent.usage, began);
+            // Another author would have no time left, or meet the same store.
             if matches!(stored, Ok(_) | Err(SummaryError::TimedOut | SummaryError::NotStored)) {
                 break;
             }
@@ -303,6 +306,7 @@ impl SummaryJob {
     ) -> Result<Option<CompactionRecord>, SummaryError> {
         while tokio::time::Instant::now() < until {
             tokio::time::sleep(POLL_INTERVAL).await;
+            // Without the store, nobody else's summary can be seen.
             if self.proxy.ledgers.refresh(&self.handle.scope).await.is_err() {
                 break;
             }
@@ -325,8 +329,9 @@ impl SummaryJob {
         look.await
     }
 
-    /// The upstream and model that write it. A provider's own summary is for the request's model.
+    /// The upstream and model that write it.
     fn target_of(&self, by: SummaryAuthor) -> SummaryTarget<'_> {
+        // A provider's own summary is for the request's model.
         let own_model = self.prepared.info.model_name();
         if by == SummaryAuthor::Provider {
             let upstream = &*self.prepared.info.upstream.name;
@@ -348,6 +353,7 @@ impl SummaryJob {
         let window = self.prepared.info.model.window;
         let instruction = self.instruction();
         let counted = self.count(&instruction);
+        // A small window has to leave room for what is summarised.
         let output = OUTPUT.min(window / 6);
         let available = window.saturating_sub(output).saturating_sub(counted);
         let everything =
@@ -404,12 +410,13 @@ impl SummaryJob {
         SummaryOutput { text, room: self.prepared.info.model.window.saturating_sub(input) }
     }
 
-    /// Requests a summary of a chunk. If its reasoning turns out to be bound to the omitted prefix, that is
-    /// learned, and the request is repeated without the reasoning.
+    /// Requests a summary of a chunk.
     async fn summarize_chunk(
         &self,
         request: &SummaryRequest<'_>,
     ) -> Result<SummaryResponse, SummaryError> {
+        // If its reasoning turns out to be bound to the omitted prefix, that is learned, and the request is
+        // repeated without the reasoning.
         let SummaryTarget { upstream, model, .. } = self.target_of(SummaryAuthor::Summary);
         let source = LessonSource { upstream, model, ..self.prepared.info.lesson_source() };
         // The request for an earlier chunk may have taught it.
@@ -464,12 +471,14 @@ impl SummaryJob {
         let tenant = self.prepared.info.tenant.as_ref();
         let model = self.prepared.info.policy.compact.model.clone();
         let target = self.target();
+        // Another model has nothing of the request in its cache, and a later chunk was never sent before.
         let marks = !is_later_chunk && self.is_of_its_model();
         let made = off_thread(size.max(OFF_THREAD + 1), tenant, move || {
             let slices = splice(&prepared.body, edits).ok()?;
             let mut body = Bytes::from(slices.concat());
             let conversation = &prepared.conversation;
             if is_later_chunk {
+                // Its reasoning is bound to a prefix that this request leaves out.
                 body = summary::without_signed(conversation.dialect, &target, body, bound);
             }
             let mut marker = None;
@@ -581,7 +590,7 @@ impl SummaryJob {
     }
 }
 
-/// A random number, so that nobody could guess the summary's frame when they wrote its content.
 fn seed() -> Result<u32, SummaryError> {
+    // A random number, so that nobody could guess the summary's frame when they wrote its content.
     getrandom::u32().map_err(|_| SummaryError::Rejected)
 }

@@ -74,6 +74,7 @@ impl CountFallback {
         if !self.is_missing(&begun, head).await {
             return Err(begun.into_response());
         }
+        // It becomes a lesson once a turn of this model is answered: the model itself may be what is missing.
         recorder.proxy.counting.set_missing(&self.prepared.info.lesson_source());
         self.answer(CountEstimate::Missing, recorder).await.ok_or_else(|| begun.into_response())
     }
@@ -94,9 +95,8 @@ impl CountFallback {
         // A missing model is another fault, and is reported by the provider itself.
         let error = RefusalResponse::Refused { status: status.as_u16(), body: &begun.start };
         let request = QuotableRequest {
-            tenant: self.prepared.info.tenant.as_ref(),
+            info: &self.prepared.info,
             body: &self.prepared.body,
-            model: self.prepared.info.model_name(),
             head: Some(head),
         };
         let taught = lessons::taught(error, &request).await;
@@ -113,6 +113,7 @@ impl CountFallback {
         let estimate = estimate.map_err(|why| recorder.record_fail_open(why)).ok()?;
         let dialect = self.prepared.conversation.dialect;
         let body = counting::estimated(dialect, &self.target, estimate.tokens)?;
+        // An exact count has no band.
         let exact = Band { low: estimate.tokens, high: estimate.tokens };
         let Band { low, high } = estimate.band().unwrap_or(exact);
         let mut response = Response::new(Bytes::from(body));

@@ -62,8 +62,9 @@ impl LiveExchange<Received> {
         prepared.held_out = held_out;
         prepared.added = self.client.added_options(&prepared, None, &proxy);
         let prepared = Arc::new(prepared);
-        let known = Arc::new(known);
-        let planned = planned_request::replay_recorded(&prepared, known, &mut self.recorder).await;
+        let decisions = Arc::new(known);
+        let planned =
+            planned_request::replay_recorded(&prepared, decisions, &mut self.recorder).await;
         self.recorder.record_plan(&planned.done, None);
         RequestPlan { count: self.count_fallback(prepared, planned), ..RequestPlan::default() }
     }

@@ -113,6 +113,7 @@ impl LiveExchange<Received> {
     pub(super) fn reached_cap(&self) -> Option<CapState> {
         let proxy = &self.recorder.proxy;
         let spender = Spender {
+            // Without a tenant nobody's spending is known.
             tenant: self.client.tenant(proxy).ok()?,
             tags: headers::tags(&self.client.headers),
             upstream: self.upstream.name.clone(),

@@ -62,6 +62,7 @@ impl LiveExchange<Received> {
                 let timeout = Duration::from_secs(body_s);
                 body::collect(body, body_bytes, timeout, &proxy.memory).await
             }
+            // What is not understood streams through, whatever its size.
             None => CollectOutcome::Unread(OutgoingBody::request(body)),
         };
         let body_complete_at = Instant::now();
@@ -156,7 +157,9 @@ impl LiveExchange<Received> {
             return placed;
         }
         let proxy = self.recorder.proxy.clone();
+        // A message on a WebSocket was forwarded before it was read.
         let can_refuse = head.is_some();
+        // No byte of a signed body may change, so it is planned like one that was sent already.
         let head = if self.client.is_signed() { None } else { head };
         let lookup = self.session_lookup(&prepared, &tenant, &identity, &reads);
         let opened = proxy.ledgers.open(lookup, &prepared.conversation).await;

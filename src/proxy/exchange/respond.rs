@@ -60,8 +60,9 @@ impl LiveExchange<Sent> {
         actions
     }
 
-    /// The response as its client gets it. Its body settles the exchange, however it ends.
+    /// The response as its client gets it.
     pub(super) async fn respond(self, mut actions: ResponseActions) -> Response<ResponseBody> {
+        // Its body settles the exchange, however it ends.
         let Self { mut recorder, client, upstream, phase } = self;
         let Sent { response, upstream_time, added_usage, usage_addition, .. } = phase;
         let (mut parts, body) = response.into_parts();

@@ -67,12 +67,7 @@ pub(super) async fn read(
     };
     let error = lessons::RefusalResponse::InReply { status: StatusCode::OK.as_u16(), error };
     let prepared = pending.prepared();
-    let request = QuotableRequest {
-        tenant: prepared.info.tenant.as_ref(),
-        body: &prepared.body,
-        model: prepared.info.model_name(),
-        head: None,
-    };
+    let request = QuotableRequest { info: &prepared.info, body: &prepared.body, head: None };
     let taught = lessons::taught(error, &request).await;
     let sign = OverflowSign::InReply;
     (response, Some(SeenOverflow { sign, reported, taught }))

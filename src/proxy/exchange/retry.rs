@@ -157,6 +157,7 @@ impl Retry<'_> {
         let (response, repaired) = match self.send_revised(Some(planned)).await {
             Ok(sent) => sent,
             Err(verdict) => {
+                // It got no response: the form before it stands.
                 seen.repaired = seen.repaired_before.take();
                 if verdict == Verdict::NoResponse {
                     let causes = &seen.repair_causes;

@@ -44,6 +44,7 @@ impl LiveExchange<Planned> {
                 Ok(sent) => sent,
                 Err(error) => {
                     if let Some(pending) = &mut pending {
+                        // Without a response, what was injected was not delivered.
                         pending.requeue_messages(&proxy).await;
                     }
                     return Err(exchange.fail(error));
@@ -60,11 +61,13 @@ impl LiveExchange<Planned> {
                 Err(response) => response,
             };
         }
+        // Its client asked for no upgrade, and could not read what follows.
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             let why = "it switched to a protocol that was not requested".to_owned();
             let fault = proxy_error(&exchange.upstream, UpstreamError::Failed(why));
             return Err(exchange.refuse(&fault));
         }
+        // Only now: the summary of a request that is refused could not be used.
         if response.status().is_success()
             && let Some(writer) = writer
         {

@@ -81,10 +81,10 @@ impl OutgoingBody {
     pub(super) fn begins(&mut self) -> SendProgress {
         // Without a body, the head is the last part of a request.
         let has_no_body = self.is_end_stream();
-        let sent = self.sent.get_or_insert_default().clone();
-        sent.begins(has_no_body);
+        let sent_time = self.sent.get_or_insert_default().clone();
+        sent_time.begins(has_no_body);
         let streaming = self.streaming.as_ref().map(|body| body.taken.progress(&body.window));
-        SendProgress { sent, streaming }
+        SendProgress { sent: sent_time, streaming }
     }
 
     /// The same request, carried by `stream`.
@@ -380,6 +380,7 @@ pub(crate) async fn collect(
     memory: &Arc<MemoryBudget>,
 ) -> CollectOutcome {
     let expected = body.size_hint().lower();
+    // Nothing of a body that says it is too large is held.
     if expected > limit as u64 {
         return CollectOutcome::TooLarge(OutgoingBody::request(body));
     }
@@ -413,6 +414,7 @@ pub(crate) async fn collect(
         };
         if let Err(data) = collecting.add(data).await {
             let mut through = collecting.through(body);
+            // What was read is sent first, so that no byte is lost or changes its place.
             through.front.push_back(data);
             return CollectOutcome::NoMemory(through);
         }

@@ -230,12 +230,13 @@ pub(super) fn add_tags(headers: &mut HeaderMap, tags: HeaderValue) {
 
 /// Whether it is `name=value`, of letters, digits and `-_./:@`.
 pub(super) fn is_tag(tag: &str) -> bool {
-    let is_word = |word: &str| {
-        !word.is_empty()
-            && word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./:@".contains(&byte))
-    };
     tag.len() <= LONGEST_TAG
-        && tag.split_once('=').is_some_and(|(name, value)| is_word(name) && is_word(value))
+        && tag.split_once('=').is_some_and(|(name, value)| is_tag_word(name) && is_tag_word(value))
+}
+
+fn is_tag_word(word: &str) -> bool {
+    let mut bytes = word.bytes();
+    !word.is_empty() && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"-_./:@".contains(&byte))
 }
 
 pub(crate) fn set_host(headers: HeaderMap, upstream: &http::Uri) -> HeaderMap {

@@ -69,14 +69,14 @@ impl MemoryBudget {
     }
 
     fn take(&self, bytes: usize) -> bool {
-        let taken = self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
+        let outcome = self.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |held| {
             held.checked_add(bytes).filter(|sum| *sum <= self.limit)
         });
-        if taken.is_err() {
+        if outcome.is_err() {
             self.is_short.store(true, Ordering::Relaxed);
             self.refused.notify_waiters();
         }
-        taken.is_ok()
+        outcome.is_ok()
     }
 
     fn give_back(&self, bytes: usize) {

@@ -117,8 +117,7 @@ impl SentTime {
         // Data is written later than it is taken, so its bytes carry the mark until they are dropped.
         match frame {
             Some(Ok(frame)) if frame.is_data() => {
-                let mark = |bytes| Bytes::from_owner(LastPiece { bytes, sent: self });
-                Some(Ok(frame.map_data(mark)))
+                Some(Ok(frame.map_data(|bytes| Bytes::from_owner(LastPiece { bytes, sent: self }))))
             }
             Some(Err(error)) => Some(Err(error)),
             frame => {

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http::request;
 
 use crate::clock::now;
-use crate::context::{EstimateMethod, TenantId};
+use crate::context::EstimateMethod;
 use crate::dialect::ProviderError;
 use crate::dialect::lesson::{self, Lesson, LessonMatch, QuotableText, RefusalBody};
 use crate::proxy::offload::{OFF_THREAD, long_work_soon};
@@ -30,10 +30,8 @@ pub(crate) enum RefusalResponse<'a> {
 
 /// The request that was refused, as it was sent.
 pub(crate) struct QuotableRequest<'a> {
-    /// Its tenant; `None` if unknown.
-    pub(crate) tenant: Option<&'a TenantId>,
+    pub(crate) info: &'a RequestInfo,
     pub(crate) body: &'a Bytes,
-    pub(crate) model: &'a str,
     /// `None` if it is not known any more.
     pub(crate) head: Option<&'a request::Parts>,
 }
@@ -43,9 +41,9 @@ pub(crate) async fn taught(
     error: RefusalResponse<'_>,
     request: &QuotableRequest<'_>,
 ) -> LessonMatch {
-    let QuotableRequest { tenant, body, .. } = *request;
+    let tenant = request.info.tenant.as_ref();
     let texts = request.texts();
-    let body = body.clone();
+    let body = request.body.clone();
     if body.len() <= OFF_THREAD {
         return read_lessons(error, &body, &texts);
     }
@@ -85,7 +83,7 @@ fn read_lessons(error: RefusalResponse<'_>, body: &[u8], texts: &[String]) -> Le
 impl QuotableRequest<'_> {
     fn texts(&self) -> Vec<String> {
         // A provider may quote all that it was sent, headers included.
-        let mut texts = vec![self.model.to_owned()];
+        let mut texts = vec![self.info.model_name().to_owned()];
         if let Some(head) = self.head {
             texts.extend(head.uri.path_and_query().map(|target| target.as_str().to_owned()));
             let values = head.headers.values().filter_map(|value| value.to_str().ok());

@@ -105,6 +105,7 @@ impl BodyReader {
             return Err(FailOpen::AnalysisBudget);
         }
         let conversation = dialect::read_in(&document, self.dialect, &self.target, &plain);
+        // From here on only the conversation is held.
         drop(document);
         memory.hold(size.bytes);
         let repeated_calls = repeated_calls(&conversation, &plain);

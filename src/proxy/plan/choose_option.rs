@@ -14,12 +14,13 @@ use crate::proxy::plan::request_usage;
 use crate::proxy::state::Proxy;
 
 impl AddedOption {
-    /// `parent`: the turn that the request continues. Its body must not be compressed, because it is edited.
+    /// `parent`: the turn that the request continues.
     pub(crate) fn choose(
         prepared: &PreparedRequest,
         proxy: &Proxy,
         parent: Option<&Turn>,
     ) -> Vec<Self> {
+        // Its body must not be compressed, because it is edited.
         let of_dialect = match prepared.conversation.dialect {
             Dialect::OpenaiChat => usage(prepared),
             Dialect::Anthropic => editing(prepared),

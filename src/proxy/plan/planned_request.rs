@@ -290,8 +290,8 @@ impl PlannedRequest {
 
     /// A request that is sent as it came; not measured.
     pub(crate) fn original(prepared: &PreparedRequest) -> Self {
-        let sent = plan::original_overlay(&prepared.plan_request());
-        Self { sent, ..Self::default() }
+        let overlay = plan::original_overlay(&prepared.plan_request());
+        Self { sent: overlay, ..Self::default() }
     }
 
     /// Replays its decisions, and measures what is then sent.
@@ -394,6 +394,7 @@ impl PlannedRequest {
         let decided = self.known.decided_by(exchange);
         let shared = other.map(|other| other.known.decided_by(exchange)).unwrap_or_default();
         let mut beyond: Vec<PartKey> = decided.difference(&shared).copied().collect();
+        // A set has no order, and what is stored of it should have one.
         beyond.sort_unstable();
         beyond
     }
@@ -448,6 +449,7 @@ impl PlannedRequest {
     }
 
     pub(crate) fn add_declined(&mut self, step: PlanStep) {
+        // What a turn stores has a limit; a new plan begins with all of them.
         if self.done.steps.len() < MOST_STORED_STEPS {
             self.done.steps.push(step.clone());
         }

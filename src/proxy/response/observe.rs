@@ -134,6 +134,7 @@ impl ResponseObserver {
     pub(crate) fn observe(&mut self, data: &[u8]) -> bool {
         let ObserverState::Reading(reading, decoder) = &mut self.state else { return false };
         if let Some(later) = &mut self.later {
+            // Once a part waits, what follows waits behind it.
             later.rest.extend_from_slice(data);
             if later.rest.len() > self.limit {
                 self.give_up(FailOpen::ReplyUnread);
@@ -219,6 +220,7 @@ impl ResponseObserver {
                     if let Some(PendingObservation { plain, rest }) = later {
                         reading.push(&plain);
                         drop(plain);
+                        // In pieces, so that what they decompress to is not held all at once.
                         for piece in rest.chunks(PIECE) {
                             reading.push(&decoder.push(piece).ok()?);
                         }

@@ -162,6 +162,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             end: None,
             breaking: None,
         };
+        // Nobody polls a body that has no frames, so its turn is settled at once.
         if bodiless {
             tap.settle(clean_outcome);
         }
@@ -298,8 +299,9 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         self.commit = self.commit.take().or(waiting);
     }
 
-    /// Makes a turn from what was read, and stores it while the last frame waits. A panic costs the turn.
+    /// Makes a turn from what was read, and stores it while the last frame waits.
     fn settle(&mut self, outcome: Outcome) -> Option<Box<BoundedTurnWrite>> {
+        // A panic costs the turn.
         // The first end counts: a body may be dropped after its last frame.
         if std::mem::replace(&mut self.settled, true) {
             return None;

@@ -57,8 +57,9 @@ pub(super) fn refuse(proxy: Arc<Proxy>, stream: TcpStream, phase: watch::Receive
     });
 }
 
-/// Responds to a request that has already arrived; an error if there is none. The socket is non-blocking.
+/// Responds to a request that has already arrived; an error if there is none.
 fn reject(proxy: &Proxy, stream: TcpStream) -> io::Result<()> {
+    // The socket is non-blocking.
     let mut stream = stream.into_std()?;
     // Closing with unread data would discard the response.
     let mut unread = [0; UNREAD];

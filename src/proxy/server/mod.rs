@@ -82,6 +82,7 @@ pub async fn serve(
         _ = leaving => {}
         never = accept_all(&proxy, &listener, &phase) => match never {}
     }
+    // From here on, new clients are refused by the system, and can go elsewhere.
     drop(listener);
     let outcome = drain(&proxy, phase, deadline).await;
     drop(drafting);
@@ -157,6 +158,7 @@ fn admit(
     permit: Option<OwnedSemaphorePermit>,
     phase: watch::Receiver<ServingPhase>,
 ) {
+    // Small events of a stream go out at once.
     let _ = stream.set_nodelay(true);
     let proxy = proxy.clone();
     let Some(permit) = permit else { return full::refuse(proxy, stream, phase) };
@@ -237,6 +239,7 @@ async fn serve_connection<S>(
         exchange::run(proxy.clone(), request, client.clone(), watching.clone()).map(
             move |mut response| {
                 framing_probe.record(&response);
+                // Said with the response, so that no other request is on its way when the connection closes.
                 if *phase.borrow() == ServingPhase::Leaving {
                     end_after(&mut response, version);
                 }

@@ -239,8 +239,8 @@ impl CalibrationState {
         }
         // Other responses may have changed it since the request was estimated.
         let learned = sample.applied_to(&state.learned);
-        let before = std::mem::replace(&mut state.learned, learned.clone());
-        let is_changed = learned.observations() != before.observations();
+        let earlier_state = std::mem::replace(&mut state.learned, learned.clone());
+        let is_changed = learned.observations() != earlier_state.observations();
         Some(TaughtState { learned, is_changed, may_save: state.recall.is_known() })
     }
 

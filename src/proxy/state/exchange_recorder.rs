@@ -368,6 +368,7 @@ fn micros(duration: Duration) -> u64 {
 
 /// A reply as the record has it, and what came of it: gathered while it is settled, written to the event
 /// once.
+#[derive(Default)]
 pub(crate) struct ReplyRecord {
     pub(crate) outcome: Outcome,
     /// Some of the response's body came.
@@ -402,27 +403,7 @@ pub(crate) struct ReplyRecord {
 
 impl ReplyRecord {
     pub(crate) fn new(outcome: Outcome, has_body: bool) -> Self {
-        Self {
-            outcome,
-            has_body,
-            streamed: false,
-            stop: None,
-            error_kind: None,
-            exhausted: Vec::new(),
-            usage: Usage::default(),
-            notes: Vec::new(),
-            fail_open: Vec::new(),
-            refusal: None,
-            overflow: None,
-            measured: None,
-            saved: None,
-            served: None,
-            dollars: None,
-            costs: Vec::new(),
-            shown_capped: false,
-            window: None,
-            completed: None,
-        }
+        Self { outcome, has_body, ..Self::default() }
     }
 
     pub(crate) fn set_cost(&mut self, turn: &Turn, price: impl Fn(&str) -> Option<Price>) {

@@ -82,6 +82,7 @@ impl RequestInfo {
         status: u16,
         error: Option<&ProviderError>,
     ) -> Option<RefusalReport> {
+        // The others do not blame what the request contains.
         if !matches!(status, 400 | 413 | 422) {
             return None;
         }

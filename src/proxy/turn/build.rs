@@ -4,24 +4,16 @@
 //! stored in the same form as any other.
 
 use crate::context::budget::{MeasuredEstimate, ToolTokens};
-use crate::context::reasoning::{self, ReplyOrigin};
+use crate::context::plan::ForwardedPrefix;
+use crate::context::reasoning;
 use crate::context::{Fact, Millis, Outcome, Turn, budget, edited};
 use crate::dialect::reply::chain_after;
-use crate::dialect::{Chain, PartKey, PartKind, Reply, Usage, agent};
+use crate::dialect::{PartKind, Reply, agent};
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::request_info::RequestInfo;
 use crate::store::ledgers::OpenedSession;
 use crate::tokens::Tokenizer;
-
-/// The prefix that a reply's reasoning is bound to.
-#[derive(Clone, Copy)]
-pub(super) struct ForwardedPrefix {
-    /// The chain of everything that is forwarded.
-    pub(super) prefix: Chain,
-    /// The newest reasoning in it.
-    pub(super) order: Option<PartKey>,
-}
 
 /// The turn of an exchange that ended, without what is counted or learned of it.
 pub(super) fn turn(draft: Turn, info: &RequestInfo, reply: &Reply) -> Turn {
@@ -87,34 +79,20 @@ pub(super) fn draft(
         after: Reply::default().chain_after(position.chain),
         position,
         done: planned.done.clone(),
-        response: None,
         at,
         ended: at,
         upstream: prepared.info.upstream.name.clone(),
-        dialect: prepared.conversation.dialect,
         model: prepared.info.model_name().into(),
-        family: prepared.info.model.family,
         purpose: prepared.conversation.purpose,
         estimate: measured.map(|measured| measured.estimate.clone()),
-        usage: Usage::default(),
-        counted: None,
-        stop: None,
         outcome: Outcome::Interrupted,
         window: prepared.info.model.window,
         reserve: prepared.info.reserve,
         sketch: measured.map(|measured| measured.sketch.clone()).unwrap_or_default(),
-        reply: Vec::new(),
-        anchor_keys: Vec::new(),
-        others: Vec::new(),
         definitions: definitions(opened, prepared, measured),
-        called: Vec::new(),
-        provider_request_id: None,
-        repeated_calls: None,
         hints: prepared.info.hints.clone(),
         origin: Some(Box::new(opened.origin.clone())),
-        served: None,
-        dollars: None,
-        carry: None,
+        ..Turn::empty(prepared.conversation.dialect, prepared.info.model.family)
     }
 }
 
@@ -134,21 +112,13 @@ fn definitions(
     }
 }
 
-pub(super) fn facts(turn: Turn, reply: &Reply, forwarded: Option<ForwardedPrefix>) -> Vec<Fact> {
+pub(super) fn facts(turn: Turn, reply: &Reply, prefix: Option<ForwardedPrefix>) -> Vec<Fact> {
     let mut facts = Vec::new();
-    if let Some(forwarded) = forwarded {
+    if let Some(prefix) = prefix {
         // Its client may have the reply in any of its forms.
         for form in reply.forms() {
-            let made = ReplyOrigin {
-                dialect: turn.dialect,
-                after: chain_after(form, turn.position.chain),
-                prefix: forwarded.prefix,
-                order: forwarded.order,
-                model: &turn.model,
-                upstream: &turn.upstream,
-                at: turn.ended,
-            };
-            let reasoning = reasoning::record(form, made);
+            let after = chain_after(form, turn.position.chain);
+            let reasoning = reasoning::record(form, after, &turn, prefix);
             facts.extend(reasoning.map(|reasoning| Fact::Reasoning(Box::new(reasoning))));
         }
     }

@@ -14,7 +14,6 @@ use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri, request};
 use tokio::sync::OwnedSemaphorePermit;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::config::Upstream;
 use crate::context::budget::{Anchor, UncountedMedia, media_chains};
 use crate::context::policy::{CountSchedule, draw};
 use crate::context::{Estimate, EstimateMethod, ProviderCount, TenantId};
@@ -217,11 +216,7 @@ struct CountedTokens {
 /// A count request with everything needed to send it.
 pub(crate) struct CountRequest {
     proxy: Arc<Proxy>,
-    tenant: Option<TenantId>,
-    upstream: Arc<Upstream>,
-    model: Box<str>,
-    /// There is no such endpoint, as far as is known.
-    is_missing: bool,
+    info: Arc<RequestInfo>,
     dialect: Dialect,
     uri: Uri,
     headers: HeaderMap,
@@ -239,10 +234,7 @@ impl CountRequest {
     ) -> Self {
         Self {
             proxy: proxy.clone(),
-            tenant: prepared.info.tenant.clone(),
-            upstream: prepared.info.upstream.clone(),
-            model: prepared.info.model_name().into(),
-            is_missing: proxy.knows(&prepared.info.lesson_source(), Lesson::CountMissing),
+            info: prepared.info.clone(),
             dialect: prepared.conversation.dialect,
             uri: head.uri.clone(),
             headers: head.headers.clone(),
@@ -256,7 +248,7 @@ impl CountRequest {
         result: &CountResult,
     ) -> Result<u64, CountOutcome> {
         let proxy = self.proxy.clone();
-        let upstream = self.upstream.clone();
+        let upstream = self.info.upstream.clone();
         let permit = proxy.counting.permits.clone().try_acquire_owned();
         let counted = match permit {
             _ if proxy.counting.is_paused(&self.pause_key()) => Err(CountOutcome::Paused),
@@ -283,18 +275,18 @@ impl CountRequest {
         } else {
             CountOutcome::Busy
         };
-        self.proxy.telemetry.counted_by_provider(&self.upstream.name, outcome);
+        self.proxy.telemetry.counted_by_provider(&self.info.upstream.name, outcome);
     }
 
     fn pause_key(&self) -> Box<str> {
         // A refusal to one tenant says nothing about the others.
-        let tenant = self.tenant.as_ref().map(TenantId::as_str).unwrap_or_default();
-        format!("{tenant} {}", self.upstream.name).into()
+        let tenant = self.info.tenant.as_ref().map(TenantId::as_str).unwrap_or_default();
+        format!("{tenant} {}", self.info.upstream.name).into()
     }
 
     async fn run(self, found: Arc<CountResult>, _permit: OwnedSemaphorePermit) {
         let proxy = self.proxy.clone();
-        let upstream = self.upstream.clone();
+        let upstream = self.info.upstream.clone();
         let pause_key = self.pause_key();
         let outcome = match tokio::time::timeout(TIMEOUT, self.send(&found)).await {
             Ok(Ok(CountedTokens { outcome, tokens })) => {
@@ -312,18 +304,22 @@ impl CountRequest {
 
     async fn send(self, found: &CountResult) -> Result<CountedTokens, CountOutcome> {
         let pause_key = self.pause_key();
-        if self.is_missing {
+        let Self { proxy, info, dialect, uri, headers, prompt } = self;
+        let upstream = &info.upstream;
+        // As far as is known, there is no such endpoint.
+        if proxy.knows(&info.lesson_source(), Lesson::CountMissing) {
             return Err(CountOutcome::Missing);
         }
-        let Self { proxy, upstream, model, dialect, uri, headers, prompt, tenant, .. } = self;
         // Reading a large body takes milliseconds, and other streams must not wait for it.
         let target = uri.path_and_query().map_or("/", |target| target.as_str()).to_owned();
         let question =
-            long_work(tenant.as_ref(), move || CountQuestion::new(dialect, &target, &prompt)).await;
+            long_work(info.tenant.as_ref(), move || CountQuestion::new(dialect, &target, &prompt))
+                .await;
         let Ok(Some(CountQuestion { target, body })) = question else {
             return Err(CountOutcome::Missing);
         };
         let body_copy = body.clone();
+        // Equal prompts have equal counts.
         let key = xxh3_128(&[upstream.name.as_bytes(), target.as_bytes(), &body].join(&0));
         if let Some(tokens) = proxy.counting.answered(key) {
             return Ok(CountedTokens { outcome: CountOutcome::Cached, tokens });
@@ -332,7 +328,7 @@ impl CountRequest {
         parts.path_and_query = Some(target.parse().map_err(|_| CountOutcome::Missing)?);
         let mut request = Request::post(Uri::from_parts(parts).map_err(|_| CountOutcome::Missing)?);
         if let Some(all) = request.headers_mut() {
-            *all = questions::headers(&headers, &upstream, &upstream, &proxy.credentials);
+            *all = questions::headers(&headers, upstream, upstream, &proxy.credentials);
             all.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
             all.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
             all.insert(CONTENT_LENGTH, HeaderValue::from(body.len()));
@@ -345,7 +341,7 @@ impl CountRequest {
         let begun = StartedResponse::read(response, ANSWER_BYTES, &proxy.memory).await;
         if status != StatusCode::OK {
             let refusal = RefusalBody { status: status.as_u16(), body: &begun.start };
-            let request = QuotableText { body: &body_copy, texts: vec![&model] };
+            let request = QuotableText { body: &body_copy, texts: vec![info.model_name()] };
             if taught(&refusal, &request).holds(Lesson::CountMissing) {
                 let _ = found.missing.set(());
                 return Err(CountOutcome::Missing);

@@ -46,9 +46,9 @@ async fn find(proxy: &Proxy) {
     }
 }
 
-/// Makes turns of the exchanges that were in flight when their process was killed. Called before the first request, which
-/// may continue one of them; it waits for a second at most.
+/// Makes turns of the exchanges that were in flight when their process was killed.
 pub(crate) async fn find_interrupted(proxy: &Arc<Proxy>) {
+    // Called before the first request, which may continue one of them; it waits for a second at most.
     let proxy = proxy.clone();
     // A task of its own: if the store is slow, what it adopts is still reported and found.
     let adopting = tokio::spawn(async move { adopt(&proxy).await });

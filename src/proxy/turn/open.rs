@@ -10,12 +10,13 @@ use std::sync::Arc;
 use http::StatusCode;
 use tokio::task::JoinHandle;
 
-use super::build::{self, ForwardedPrefix};
+use super::build;
 use super::pending::PendingExchange;
 use crate::clock::now;
 use crate::context::budget::{CarryOutlook, ContextView};
 use crate::context::content::ExchangeContent;
 use crate::context::overflow::{self, OverflowEvidence, OverflowReport, OverflowSign, PartSums};
+use crate::context::plan::ForwardedPrefix;
 use crate::context::policy::ReinjectPolicy;
 use crate::context::savings::{ExchangeSavings, SavingsInput};
 use crate::context::{Estimate, Fact, Outcome, Turn};
@@ -102,7 +103,7 @@ impl PendingExchange {
         let records = prepared.info.policy.reasoning.reinject != ReinjectPolicy::Off
             || overlay.has_put_back();
         let forwarded = match records {
-            true => Some(ForwardedPrefix { prefix: overlay.chain(), order: overlay.thought() }),
+            true => Some(overlay.prefix()),
             false => None,
         };
         Box::new(OpenTurn {
@@ -344,9 +345,7 @@ impl OpenTurn {
         // An error inside a reply teaches nothing, because it cannot be compared with the request any more.
         let Some(body) = self.body.take() else { return LessonMatch::default() };
         let error = lessons::RefusalResponse::InReply { status, error };
-        let tenant = self.info.tenant.as_ref();
-        let refused =
-            QuotableRequest { tenant, body: &body, model: self.info.model_name(), head: None };
+        let refused = QuotableRequest { info: &self.info, body: &body, head: None };
         lessons::taught(error, &refused).await
     }
 
@@ -427,6 +426,7 @@ impl OpenTurn {
         let error = reply.error.as_ref()?;
         let message = error.message.as_deref().unwrap_or_default();
         let demands = refusal::cause(message.as_bytes()) == RefusalCause::ReasoningDemanded;
+        // Nothing else in a message that was forwarded unread is learned.
         if !demands && !overflows {
             return None;
         }

@@ -174,6 +174,7 @@ impl PendingExchange {
         let learning = tokio::spawn(async move {
             proxy.learn(&info.lesson_source(), Lesson::Window(window), Some(believed)).await;
         });
+        // If the store is slow, the task goes on without the request.
         let _ = tokio::time::timeout(timeout, learning).await;
     }
 
@@ -277,6 +278,7 @@ impl PendingExchange {
         accepted: bool,
         recorder: &mut ExchangeRecorder,
     ) {
+        // The report is of the request, whatever form it has.
         let overflow = self.planned.done.overflow.take();
         self.replace(room);
         self.planned.done.overflow =

@@ -111,6 +111,7 @@ impl SessionsInUse {
         opening: Option<&Opening>,
         purpose: Purpose,
     ) {
+        // The list is in order of use, so what is too old stands in front.
         while self.sessions.front().is_some_and(|oldest| at.duration_since(oldest.at) >= BESIDE) {
             self.sessions.pop_front();
         }
@@ -130,6 +131,7 @@ impl SessionsInUse {
         };
         if let Some(known) = known {
             session.calls = known.calls;
+            // A conversation keeps the text that it began with, which later calls quote.
             if !known.awaits_conversation {
                 session.text = known.text;
             }
@@ -139,6 +141,7 @@ impl SessionsInUse {
         {
             session.add_call(opening.content, source.connection);
         }
+        // The one that was used longest ago.
         if self.sessions.len() == IN_USE {
             self.sessions.pop_front();
         }
@@ -170,8 +173,8 @@ impl SessionsInUse {
             return Some((session.scope.session.clone(), SessionWitness::Quote));
         }
         // Without a quote it could belong to any of several.
-        let mut own = conversations.iter().filter(|session| session.has_agent(call));
-        match (own.next(), own.next()) {
+        let mut same_agent = conversations.iter().filter(|session| session.has_agent(call));
+        match (same_agent.next(), same_agent.next()) {
             (Some(session), None) => Some((session.scope.session.clone(), SessionWitness::Time)),
             _ => None,
         }
@@ -201,17 +204,17 @@ impl Opening {
     /// Of a request that begins a conversation, or a call beside one.
     pub(super) fn new(conversation: &Conversation, body: &[u8]) -> Self {
         let is_call = conversation.purpose != Purpose::Turn;
-        let most = if is_call { TEXT } else { WORDS };
+        let limit = if is_call { TEXT } else { WORDS };
         let mut text = String::new();
         for said in user_texts(conversation, body) {
             text.push_str(said.trim());
             // Of a conversation only its first message.
-            if !is_call || text.len() > most {
+            if !is_call || text.len() > limit {
                 break;
             }
             text.push('\n');
         }
-        let text = text[..text.floor_char_boundary(most)].trim_end().to_owned();
+        let text = text[..text.floor_char_boundary(limit)].trim_end().to_owned();
         Self { text, content: conversation.chains().last().unwrap_or_default() }
     }
 }

@@ -39,6 +39,7 @@ impl Ledgers {
         let write = cache.add(Vec::new(), || self.store.put(scope, vec![record], only_if));
         let Some(write) = write else { return Ok(()) };
         match write.await {
+            // Who deleted the session does not want its content.
             Err(StoreError::Deleted) => Ok(()),
             outcome => outcome.map(drop),
         }

@@ -96,8 +96,9 @@ impl DraftProgress {
         }
     }
 
-    /// Records another piece of the reply. Of most pieces, only the length is recorded.
+    /// Records another piece of the reply.
     pub(crate) fn note(&self, reading: &ResponseReader) {
+        // Of most pieces, only the length is recorded.
         self.reply_bytes.store(reading.content_bytes(), Ordering::Relaxed);
         let wanted = self.wanted.load(Ordering::Relaxed);
         if wanted > 0 {
@@ -258,6 +259,7 @@ impl Drafts {
                 open.written = false;
             }
         }
+        // The store may be down for long.
         ended.truncate(ENDED.saturating_sub(state.ended.len()));
         state.ended.extend(ended);
     }

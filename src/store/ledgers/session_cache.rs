@@ -314,6 +314,7 @@ impl SessionCache {
             state.ledger.add(fact);
         }
         self.weigh(&mut state);
+        // Under the lock, so that a deletion comes before or after both.
         Some(keep())
     }
 
@@ -367,6 +368,7 @@ impl SessionCache {
         let mut state = lock(&self.state);
         *state = SessionCacheState {
             forgotten: true,
+            // Until it is weighed below: the sum of all sessions contains them.
             bytes: state.bytes,
             ..SessionCacheState::default()
         };
@@ -382,6 +384,7 @@ impl SessionCache {
 
     fn weigh(&self, state: &mut SessionCacheState) {
         let bytes = state.ledger.bytes();
+        // First added, so that the sum never falls below zero.
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
         self.bytes.fetch_sub(std::mem::replace(&mut state.bytes, bytes), Ordering::Relaxed);
     }
@@ -401,11 +404,13 @@ impl SessionCache {
             return;
         }
         let chains: Vec<Chain> = conversation.chains().collect();
+        // Only a shorter history: an equal request in flight is no parent.
         let Some((_, before)) = chains.split_last() else { return };
         let settle = async {
             loop {
                 let changed = self.changed.notified();
                 tokio::pin!(changed);
+                // Before the look: what settles in between would not wake it.
                 changed.as_mut().enable();
                 if !lock(&self.open).values().any(|chain| before.contains(chain)) {
                     return;

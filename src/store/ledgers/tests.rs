@@ -15,7 +15,7 @@ use crate::context::{
 };
 use crate::dialect::models::Family;
 use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
-use crate::dialect::{self, Chain, Dialect, PartKey, Purpose, Usage};
+use crate::dialect::{self, Chain, Dialect, PartKey, Usage};
 use crate::store::drafts::Draft;
 use crate::store::memory::MemoryStore;
 use crate::store::precondition::Precondition;
@@ -87,35 +87,18 @@ fn turn(opened: &OpenedSession, answer: &str) -> Fact {
         exchange: opened.exchange.clone(),
         position: opened.placed.position.clone(),
         after: reply.chain_after(opened.placed.position.chain),
-        done: Default::default(),
         response: reply.id.clone(),
         at: 1,
         ended: 2,
         upstream: "u".into(),
-        dialect: Dialect::Anthropic,
         model: "m".into(),
-        family: Family::Claude,
-        purpose: Purpose::Turn,
-        estimate: None,
         usage: Usage { input: Some(9), output: Some(1), ..Usage::default() },
-        counted: None,
         stop: reply.stop,
         outcome: Outcome::Complete,
-        window: 0,
-        reserve: 0,
         sketch: Sketch { added: vec![sketched(PartKey(1))], ..Sketch::default() },
         reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
         anchor_keys: reply_keys(&opened.placed.position, &reply),
-        others: Vec::new(),
-        definitions: Vec::new(),
-        called: Vec::new(),
-        provider_request_id: None,
-        repeated_calls: None,
-        hints: None,
-        origin: None,
-        served: None,
-        dollars: None,
-        carry: None,
+        ..Turn::empty(Dialect::Anthropic, Family::Claude)
     }))
 }
 
@@ -555,13 +538,9 @@ async fn all_decisions_are_loaded() {
             after: Chain(number as u128),
             at: 2 + number as u64,
             prefix: Chain(0),
-            order: None,
             model: "m".into(),
             upstream: "u".into(),
-            blocks: Vec::new(),
-            signatures: Vec::new(),
-            parts: Vec::new(),
-            anchor_keys: Vec::new(),
+            ..ReasoningRecord::default()
         };
         record(&Fact::Reasoning(Box::new(reasoning))).unwrap()
     };
@@ -606,19 +585,7 @@ async fn decisions_after_refusals_differ() {
             shadow: false,
             epoch: None,
         };
-        let cut = Cut {
-            about: PartKey(1),
-            part: None,
-            at: 1,
-            exchange: "1".into(),
-            content: Replacement::Text(words.into()),
-            keep_media: false,
-            was: 2,
-            tokens: 1,
-            why: DecisionReason::Always,
-            shadow: false,
-            epoch: None,
-        };
+        let cut = self::cut(1, words);
         let facts = [Fact::Compact(Box::new(compact)), Fact::Cut(Box::new(cut))];
         facts.map(|fact| fact.in_epoch(epoch))
     };

@@ -121,6 +121,7 @@ impl Ledgers {
             }
         }
         let records: Vec<Record> = facts.iter().filter_map(record).collect();
+        // All or none: half of a plan is another plan.
         if records.len() != facts.len() {
             return Err(StoreError::Failed("a decision cannot be written".to_owned()).into());
         }
@@ -188,6 +189,7 @@ impl Ledgers {
             lock(&self.fingerprints).add(&scope, &fingerprints, connection);
             self.store.append(scope.clone(), records, cache.precondition())
         });
+        // Its place is released: what it taught is in memory.
         drop(opened);
         let outcome = match write {
             Some(write) => write.await,
@@ -263,10 +265,12 @@ impl Ledgers {
             self.forget_deleted(scope, cache);
         }
         let won = match put?.into_iter().next() {
+            // The first write wins, and is what all processes apply.
             Some(WriteOutcome::Existed(first)) => serde_json::from_slice(&first)
                 .map_err(|_| StoreError::Failed(UNWRITTEN.to_owned()))?,
             Some(WriteOutcome::Written) | None => {
                 if let Fact::Summary(summary) = &fact {
+                    // Counted by who stored it, so that several processes do not count it twice.
                     self.caps.add_summary(handle, summary);
                 }
                 fact

@@ -35,6 +35,7 @@ impl RedisStore {
                 [age(draft.since), format!("{key:032x}").into_bytes(), text, life.clone().into()];
             let written: u64 =
                 self.script(Access::Other, &scripts::DRAFT, &[drafts, gone], &arguments).await?;
+            // None is written of a session that was deleted meanwhile.
             if written > 0 {
                 self.list_draft(&instance, draft).await?;
             }
@@ -48,10 +49,11 @@ impl RedisStore {
         Ok(())
     }
 
-    /// Notes where the draft is, once.
     async fn list_draft(&self, instance: &str, draft: &Draft) -> Result<(), StoreError> {
+        // Notes where the draft is, once.
         {
             let mut drafted = self.drafted();
+            // A note may be repeated, and a draft that is not removed ends with its life.
             if drafted.len() >= DRAFTED {
                 drafted.clear();
             }
@@ -76,16 +78,17 @@ impl RedisStore {
 
     /// Makes turns from the drafts of dead processes; returns their scopes.
     pub(super) async fn adopt(&self, instance: u64) -> Result<Vec<Scope>, StoreError> {
-        let own = format!("{instance:016x}");
+        let own_name = format!("{instance:016x}");
         let index = self.keys.index("drafting");
         let mut pipeline = redis::pipe();
-        let alive = self.keys.index(&format!("alive:{own}"));
+        let alive = self.keys.index(&format!("alive:{own_name}"));
+        // Who looks for the drafts of the dead says that it lives.
         pipeline.cmd("SET").arg(alive).arg(1).arg("PX").arg(ALIVE).ignore();
         pipeline.cmd("SMEMBERS").arg(&index);
         let (instances,): (Vec<String>,) =
             self.run(Access::Other, async |mut link| pipeline.query_async(&mut link).await).await?;
         let mut adopted = Vec::new();
-        for other in instances.into_iter().filter(|other| *other != own) {
+        for other in instances.into_iter().filter(|other| *other != own_name) {
             let drafting = self.keys.index(&format!("drafting:{other}"));
             let mut pipeline = redis::pipe();
             pipeline.cmd("EXISTS").arg(self.keys.index(&format!("alive:{other}")));
@@ -93,12 +96,14 @@ impl RedisStore {
             let (is_alive, members): (bool, Vec<String>) = self
                 .run(Access::Other, async |mut link| pipeline.query_async(&mut link).await)
                 .await?;
+            // Its exchanges are still in flight.
             if is_alive {
                 continue;
             }
             for scope in members.iter().filter_map(|name| scope_of(name)) {
                 adopted.extend(self.adopt_in(&scope, &other).await?);
             }
+            // Last: if this process ends before, another one adopts what is left.
             let mut done = redis::pipe();
             done.cmd("DEL").arg(&drafting).ignore();
             done.cmd("SREM").arg(&index).arg(&other).ignore();

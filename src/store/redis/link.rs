@@ -151,6 +151,7 @@ impl Link {
         match answer {
             Ok(value) => {
                 let mut state = self.state();
+                // An answer over an older connection says nothing of this one.
                 if state.failures > 0 && state.made == lease.number {
                     state.failures = 0;
                     state.trouble = None;
@@ -160,6 +161,7 @@ impl Link {
             Err(error) if is_of_server(&error) => {
                 Err(self.drop_connection(lease.number, self.explain(&error)))
             }
+            // Only this command failed: the connection is good.
             Err(error) => Err(self.explain(&error)),
         }
     }
@@ -215,8 +217,10 @@ impl RedisServer {
     /// Why it cannot be used, and what to do.
     pub async fn examine(&self) -> Result<Option<String>, StoreError> {
         let opened = timeout(TIMEOUT, open(self, OpenPurpose::ToLook)).await;
-        let silent = || StoreError::Failed(format!("{}: it does not answer", self.name()));
-        opened.unwrap_or_else(|_| Err(silent())).map(|(_, warning)| warning)
+        match opened {
+            Ok(answer) => answer.map(|(_, warning)| warning),
+            Err(_) => Err(StoreError::Failed(format!("{}: it does not answer", self.name()))),
+        }
     }
 
     fn unusable(&self, what: &str) -> StoreError {
@@ -306,6 +310,7 @@ async fn open(
     let layout = format!("{}{{index}}:layout", server.prefix);
     let secret = format!("{}{{index}}:secret", server.prefix);
     let mut pipeline = redis::pipe();
+    // The first process decides layout and secret for all; a look changes nothing on the server.
     if purpose == OpenPurpose::ToUse {
         pipeline.cmd("SET").arg(&layout).arg(LAYOUT).arg("NX").ignore();
         pipeline.cmd("SET").arg(&secret).arg(&*server.fingerprint).arg("NX").ignore();
@@ -315,6 +320,7 @@ async fn open(
     let (info, layout, secret): (String, Option<u32>, Option<String>) =
         answer.map_err(|error| explain(server, &error))?;
     let warning = judge(server, &info)?;
+    // Nothing can be said about a layout of the future.
     if layout.is_some_and(|layout| layout > LAYOUT) {
         return Err(server.unusable(
             "has data of a newer version of Plimsoll. Use that version, or another store.prefix",
@@ -330,30 +336,31 @@ async fn open(
 
 /// Whether a server that says this about itself can be used; returns what is odd about it.
 fn judge(server: &RedisServer, info: &str) -> Result<Option<String>, StoreError> {
-    let fact = |name: &str| {
-        let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
-        value.map(str::trim).unwrap_or_default()
-    };
-    let version = fact("redis_version");
+    let version = fact(info, "redis_version");
     let major = version.split('.').next().and_then(|major| major.parse().ok());
     if major.is_none_or(|major: u32| major < OLDEST) {
         return Err(server.unusable(&format!(
             "has version {version}. Plimsoll needs Redis {OLDEST} or later, or Valkey"
         )));
     }
-    if fact("cluster_enabled") == "1" {
+    if fact(info, "cluster_enabled") == "1" {
         return Err(server.unusable("is a cluster, which is not supported: use one primary"));
     }
-    let evicts = fact("maxmemory") != "0" && fact("maxmemory_policy") != "noeviction";
+    let evicts = fact(info, "maxmemory") != "0" && fact(info, "maxmemory_policy") != "noeviction";
     let warning = evicts.then(|| {
         format!(
             "{} may delete any key when its memory is full (maxmemory-policy {}): sessions would lose a part of their \
              decisions. Set noeviction there",
             server.name(),
-            fact("maxmemory_policy")
+            fact(info, "maxmemory_policy")
         )
     });
     Ok(warning)
+}
+
+fn fact<'i>(info: &'i str, name: &str) -> &'i str {
+    let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    value.map(str::trim).unwrap_or_default()
 }
 
 /// Whether an error says that the connection or the server as a whole is of no use now.
@@ -372,8 +379,9 @@ fn code(error: &RedisError) -> Box<str> {
     errors.and_then(|errors| Some(errors.first()?.1.code().into())).unwrap_or_default()
 }
 
-/// What to say about an error. No message of ours contains a password, and servers do not quote it.
+/// What to say about an error.
 fn explain(server: &RedisServer, error: &RedisError) -> StoreError {
+    // No message of ours contains a password, and servers do not quote it.
     let name = server.name();
     let code = code(error);
     if error.kind() == ErrorKind::AuthenticationFailed || matches!(&*code, "NOAUTH" | "WRONGPASS") {

@@ -47,8 +47,8 @@ impl RedisStore {
             }
         }
         let exist = self.of_each(Access::Read, &scopes, |keys| exists(&[keys.meta])).await?;
-        let found = scopes.into_iter().zip(exist).find(|(_, exists): &(Scope, u64)| *exists > 0);
-        Ok(found.map(|(scope, _)| scope.session))
+        let owner = scopes.into_iter().zip(exist).find(|(_, exists): &(Scope, u64)| *exists > 0);
+        Ok(owner.map(|(scope, _)| scope.session))
     }
 
     /// Asks something of each session, in one round trip.
@@ -74,11 +74,11 @@ impl RedisStore {
         kind: RecordKind,
         key: u128,
     ) -> Result<Option<Scope>, StoreError> {
-        let mut after = None;
+        let mut cursor = None;
         loop {
-            let page = self.page(after).await?;
+            let page = self.page(cursor).await?;
             let Some(last) = page.last() else { return Ok(None) };
-            after = Some(last.cursor);
+            cursor = Some(last.cursor);
             let scopes: Vec<Scope> = page.into_iter().map(|listed| listed.scope).collect();
             let have: Vec<bool> = self
                 .of_each(Access::Other, &scopes, |keys| {
@@ -99,6 +99,7 @@ impl RedisStore {
         let mut offset = 0;
         loop {
             let mut command = redis::cmd("ZRANGE");
+            // From the time itself on, because several sessions may have been used in the same millisecond.
             let newest = after.map_or("+inf".to_owned(), |after| after.used.to_string());
             command.arg(&used).arg(newest).arg("-inf").arg("BYSCORE").arg("REV");
             command.arg("LIMIT").arg(offset).arg(AT_ONCE).arg("WITHSCORES");
@@ -126,12 +127,12 @@ impl RedisStore {
 
     pub(super) async fn list(&self, page: ScopePage) -> Result<Vec<ScopeLine>, StoreError> {
         let mut lines = Vec::new();
-        let mut after = page.after;
+        let mut cursor = page.after;
         let mut skip = page.skip;
         while lines.len() < page.count {
-            let entries = self.page(after).await?;
+            let entries = self.page(cursor).await?;
             let Some(last) = entries.last() else { break };
-            after = Some(last.cursor);
+            cursor = Some(last.cursor);
             let scopes: Vec<Scope> = entries.iter().map(|listed| listed.scope.clone()).collect();
             let sums: Vec<Vec<Option<u64>>> = self
                 .of_each(Access::Other, &scopes, |keys| {

@@ -86,6 +86,7 @@ impl RedisStore {
         for record in records {
             push_record(&mut arguments, record);
         }
+        // Last of all: once it is sent, it cannot be cancelled.
         if !only_if.token.as_ref().is_none_or(WriteToken::begin) {
             return Err(StoreError::Cancelled);
         }
@@ -110,12 +111,12 @@ impl RedisStore {
     /// Puts a session on the list, and its fingerprints beside it.
     async fn list_session(&self, scope: &Scope, records: &[Record]) -> Result<(), StoreError> {
         let life = self.life.as_millis().to_string();
-        let last = records.iter().map(|record| record.at).max().unwrap_or_default();
+        let newest_time = records.iter().map(|record| record.at).max().unwrap_or_default();
         let bytes: usize = records.iter().map(|record| record.value.len() + ROW).sum();
         let [used, sizes, total] = self.keys.list();
         let mut listing = scripts::INDEX.prepare_invoke();
         listing.key(&[used, sizes, total, self.keys.name(&scope.session)]);
-        listing.arg(member(scope)).arg(capped(last)).arg(bytes);
+        listing.arg(member(scope)).arg(capped(newest_time)).arg(bytes);
         listing.arg(scope.tenant.as_str()).arg(&life);
         let mut signs = redis::pipe();
         for sign in records.iter().filter(|record| record.kind == RecordKind::Fingerprint) {
@@ -123,6 +124,7 @@ impl RedisStore {
             signs.cmd("SET").arg(key).arg(scope.session.as_str()).arg("PX").arg(&life).ignore();
         }
         self.run(Access::Write, async |connection| {
+            // Both go over one connection, in one round trip.
             let mut other = connection.clone();
             let mut connection = connection;
             let listed = async { listing.invoke_async::<()>(&mut connection).await };

@@ -196,6 +196,7 @@ impl<'c> FactWriter<'c> {
                 },
             );
             if record.kind == RecordKind::Turn {
+                // The turn stands in its place.
                 self.remove_draft.execute([blob(record.key)])?;
             }
         }
@@ -349,13 +350,13 @@ pub(super) fn remove_draft(connection: &Connection, key: u128) -> rusqlite::Resu
     delete.execute([blob(key)]).map(drop)
 }
 
-/// The number, or the largest that the file can store.
 fn capped(number: u64) -> i64 {
+    // The number, or the largest that the file can store.
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// A number as the file can store it; a larger one is left out.
 fn number(number: Option<u64>) -> Option<i64> {
+    // A number as the file can store it; a larger one is left out.
     number.and_then(|number| i64::try_from(number).ok())
 }
 

@@ -190,8 +190,9 @@ impl Journal {
             tail.entries.extend(entries(&std::fs::read(file_path(database, *number))?));
         }
         tail.bytes = tail.entries.iter().map(|entry| entry.bytes()).sum();
-        let last = numbers.last().map_or(applied, |last| applied.max(*last));
-        let files = JournalFiles { numbers, last, open: None, bytes: 0, rests_until: None };
+        let last_number = numbers.last().map_or(applied, |last| applied.max(*last));
+        let files =
+            JournalFiles { numbers, last: last_number, open: None, bytes: 0, rests_until: None };
         Ok(Self { database: database.into(), files: Mutex::new(files), tail: Mutex::new(tail) })
     }
 

@@ -149,8 +149,9 @@ pub(super) fn check(connection: &Connection, path: &Path) -> Result<(), StoreErr
     Ok(())
 }
 
-/// Makes the tables in an empty file. Others were checked before ([`check`]).
+/// Makes the tables in an empty file.
 pub(super) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), StoreError> {
+    // Others were checked before ([`check`]).
     // If there are tables, nothing is written: a store on a full disk can still be read.
     if layout(connection).map_err(|error| trouble_with(path, &error))? == LAYOUT {
         return Ok(());

@@ -70,8 +70,9 @@ impl TurnColumns<'_> {
     }
 }
 
-/// The members of a turn that can be columns. What follows is most of a long turn, and none of it is in one.
+/// The members of a turn that can be columns.
 pub(super) fn before_sketch(turn: &[u8]) -> Cow<'_, [u8]> {
+    // What follows is most of a long turn, and none of it is in one.
     match memmem::find(turn, br#","sketch":"#) {
         Some(end) => Cow::Owned([&turn[..end], b"}"].concat()),
         None => Cow::Borrowed(turn),

@@ -181,6 +181,7 @@ struct DoomedSession {
 }
 
 fn next_doomed(connection: &Connection) -> rusqlite::Result<Option<DoomedSession>> {
+    // What was deleted on request has to be gone within seconds.
     let mut urgent = connection
         .prepare_cached("SELECT id, urgent FROM doomed WHERE urgent ORDER BY id LIMIT 1")?;
     let mut any = connection.prepare_cached("SELECT id, urgent FROM doomed ORDER BY id LIMIT 1")?;
@@ -213,6 +214,7 @@ fn clear(
         })?;
         rows.collect::<rusqlite::Result<Vec<_>>>()?
     };
+    // Overwritten first, because a deleted row stays readable in a free page.
     let mut overwrite = connection
         .prepare_cached("UPDATE facts SET value = zeroblob(octet_length(value)) WHERE id = ?1")?;
     let mut cleared = ClearedSession { whole: rows.is_empty(), ..from };
@@ -341,8 +343,8 @@ fn give_back(connection: &Connection, count: usize) -> rusqlite::Result<bool> {
 }
 
 /// Merges the log into the file and empties it; `false` if somebody still reads from it after `timeout`.
-/// Writes wait meanwhile.
 pub(super) fn truncate(connection: &Connection, timeout: Duration) -> rusqlite::Result<bool> {
+    // Writes wait meanwhile.
     // Only for this statement: a commit waits longer.
     connection.busy_timeout(timeout)?;
     let busy = connection

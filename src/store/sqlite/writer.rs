@@ -384,9 +384,9 @@ impl WriterThread {
         close
     }
 
-    /// Moves the journal into the database, and does the writes, in one transaction. If it fails, the journal stays,
-    /// nothing else is stored, and all are refused.
+    /// Moves the journal into the database, and does the writes, in one transaction.
     fn write(&mut self, writes: Vec<QueuedWrite>) -> Result<(), StoreError> {
+        // If it fails, the journal stays, nothing else is stored, and all are refused.
         let deleted = writes.iter().filter_map(|write| match write {
             QueuedWrite::Drop(scope, _) => Some(scope),
             QueuedWrite::Put(..) | QueuedWrite::Draft(..) => None,
@@ -409,6 +409,7 @@ impl WriterThread {
                 for entry in &batch.entries {
                     self.upkeep.written(&entry.records);
                 }
+                // Only now: until here the journal is the only copy on disk.
                 self.journal.release(&batch);
                 for (write, outcome) in writes.into_iter().zip(outcomes) {
                     write.answer(outcome);
@@ -417,6 +418,7 @@ impl WriterThread {
             }
             Err(error) => {
                 if !batch.entries.is_empty() {
+                    // The entries stay in the journal, and are moved later.
                     self.move_due = Some(Instant::now() + AFTER_FAILURE);
                 }
                 // The missing space may be in the log.
@@ -443,6 +445,7 @@ impl WriterThread {
             connection.prepare_cached(PROBE)?.execute([])?;
         }
         let mut writer = FactWriter::new(connection)?;
+        // They were acknowledged before these writes came, so they go first.
         for entry in &batch.entries {
             writer.put(&entry.scope, &entry.records)?;
         }
@@ -514,6 +517,7 @@ impl QueuedWrite {
             }
             QueuedWrite::Draft(instance, drafts, ended, _) => {
                 for draft in drafts {
+                    // It must not bring back a session that was deleted after it began.
                     if !journal.is_deleted(&draft.scope, draft.since) {
                         drafts::put(connection, *instance, draft)?;
                     }

@@ -77,9 +77,10 @@ impl<L: LabelSet, M: Metric> MetricFamily<L, M> {
         M::get(&self.series, labels.values().as_ref())
     }
 
-    /// Creates the series of `all` these labels. For Prometheus, a counter that first appears at 1 has not increased, so
-    /// an alerting rule on an increase needs series that exist before their first event.
+    /// Creates the series of `all` these labels.
     pub(super) fn begin_at_zero(&self, all: impl Iterator<Item = L>) {
+        // For Prometheus, a counter that first appears at 1 has not increased, so an alerting rule on an
+        // increase needs series that exist before their first event.
         for labels in all {
             self.get(labels);
         }

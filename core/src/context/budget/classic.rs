@@ -132,7 +132,11 @@ fn head_growth(rules: &ClassicRules, turn: &Turn, now: u64) -> i64 {
 
 /// The earlier call that `rules` count from, after the tokens that come from it.
 fn basis<'a>(rules: &ClassicRules, anchor: Option<Anchor<'a>>) -> Option<(u64, Anchor<'a>)> {
-    let anchor = anchor.filter(|_| rules.anchored)?;
+    // Such rules count the whole request each time.
+    if !rules.anchored {
+        return None;
+    }
+    let anchor = anchor?;
     Some((anchor.turn.carried_by_rules()?, anchor))
 }
 

@@ -176,8 +176,10 @@ impl<'r> ClearedResults<'r> {
         anchor: Option<Anchor<'_>>,
     ) -> Self {
         let new_from = counted_from(rules, request.conversation, anchor);
-        let earlier = anchor.filter(|_| new_from > 0);
-        let sketch = earlier.map_or(&[][..], |anchor| anchor.sketch);
+        let sketch = match anchor {
+            Some(anchor) if new_from > 0 => anchor.sketch,
+            _ => &[],
+        };
         Self {
             rules,
             request,
@@ -254,8 +256,7 @@ fn summary_of(request: &PlanRequest<'_>, known: &RecordedDecisions) -> f64 {
     known.compact().map_or(0.0, |(_, compact)| messages_weight(rules, dialect, &compact.raw))
 }
 
-/// The weight of what is sent but not from the client: the summary, and injected messages. If the count is
-/// based on an earlier call, only messages injected for the first time.
+/// The weight of what is sent but not from the client: the summary, and injected messages.
 fn added(
     rules: &ClassicRules,
     request: &PlanRequest<'_>,
@@ -263,6 +264,7 @@ fn added(
     known: &RecordedDecisions,
     is_whole: bool,
 ) -> f64 {
+    // If the count is based on an earlier call, only messages injected for the first time.
     // With an earlier call, only what is new since counts.
     let is_summarised = is_whole && sent.summary().is_some();
     let summary = if is_summarised { summary_of(request, known) } else { 0.0 };

@@ -9,19 +9,8 @@ use crate::context::{Estimate, EstimateMethod};
 use crate::dialect::Usage;
 
 /// Why the input of an exchange could not be known before it was reported; a metric label.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    Serialize,
-    Deserialize,
-    AsRefStr,
-    EnumIter,
-    schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(AsRefStr, EnumIter, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum HiddenInput {

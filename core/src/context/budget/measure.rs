@@ -289,6 +289,7 @@ impl<'a> PartScale<'a> {
         let conversation = self.conversation;
         let loaded = first_loaded(conversation);
         for (index, tool) in conversation.tools.iter().enumerate() {
+            // Its definition is not in the prompt until it is loaded.
             if tool.audience == Audience::Nobody {
                 self.contents.defers(tool.name.as_deref());
                 continue;
@@ -393,15 +394,15 @@ impl<'a> PartScale<'a> {
         }
     }
 
-    /// Whether the error of this estimate says something. It does not in four cases: the anchor was counted by
-    /// another family's tokenizer, the provider holds the history, a summary was just inserted, or a part can
-    /// only be read by the provider.
+    /// Whether the error of this estimate says something.
     fn is_instructive(
         &self,
         estimate: &Estimate,
         anchor: Option<Anchor<'_>>,
         same: Option<Anchor<'_>>,
     ) -> bool {
+        // It does not in four cases: the anchor was counted by another family's tokenizer, the provider holds
+        // the history, a summary was just inserted, or a part can only be read by the provider.
         matches!(estimate.method, EstimateMethod::Anchored | EstimateMethod::Estimated)
             && !estimate.encrypted_compaction
             && same.is_some() == anchor.is_some()

@@ -73,15 +73,15 @@ fn choices(reply: &Reply, tokenizer: Tokenizer) -> Vec<Vec<SketchPart>> {
     let Some(context) = reply.usage.context() else { return choices };
     let texts: u64 = choices.iter().map(|parts| sum(parts)).sum();
     // A text that is counted with the model's own tokenizer costs that, and little more.
-    let around = match counter.counting() {
+    let text_margin = match counter.counting() {
         CountingMethod::Exact => AROUND_EXACT,
         CountingMethod::Ratio | CountingMethod::Length => AROUND,
     };
     let margins = replies.flatten().map(|part| match part.kind {
         PartKind::ToolCall => AROUND_CALL,
-        _ => around,
+        _ => text_margin,
     });
-    let margin = margins.fold(around, u64::saturating_add);
+    let margin = margins.fold(text_margin, u64::saturating_add);
     let marks = match tokenizer.family {
         Family::O200k => 2 * thoughts as u64, // the tokens around each block
         _ => 0,

@@ -21,7 +21,7 @@ use crate::context::{Breakdown, Estimate, EstimateMethod, ProviderCount, Turn};
 use crate::dialect::LastCall;
 
 /// The context of a thread, as the page and `plimsoll context` show it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ContextView {
     /// Tokens in the context.
     pub total: u64,
@@ -76,9 +76,8 @@ pub struct ContextView {
 }
 
 /// What was done to the request of a context.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 pub struct RewriteView {
     /// The mode. In shadow mode nothing of it was sent.
     pub mode: Mode,
@@ -232,20 +231,8 @@ impl ContextView {
             reserve,
             free: usable.saturating_sub(total),
             percent: percent(total, window),
-            method: None,
             breakdown,
-            contents: None,
-            tool_use_prompt: None,
-            basis: None,
-            last_error_percent: None,
-            hidden_input: None,
-            fillable: None,
-            thresholds: None,
-            autocompact_buffer: None,
-            counted: None,
-            rewriting: RewriteView::default(),
-            next_input: None,
-            in_flight: false,
+            ..Self::default()
         }
     }
 }

@@ -13,10 +13,11 @@ pub fn tokens_without_cache_writes(usage: &Usage) -> Option<u64> {
     usage.input.map(|input| input.saturating_sub(usage.cache_write.unwrap_or(0)))
 }
 
-/// The first message to keep if the last share `keep` of the history, by length, is to stay (Gemini CLI:
-/// 0.3). Everything before it is summarised; 0: nothing can be. The cut is before a user's text, so that
-/// calls and their results stay together. It is after the last message only if the model has finished.
+/// The first message to keep if the last share `keep` of the history, by length, is to stay (Gemini CLI: 0.3).
+/// Everything before it is summarised; 0: nothing can be. It is after the last message only if the model has
+/// finished.
 pub(super) fn cut_point(conversation: &Conversation, body: &[u8], keep: f64) -> usize {
+    // The cut is before a user's text, so that calls and their results stay together.
     let messages = &conversation.messages;
     let lengths: Vec<u64> = messages
         .iter()

@@ -538,27 +538,7 @@ fn summary_is_due_by_last_call_where_policy_watches_that() {
 }
 
 fn written(scene: &scene::SessionFixture, cut: usize) -> CompactionRecord {
-    let (about, near) = scene.known().at_cut(cut).unwrap();
-    CompactionRecord {
-        about,
-        near,
-        is_own: true,
-        at: 5,
-        exchange: "writer".into(),
-        raw: r#"{"role":"user","content":"They spoke."}"#.into(),
-        was: 100,
-        tokens: 10,
-        by: SummaryAuthor::Summary,
-        why: DecisionReason::Threshold,
-        upstream: "up".into(),
-        model: "claude-opus-5-5".into(),
-        spent: <_>::default(),
-        dollars: None,
-        took: 0,
-        carries: None,
-        shadow: false,
-        epoch: None,
-    }
+    CompactionRecord { is_own: true, at: 5, exchange: "writer".into(), ..scene.summary(cut) }
 }
 
 #[test]
@@ -746,19 +726,7 @@ fn results_too_large_to_be_summarised_are_shortened() {
     assert_eq!(shortened(&known, 3, 8, 300), vec![6]);
     assert_eq!(shortened(&known, 0, 6, 300), vec![2]);
     let mut cut = scene.known();
-    cut.add([Fact::Cut(Box::new(crate::context::Cut {
-        epoch: None,
-        about: PartKey(scene.about(2)),
-        part: None,
-        at: 1,
-        exchange: "r".into(),
-        content: crate::context::Replacement::Text("gone".into()),
-        keep_media: false,
-        was: 900,
-        tokens: 9,
-        why: DecisionReason::Pressure,
-        shadow: false,
-    }))]);
+    cut.add([Fact::Cut(Box::new(scene.cut(2, "gone")))]);
     assert_eq!(shortened(&cut, 0, 8, 300), [6]);
 }
 

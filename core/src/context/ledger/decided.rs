@@ -258,7 +258,7 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::context::Replacement;
+
     use crate::context::Suspension;
     use crate::context::plan::DecisionReason;
 
@@ -268,19 +268,7 @@ mod tests {
     }
 
     fn cut(exchange: &str, epoch: Option<DecisionEpoch>) -> Fact {
-        Fact::Cut(Box::new(Cut {
-            about: PartKey(1),
-            part: None,
-            at: 1,
-            exchange: exchange.into(),
-            content: Replacement::Text("cut".into()),
-            keep_media: false,
-            was: 2,
-            tokens: 1,
-            why: DecisionReason::Always,
-            shadow: false,
-            epoch,
-        }))
+        Fact::Cut(Box::new(Cut { epoch, ..crate::context::scene::cut(1, exchange, "cut") }))
     }
 
     fn revocation(exchange: &str, renewal: Renewal) -> Revocation {

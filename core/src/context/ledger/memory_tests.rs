@@ -155,19 +155,8 @@ fn injections_stand_in_order_in_which_they_were_queued() {
 #[test]
 fn size_of_decisions_is_also_counted_separately() {
     let scene = SessionFixture::new("claude-opus-4-6", &messages("ucrau"));
-    let cut = Cut {
-        epoch: None,
-        about: PartKey(1),
-        part: None,
-        at: 1,
-        exchange: "r".into(),
-        content: Replacement::Text(long()),
-        keep_media: false,
-        was: 2,
-        tokens: 1,
-        why: plan::DecisionReason::Pressure,
-        shadow: false,
-    };
+    let content = Replacement::Text(long());
+    let cut = Cut { content, ..crate::context::scene::cut(1, "r", "") };
     let decision = ReasoningDecision {
         about: PartKey(2),
         at: 1,
@@ -177,27 +166,7 @@ fn size_of_decisions_is_also_counted_separately() {
         shadow: false,
         epoch: None,
     };
-    let (about, near) = scene.known().at_cut(2).unwrap_or((Chain(9), vec![]));
-    let compact = CompactionRecord {
-        about,
-        near,
-        is_own: true,
-        at: 1,
-        exchange: "r".into(),
-        raw: long(),
-        was: 2,
-        tokens: 1,
-        by: crate::context::policy::SummaryAuthor::Summary,
-        why: plan::DecisionReason::Threshold,
-        upstream: "u".into(),
-        model: "m".into(),
-        spent: Usage::default(),
-        dollars: None,
-        took: 0,
-        carries: None,
-        shadow: false,
-        epoch: None,
-    };
+    let compact = CompactionRecord { raw: long(), ..scene.summary(2) };
     let mut ledger = Ledger::default();
     let mut before = 0;
     let repair = crate::context::repair::RepairDecision {
@@ -288,13 +257,9 @@ fn reasoning_stays_with_its_turn() {
         after,
         at: 1,
         prefix: after,
-        order: None,
         model: "m".into(),
         upstream: "u".into(),
-        blocks: vec![],
-        signatures: vec![],
-        parts: vec![],
-        anchor_keys: vec![],
+        ..ReasoningRecord::default()
     };
     for n in 0..=TURNS {
         let mut turn =

@@ -6,17 +6,8 @@ use crate::context::{Outcome, Turn};
 use crate::dialect::{LastCall, Usage};
 
 /// Token totals of a session: sums of reported usage, of all models, and what was received of replies that broke off.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    Default,
-    PartialEq,
-    Eq,
-    serde::Serialize,
-    serde::Deserialize,
-    schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Totals {
     /// Prompts, including what was read from caches or written to them.
     pub input: u64,

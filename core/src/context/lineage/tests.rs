@@ -1,6 +1,7 @@
 use super::*;
 use crate::context::edited::reply_keys;
-use crate::context::reasoning::{self, ReplyOrigin};
+use crate::context::plan::ForwardedPrefix;
+use crate::context::reasoning;
 use crate::context::{Fact, PromptSection, Sketch, SketchPart};
 use crate::dialect::models::Family;
 use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
@@ -54,53 +55,31 @@ impl Play {
         let reply = reading.finish(BodyEnd::Whole);
         let after = reply.chain_after(placed.position.chain);
         let at = 10 * self.count as u64 - self.behind;
-        let origin = ReplyOrigin {
-            dialect,
-            after,
-            prefix: placed.position.chain,
-            order: None,
-            model: "m",
-            upstream: "a",
-            at: at + 5,
-        };
-        let thought = reasoning::record(&reply.parts, origin);
-        thought.into_iter().for_each(|it| self.ledger.add(Fact::Reasoning(Box::new(it))));
         let sketched =
             |key| SketchPart { key, tokens: 1, place: PromptSection::History, by_length: false };
-        self.ledger.add(Fact::Turn(Box::new(Turn {
+        let turn = Turn {
             exchange,
             after,
             position: placed.position.clone(),
-            done: Default::default(),
             response: reply.id.clone(),
             at,
             ended: at + 5,
             upstream: "a".into(),
-            dialect,
             model: "m".into(),
-            family: Family::Claude,
             purpose: conversation.purpose,
-            estimate: None,
             usage: Usage { input: Some(9), ..Usage::default() },
-            counted: None,
             stop: reply.stop,
             outcome,
-            window: 0,
-            reserve: 0,
             sketch: Sketch { added: sent.map(sketched).collect(), ..Sketch::default() },
             reply: reply.parts.iter().filter_map(|part| part.key).map(sketched).collect(),
             anchor_keys: reply_keys(&placed.position, &reply),
-            others: Vec::new(),
-            definitions: Vec::new(),
-            called: Vec::new(),
-            provider_request_id: None,
-            repeated_calls: None,
-            hints: None,
-            origin: None,
-            served: None,
-            dollars: None,
-            carry: None,
-        })));
+            ..Turn::empty(dialect, Family::Claude)
+        };
+        let prefix = ForwardedPrefix { chain: placed.position.chain, thought: None };
+        if let Some(thought) = reasoning::record(&reply.parts, after, &turn, prefix) {
+            self.ledger.add(Fact::Reasoning(Box::new(thought)));
+        }
+        self.ledger.add(Fact::Turn(Box::new(turn)));
         placed
     }
 }

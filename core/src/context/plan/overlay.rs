@@ -8,6 +8,15 @@ use foldhash::{HashMap, HashSet};
 use crate::context::CompactionRecord;
 use crate::dialect::{Chain, Conversation, Message, PartIndex, PartKey, Span};
 
+/// What is forwarded before a reply.
+#[derive(Clone, Copy, Debug)]
+pub struct ForwardedPrefix {
+    /// Its chain.
+    pub chain: Chain,
+    /// The newest reasoning in it: the model's next reasoning comes after it.
+    pub thought: Option<PartKey>,
+}
+
 /// What is sent in place of what the client sent. The default changes nothing.
 #[derive(Clone, Debug, Default)]
 pub struct Overlay {
@@ -88,14 +97,10 @@ impl Overlay {
         self.injected.get(&span.start).map(Vec::as_slice).unwrap_or_default()
     }
 
-    /// The newest reasoning that is sent: the model's next reasoning comes after it.
-    pub fn thought(&self) -> Option<PartKey> {
-        self.thought
-    }
-
-    /// The chain of everything that is forwarded.
-    pub fn chain(&self) -> Chain {
-        self.chains.last().copied().unwrap_or(Chain::START)
+    /// The prefix that the reply's reasoning is bound to.
+    pub fn prefix(&self) -> ForwardedPrefix {
+        let chain = self.chains.last().copied().unwrap_or(Chain::START);
+        ForwardedPrefix { chain, thought: self.thought }
     }
 
     pub(super) fn replace(&mut self, span: Span, key: PartKey, tokens: u32) {

@@ -135,6 +135,7 @@ impl RecordedDecisions {
         recorded.prefill = prefill(conversation, &recorded.keyed_parts, placed);
         let branch = Branch::new(ledger, placed, recorded.without_prefill(), mode);
         recorded.find_summaries(ledger, conversation, mode, &branch);
+        // What a session does not have need not be looked for.
         if ledger.knows_reasoning() {
             recorded.find_replies(ledger, conversation, &branch);
             recorded.repeated = thoughts::repeated(&recorded.replies);
@@ -156,6 +157,7 @@ impl RecordedDecisions {
             recorded.given_up.extend(branch.given_up());
             recorded.find_reaches(ledger, conversation, &branch, &forms);
         }
+        // Neither has a form for shadow mode.
         if mode == DecisionMode::Active {
             recorded.find_repairs(ledger, &branch);
             for (message, _) in ledger.injections() {
@@ -215,11 +217,11 @@ impl RecordedDecisions {
             }
         }
         for returned in &self.replies {
-            let after = returned.reasoning.after;
-            if let Some(decision) = ledger.reasoning_decision(after.0, mode, epoch)
-                && branch.has_back(decision, &returned.reasoning, self.repeated.contains(&after))
+            let chain = returned.reasoning.after;
+            if let Some(decision) = ledger.reasoning_decision(chain.0, mode, epoch)
+                && branch.has_back(decision, &returned.reasoning, self.repeated.contains(&chain))
             {
-                self.reasoning_decisions.insert(after.0, decision.clone());
+                self.reasoning_decisions.insert(chain.0, decision.clone());
             }
         }
         // The bytes of what the client sends are not at hand here, so all decisions to remove are taken.

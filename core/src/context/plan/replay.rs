@@ -24,11 +24,14 @@ pub fn original_overlay(request: &PlanRequest<'_>) -> Overlay {
 
 /// Replays every recorded decision that applies, and nothing else.
 pub fn replay(request: &PlanRequest<'_>, known: &RecordedDecisions) -> Plan {
+    // The history is at the provider: nothing of it can be changed here.
     if request.conversation.held.is_some() {
         return Plan { sent: original_overlay(request), ..Plan::default() };
     }
     let overlay = known.sent().cleared_past(request.clears_past);
     let mut plan = Plan { sent: overlay, ..Plan::default() };
+    // In this order: what a summary replaced is not cut, and whether reasoning comes back depends on what is
+    // sent before it.
     compact(request, known, &mut plan);
     cuts(request, known, &mut plan);
     inject(request, known, &mut plan);
@@ -122,6 +125,7 @@ fn inject(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mut Plan)
             .iter()
             .filter_map(|injected| Some((injected.key(), injected.place()?)))
             .collect();
+        // All texts of a place go in with one edit, because two would contradict each other.
         let texts: Vec<&str> = places.iter().map(|(_, place)| &*place.text).collect();
         let edits = rewrite::inject(request.conversation, request.body, at, &texts);
         for (key, place) in places {
@@ -171,6 +175,7 @@ fn put_stand_ins(request: &PlanRequest<'_>, known: &RecordedDecisions, plan: &mu
     // Another model than the one that required a stand-in may refuse it. The same model gets it again, even
     // if it is no longer known to require it.
     let is_demanded = request.reasoning_rule == ReasoningRule::Demanded;
+    // Chat Completions has one field for a whole message.
     let one_field = request.conversation.dialect == Dialect::OpenaiChat;
     let mut places: HashSet<(usize, usize)> = HashSet::default();
     for step in plan.steps.iter().filter(|step| step.change == Change::PutBack) {

@@ -29,17 +29,12 @@ fn sent(scene: &SessionFixture) -> Value {
 /// The current request decides to cut the result in this message.
 fn cut(scene: &SessionFixture, message: usize, why: DecisionReason) -> Fact {
     Fact::Cut(Box::new(Cut {
-        epoch: None,
-        about: PartKey(scene.about(message)),
-        part: None,
         at: scene.now,
         exchange: scene.request().exchange.clone(),
-        content: Replacement::Text(GONE.into()),
-        keep_media: false,
-        was: 900,
         tokens: 20,
         why,
         shadow: scene.mode == Mode::Shadow,
+        ..scene.cut(message, GONE)
     }))
 }
 
@@ -451,7 +446,7 @@ fn reasoning_returns_in_its_branch() {
     };
     assert_eq!(thinks(&scene), [1]);
     let first = reasoning::signature_key(&thinking(1).to_string());
-    assert_eq!(scene.plan().sent.thought(), first);
+    assert_eq!(scene.plan().sent.prefix().thought, first);
     assert_eq!(scene.plan().sent.all_back().collect::<Vec<_>>(), [first.unwrap()]);
     scene.answered(&with(3));
     scene.send(&upto(5));
@@ -495,7 +490,7 @@ fn reasoning_that_policy_removes_is_removed_block_by_block() {
     let span = |at| scene.request().part(at).unwrap().span;
     assert!(plan.sent.is_gone(span(PartIndex::new(1, 0))));
     assert!(!plan.sent.is_gone(span(PartIndex::new(3, 0))));
-    assert_eq!(plan.sent.thought(), reasoning::signature_key(&thinking(3).to_string()));
+    assert_eq!(plan.sent.prefix().thought, reasoning::signature_key(&thinking(3).to_string()));
 }
 
 /// Queued messages are added at the end of the next request, and stay there.
@@ -722,7 +717,7 @@ fn injected_messages_are_reported_and_end_sent_chain() {
         assert_eq!(plan.sent.before(at), chain, "{at}");
         chain = chain.then(*key);
     }
-    assert_eq!(plan.sent.chain(), chain.then(injected.key()));
+    assert_eq!(plan.sent.prefix().chain, chain.then(injected.key()));
     assert!(!plan.sent.is_original());
     assert!(plain("uau").plan().sent.is_original());
 }
@@ -745,7 +740,7 @@ fn summary_replaces_its_messages_in_chain_that_is_sent() {
     let after: Vec<Chain> = (0..5).map(|at| sent.before(at)).collect();
     let kept = chain.then(keys[3]);
     assert_eq!(after, [Chain::START, Chain::START, Chain::START, chain, kept]);
-    assert_eq!(sent.chain(), kept.then(keys[4]));
+    assert_eq!(sent.prefix().chain, kept.then(keys[4]));
 }
 
 /// The chain begins with system prompt and tools. What the provider is asked to clear is reported with what is sent.
@@ -759,7 +754,7 @@ fn chain_that_is_sent_begins_with_system_prompt() {
         scene.plan().sent
     };
     let (kind, brief) = (of("Be kind."), of("Be brief."));
-    assert_ne!((kind.before(0), kind.chain()), (brief.before(0), brief.chain()));
+    assert_ne!((kind.before(0), kind.prefix().chain), (brief.before(0), brief.prefix().chain));
     assert_ne!(kind.before(0), Chain::START);
     assert_eq!(kind.clears_past(), Some(5));
     assert_eq!(plain("u").plan().sent.clears_past(), None);

@@ -80,6 +80,7 @@ pub fn trim_for_room(
     let request = &PlanRequest { policy: &eased, ..*request };
     let newborn = PruneCandidates::new(request, known, cost).newborn;
     let total: u64 = newborn.iter().map(|result| result.tokens).sum();
+    // A part of the goal stays for them even where the rest fills it.
     let room = goal.saturating_sub(cost.tokens.saturating_sub(total)).max(goal / SMALLEST);
     let share = room / (newborn.len() as u64).max(1);
     let mut counter = counter(request);
@@ -120,6 +121,7 @@ pub fn shorten_for_room(
         parts.map(move |(at, part)| (PartIndex::new(index, at), part))
     });
     let texts = texts.filter(|(_, part)| part.kind == PartKind::Text && part.role == Role::User);
+    // One text, because a history in one message is what such a request consists of.
     let largest = texts.max_by_key(|(_, part)| weights.own(part));
     let shortened = largest.and_then(|(at, part)| {
         let about = known.about(at)?;

@@ -173,17 +173,12 @@ fn cut(scene: &SessionFixture, message: usize, why: DecisionReason) -> Fact {
         _ => Replacement::Text("gone".into()),
     };
     Fact::Cut(Box::new(Cut {
-        epoch: None,
-        about: PartKey(scene.about(message)),
-        part: None,
-        at: 1,
-        exchange: "r0".into(),
         content,
         keep_media: true,
         was: 1000,
         tokens: 90,
         why,
-        shadow: false,
+        ..scene.cut(message, "gone")
     }))
 }
 
@@ -765,27 +760,7 @@ fn result_that_its_client_cut_is_known_by_its_text() {
 fn summarised_results_are_not_cut() {
     let mut scene = scene("ucraucra", eased());
     assert_eq!(old(&scene), [6, 2]);
-    let (about, near) = scene.known().at_cut(4).unwrap();
-    let compact = crate::context::CompactionRecord {
-        about,
-        near,
-        is_own: true,
-        at: 1,
-        exchange: scene.request().exchange.clone(),
-        raw: r#"{"role":"user","content":"They spoke."}"#.into(),
-        was: 100,
-        tokens: 10,
-        by: crate::context::policy::SummaryAuthor::Summary,
-        why: DecisionReason::Threshold,
-        upstream: "up".into(),
-        model: FREE.into(),
-        spent: <_>::default(),
-        dollars: None,
-        took: 0,
-        carries: None,
-        shadow: false,
-        epoch: None,
-    };
+    let compact = scene.summary(4);
     scene.ledger.add(Fact::Compact(Box::new(compact)));
     assert_eq!(old(&scene), [6]);
 }

@@ -8,6 +8,7 @@ use super::*;
 use crate::context::plan::{ForeignReasoning, replay};
 use crate::context::policy::ReasoningPolicy;
 use crate::context::scene::{SessionFixture, messages, thinking};
+use crate::dialect::models::Family;
 
 /// Earlier versions stored a signature as a pair, without the range of text that it belongs to.
 #[test]
@@ -470,16 +471,8 @@ fn raw(signature: Option<&str>) -> ReplyPart {
 }
 
 fn recorded(dialect: Dialect, parts: Vec<ReplyPart>) -> Option<ReasoningRecord> {
-    let made = ReplyOrigin {
-        dialect,
-        after: Chain(1),
-        prefix: Chain(2),
-        order: None,
-        model: "m",
-        upstream: "u",
-        at: 3,
-    };
-    record(&parts, made)
+    let turn = Turn { ended: 3, ..Turn::empty(dialect, Family::Other) };
+    record(&parts, Chain(1), &turn, ForwardedPrefix { chain: Chain(2), thought: None })
 }
 
 /// Blocks are kept with their place among the keyed parts and the hosted tools that ran between these.

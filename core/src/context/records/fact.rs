@@ -18,7 +18,7 @@ use crate::context::{ExchangeId, Millis, ThreadId};
 use crate::dialect::{Chain, Part, PartKey, Usage};
 
 /// Reasoning as it was received, kept for clients that drop it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ReasoningRecord {
     /// The chain after the reply that the reasoning belongs to.
     pub after: Chain,

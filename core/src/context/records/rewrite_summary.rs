@@ -69,9 +69,8 @@ pub struct RewriteSummary {
 }
 
 /// Tokens that are not sent, by the count that decides.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 pub struct RemovedTokens {
     /// Of tool results, less what stands in for them.
     pub cut: u64,
@@ -83,9 +82,8 @@ pub struct RemovedTokens {
 
 /// What the new steps of a request took away, in estimated tokens. Of all of them: only [`MOST_STORED_STEPS`] steps
 /// are stored.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 pub struct NewTokens {
     /// Removed by late steps, those that change what was sent before; less what stands in for it.
     #[serde(default, skip_serializing_if = "is_default")]
@@ -119,9 +117,8 @@ impl NewTokens {
 }
 
 /// Changes by kind.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 pub struct ChangeCounts {
     /// Tool results that were cut.
     #[serde(default)]

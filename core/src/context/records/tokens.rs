@@ -51,9 +51,8 @@ impl MessageTokens {
 }
 
 /// Tokens of the recognised sections, estimated.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default)]
 pub struct SectionTokens {
     /// The share of `tools` that comes from MCP servers (`mcp__*`).

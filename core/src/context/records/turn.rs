@@ -54,9 +54,8 @@ pub struct ProviderCount {
 }
 
 /// How the tokens of a context are split. The parts add up to the total.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Breakdown {
     /// System prompt, tokens, estimated.
     pub system: u64,
@@ -78,19 +77,8 @@ pub struct Breakdown {
 }
 
 /// How an exchange ended. Exactly one per exchange (invariant 6); a metric label.
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    Serialize,
-    Deserialize,
-    AsRefStr,
-    EnumIter,
-    schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(AsRefStr, EnumIter, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum Outcome {
@@ -109,6 +97,7 @@ pub enum Outcome {
     EndedByProxy,
     /// The process ended during the exchange, or the reply is still being made in the background; the record has what was
     /// known until then.
+    #[default]
     Interrupted,
 }
 
@@ -209,6 +198,46 @@ pub struct Turn {
     pub carry: Option<CarryOver>,
 }
 
+impl Turn {
+    /// A turn of which only protocol and tokenizer are known.
+    pub fn empty(dialect: Dialect, family: Family) -> Self {
+        Self {
+            exchange: ExchangeId::default(),
+            position: Position::default(),
+            after: Chain::START,
+            done: RewriteSummary::default(),
+            response: None,
+            provider_request_id: None,
+            repeated_calls: None,
+            hints: None,
+            origin: None,
+            at: 0,
+            ended: 0,
+            upstream: Box::default(),
+            dialect,
+            model: Box::default(),
+            family,
+            purpose: Purpose::Turn,
+            estimate: None,
+            usage: Usage::default(),
+            served: None,
+            dollars: None,
+            counted: None,
+            stop: None,
+            outcome: Outcome::default(),
+            window: 0,
+            reserve: 0,
+            sketch: Sketch::default(),
+            reply: Vec::new(),
+            anchor_keys: Vec::new(),
+            others: Vec::new(),
+            definitions: Vec::new(),
+            called: Vec::new(),
+            carry: None,
+        }
+    }
+}
+
 /// Another form in which a client may send a reply back: another of several replies, or the same with other call ids.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReplyForm {
@@ -267,7 +296,7 @@ impl Turn {
 }
 
 /// A request's place among the turns of its session, found by `lineage`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Position {
     /// The thread whose history it continues, or begins.
     pub thread: ThreadId,

@@ -5,9 +5,8 @@
 use serde::{Deserialize, Serialize};
 
 /// The token counts at which something begins for a request, under the current policy.
-#[derive(
-    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema,
-)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(default)]
 pub struct WindowLimits {
     /// Tokens that may be filled before the history must be compacted (`PlanRequest::fillable`).

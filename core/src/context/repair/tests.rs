@@ -4,12 +4,10 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::context::plan::DecisionReason;
-use crate::context::policy::SummaryAuthor;
 use crate::context::scene::{SessionFixture, messages, thinking};
 use crate::context::{CompactionRecord, DecisionEpoch, ReasoningAction};
 use crate::dialect::repair::path::JsonPath;
-use crate::dialect::{self, Dialect, Usage};
+use crate::dialect::{self, Dialect};
 
 const MODEL: &str = "claude-opus-4-6";
 
@@ -215,26 +213,9 @@ fn parts_that_may_not_be_changed_are_not_repaired() {
 #[test]
 fn inserted_summary_is_not_repaired() {
     let mut one = scene(&messages("uauau"));
-    let (about, near) = one.known().at_cut(2).unwrap();
     one.ledger.add(Fact::Compact(Box::new(CompactionRecord {
-        about,
-        near,
-        is_own: true,
-        at: 1,
-        exchange: one.request().exchange.clone(),
         raw: r#"{"role":"user","content":""}"#.into(),
-        was: 100,
-        tokens: 70,
-        by: SummaryAuthor::Summary,
-        why: DecisionReason::Threshold,
-        upstream: "up".into(),
-        model: MODEL.into(),
-        spent: Usage::default(),
-        dollars: None,
-        took: 0,
-        carries: None,
-        shadow: false,
-        epoch: None,
+        ..one.summary(2)
     })));
     assert_eq!(sent(&one)["messages"][0]["content"], "");
     assert_eq!(proposed(&one, &refusal(RepairCause::Empty)), []);

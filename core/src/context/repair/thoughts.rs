@@ -73,8 +73,9 @@ fn has_name(raw: &[u8], name: &str) -> bool {
         || root.get_text("encrypted_content").is_some_and(|content| abbreviates(name, &content))
 }
 
-/// OpenAI names content without an id by its first and last characters: `gAAA...DQ==` (`docs/protocols.md` 3.2).
 fn abbreviates(name: &str, content: &str) -> bool {
+    // OpenAI names content without an id by its first and last characters: `gAAA...DQ==` (`docs/protocols.md`
+    // 3.2).
     let Some((start, end)) = name.split_once("...") else { return false };
     // Without one of the two, the rest would fit too much.
     !start.is_empty() && !end.is_empty() && content.starts_with(start) && content.ends_with(end)

@@ -4,9 +4,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::context::budget::{self, Anchor, MeasuredEstimate};
-use crate::context::plan::DecisionReason;
 use crate::context::scene::SessionFixture;
-use crate::context::{Cut, Fact, Replacement, SketchPart};
+use crate::context::{Cut, Fact, SketchPart};
 use crate::dialect::{PartIndex, PartKey, PartKind};
 use crate::tokens::learn::EstimatorState;
 
@@ -60,17 +59,11 @@ impl Miscounted {
         let part = scene.conversation.part(PartIndex::new(2 * turn, 0)).unwrap();
         let was = parts.iter().find(|it| Some(it.key) == part.key).unwrap().tokens;
         scene.ledger.add(Fact::Cut(Box::new(Cut {
-            epoch: None,
-            about: PartKey(scene.about(2 * turn)),
-            part: None,
             at: scene.now,
             exchange: scene.request().exchange.clone(),
-            content: Replacement::Text("It went.".into()),
-            keep_media: false,
             was,
             tokens: STAND_IN,
-            why: DecisionReason::Pressure,
-            shadow: false,
+            ..scene.cut(2 * turn, "It went.")
         })));
         self.truth += f64::from(was) * self.times - f64::from(STAND_IN);
     }

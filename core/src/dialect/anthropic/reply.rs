@@ -386,8 +386,8 @@ fn is_nonempty_text(piece: Option<Value<'_>>) -> bool {
     piece.is_some_and(|piece| piece.kind() == Kind::String && piece.span().len() > 2)
 }
 
-/// Notes reasoning that the provider dropped instead of giving it to the model (`docs/protocols.md` 1.5).
 fn withheld(transformations: Value<'_>, reply: &mut Reply) {
+    // Notes reasoning that the provider dropped instead of giving it to the model (`docs/protocols.md` 1.5).
     for transformed in transformations.items() {
         if transformed.get_text("type").is_some_and(|kind| kind.ends_with("_dropped")) {
             note_once(&mut reply.notes, Note::InputWithheld);

@@ -126,6 +126,7 @@ impl UsageFields {
         };
         let written = if self.iterations.is_some() { usage.output } else { self.last_output };
         if refused_empty && written == Some(0) {
+            // What was refused before anything was written is not billed.
             usage.unbilled = true;
             usage.output = written;
         }
@@ -141,7 +142,7 @@ impl UsageFields {
 
     fn iterations(&mut self, all: Value<'_>) -> Option<Iterations> {
         let answer = AnsweringModel::from_iterations(all);
-        let mut own = Usage::default();
+        let mut own_usage = Usage::default();
         let mut calls = 0;
         let mut last_call = None;
         let mut attempts = Vec::new();
@@ -155,7 +156,7 @@ impl UsageFields {
                 calls += 1;
                 let output = usage.output.unwrap_or(0);
                 last_call = usage.input.map(|input| LastCall { input, output });
-                add(&mut own, &usage, calls == 1);
+                add(&mut own_usage, &usage, calls == 1);
                 continue;
             }
             // A model that declined before it wrote anything is not billed.
@@ -175,8 +176,8 @@ impl UsageFields {
         // A single call of the requested model: the total is enough.
         let is_single = calls == 1 && attempts.is_empty() && served_by.is_none();
         let last_call = if is_single { None } else { last_call };
-        let is_counted = own != Usage::default() || !attempts.is_empty();
-        is_counted.then_some(Iterations { own, last_call, attempts, served_by })
+        let is_counted = own_usage != Usage::default() || !attempts.is_empty();
+        is_counted.then_some(Iterations { own: own_usage, last_call, attempts, served_by })
     }
 }
 
@@ -193,11 +194,11 @@ impl AnsweringModel {
     fn from_iterations(all: Value<'_>) -> Self {
         let fallback = all.items().filter(|call| kind(*call) == "fallback_message").last();
         let mut messages = all.items().filter(|call| kind(*call) == "message");
-        let first = messages.next();
-        let answer = fallback.or_else(|| messages.last().or(first));
+        let first_message = messages.next();
+        let answer = fallback.or_else(|| messages.last().or(first_message));
         Self {
             model: answer.and_then(model),
-            first: first.and_then(model),
+            first: first_message.and_then(model),
             is_fallback: fallback.is_some(),
         }
     }
@@ -225,6 +226,7 @@ impl CallFields {
         let [short, long] = split.map(Count::from_member);
         let mut created = Count::from_member(usage.cache_creation_input_tokens);
         if created == Count::default() {
+            // Some servers report only the split.
             created = short.plus(long);
         }
         let input = Count::from_member(usage.input_tokens);

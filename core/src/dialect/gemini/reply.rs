@@ -203,23 +203,23 @@ impl CandidateContent {
         self.close();
         // Makes the same runs of texts as the request reader.
         let mut run = String::new();
-        let mut last = None;
+        let mut last_text = None;
         for at in 0..self.parts.len() {
             let part = &mut self.parts[at];
             match part.kind {
                 PartKind::Text => {
                     run.push_str(&part.text);
-                    last = Some(at);
+                    last_text = Some(at);
                 }
                 PartKind::Reasoning if !ended => part.raw = None,
                 PartKind::Reasoning => {}
                 _ if part.key.is_some() => {
-                    self.end_run(&std::mem::take(&mut run), last.take());
+                    self.end_run(&std::mem::take(&mut run), last_text.take());
                 }
                 _ => {}
             }
         }
-        self.end_run(&run, last);
+        self.end_run(&run, last_text);
         for part in &mut self.parts {
             // Incomplete reasoning cannot be sent back.
             if part.kind == PartKind::Reasoning && part.raw.is_none() && ended {
@@ -245,6 +245,7 @@ impl CandidateContent {
             PartData::Thought(Some(text)) => {
                 return self.text(PartKind::Reasoning, text, signature.as_deref(), value);
             }
+            // A thought without text is kept as it came, because its signature may have to come back.
             PartData::Thought(None) => ReplyPart {
                 raw: Some(String::from_utf8_lossy(value.raw()).into()),
                 ..ReplyPart::new(PartKind::Reasoning)

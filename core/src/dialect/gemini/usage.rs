@@ -88,6 +88,7 @@ impl UsageFields {
         if let Some(details) = first([reported.details, reported.snake_details]) {
             let cached = first([reported.cached_details, reported.snake_cached_details]);
             let cached = cached.map_or(0, audio_tokens);
+            // Audio from the cache is billed like all that is read from it.
             self.billing.audio_input = audio_tokens(details).saturating_sub(cached);
         }
     }

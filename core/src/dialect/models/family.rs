@@ -6,19 +6,8 @@ use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter};
 
 /// Which tokenizer a model uses: what was measured of one family says nothing of another (`docs/estimates.md` 1.3).
-#[derive(
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-    Hash,
-    Serialize,
-    Deserialize,
-    schemars::JsonSchema,
-    AsRefStr,
-    EnumIter,
-)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(AsRefStr, EnumIter, Serialize, Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[strum(serialize_all = "kebab-case")]
 pub enum Family {

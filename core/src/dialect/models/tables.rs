@@ -174,6 +174,12 @@ fn of_token(entry: &Value, suffix: &str, base: Option<Rates>) -> Option<Rates> {
     )
 }
 
+fn of_million(cost: &Value) -> Option<Rates> {
+    let [input, output, cache_read, cache_write] =
+        ["input", "output", "cache_read", "cache_write"].map(|key| cost[key].as_f64());
+    rates(input, output, cache_read, cache_write)
+}
+
 fn above(entry: &Value, base: Rates) -> Vec<LongPrice> {
     let lengths = [32_u64, 100, 128, 200, 256, 272, 512].into_iter();
     let steps = lengths.filter_map(|thousands| {
@@ -185,18 +191,14 @@ fn above(entry: &Value, base: Rates) -> Vec<LongPrice> {
     steps.collect()
 }
 
-/// With steps that cannot be said the price is unknown.
 fn priced(base: Rates, steps: &[LongPrice]) -> Option<Price> {
+    // With steps that cannot be said the price is unknown.
     Some(Price { long: PriceSteps::new(steps).ok()?, ..Price::from_rates(base) })
 }
 
 /// An entry of models.dev's list: prices of a million tokens.
 fn models_dev(entry: &Value) -> Option<ModelOverride> {
     let limit = &entry["limit"];
-    let of_million = |cost: &Value| {
-        let at = |key: &str| cost[key].as_f64();
-        rates(at("input"), at("output"), at("cache_read"), at("cache_write"))
-    };
     let cost = &entry["cost"];
     let long: Option<Vec<LongPrice>> = match (cost["tiers"].as_array(), &cost["context_over_200k"])
     {
@@ -205,9 +207,11 @@ fn models_dev(entry: &Value) -> Option<ModelOverride> {
         (None, over) => of_million(over).map(|rates| vec![LongPrice { above: 200_000, rates }]),
         (Some(tiers), _) => {
             let steps = tiers.iter().map(|tier| {
-                let is_length = tier["tier"]["type"] == "context";
-                let above = tier["tier"]["size"].as_u64().filter(|_| is_length)?;
-                Some(LongPrice { above, rates: of_million(tier)? })
+                // A step by anything but the length of the context cannot be said.
+                if tier["tier"]["type"] != "context" {
+                    return None;
+                }
+                Some(LongPrice { above: tier["tier"]["size"].as_u64()?, rates: of_million(tier)? })
             });
             steps.collect()
         }
@@ -234,13 +238,13 @@ fn facts(
     })
 }
 
-/// Without a price of its own, reading from the cache and writing to it cost what input costs.
 fn rates(
     input: Option<f64>,
     output: Option<f64>,
     cache_read: Option<f64>,
     cache_write: Option<f64>,
 ) -> Option<Rates> {
+    // Without a price of its own, reading from the cache and writing to it cost what input costs.
     let is_price = |price: &f64| price.is_finite() && *price >= 0.0;
     let input = input.filter(is_price)?;
     Some(Rates {

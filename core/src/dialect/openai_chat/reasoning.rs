@@ -113,6 +113,7 @@ impl ReplyReasoning {
             }
             _ => {
                 self.values += values_in_members(&detail);
+                // Each later piece looks through all values, so their number has a bound.
                 if self.values <= MOST_LISTED {
                     self.details.push(detail);
                 }

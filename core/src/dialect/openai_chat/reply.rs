@@ -121,6 +121,7 @@ impl ReplyStream {
             reply.stop = Some(StopReason::Refused);
         }
         reply.usage = self.usage.normalised(&mut reply.notes);
+        // Without its end, a reply may have cost more than was reported so far.
         reply.usage.lower_bound = !(ended || done) && self.usage.is_known();
     }
 
@@ -273,6 +274,7 @@ impl ChoiceContent {
         for call in tool_calls.iter().flat_map(Value::items) {
             self.call(choice, call);
         }
+        // The older form of a call.
         if let Some(call) = first([function_call]) {
             self.call(choice, call);
         }
@@ -448,8 +450,8 @@ fn finished(call: StreamCall, keyer: &mut Keyer) -> ReplyPart {
     }
 }
 
-/// All finish reasons that were seen or are documented (`docs/protocols.md` 2.1, 4.3).
 fn stop(reason: &str) -> StopReason {
+    // All finish reasons that were seen or are documented (`docs/protocols.md` 2.1, 4.3).
     match reason {
         "stop" | "end_turn" | "eos" | "eos_token" | "stop_sequence" | "complete" | "COMPLETE"
         | "STOP" | "end" => StopReason::End,

@@ -96,6 +96,7 @@ impl UsageFields {
             && let [Some(hit), Some(miss)] =
                 [usage.prompt_cache_hit_tokens, usage.prompt_cache_miss_tokens]
         {
+            // DeepSeek splits the prompt into these two.
             prompt = Count::from_member(Some(hit)).plus(Count::from_member(Some(miss)));
         }
         let completion = Count::of_any(&[usage.completion_tokens, usage.output_tokens]);
@@ -106,6 +107,7 @@ impl UsageFields {
             true => self.total = total,
             false => _ = self.total.grow(total),
         }
+        // Each server has a place of its own for these numbers (`docs/protocols.md` 4.1).
         self.reasoning.grow(Count::of_any(&[
             member(usage.completion_tokens_details, "reasoning_tokens"),
             member(usage.output_tokens_details, "reasoning_tokens"),

@@ -63,6 +63,7 @@ fn read_kind(item: Value<'_>, keyer: &mut Keyer) -> ResponseItem {
             let texts = HOSTED.iter().find(|(name, _)| *name == kind).map(|(_, texts)| *texts);
             let mut part = hosted(item, texts.unwrap_or_default());
             if texts.is_none() {
+                // What is unknown counts as a whole, and has a key, so that a changed one is noticed.
                 part.texts = vec![item.span()];
                 part.key = lasting(item, keyer);
             }
@@ -104,6 +105,7 @@ fn message(item: Value<'_>, keyer: &mut Keyer) -> ResponseItem {
     let [role, content] = item.members(["role", "content"]);
     let role = match role.and_then(|role| role.text()).as_deref() {
         Some("assistant") => Role::Assistant,
+        // Both are instructions: the newer models only call them differently.
         Some("system" | "developer") => Role::System,
         _ => Role::User,
     };

@@ -84,6 +84,7 @@ impl ReplyStream {
             }
             "keepalive" | "ping" | "response.steer" => {}
             _ if is_passing(kind) => {}
+            // Servers that are compatible name the event otherwise.
             _ if value.get_any(&["error"]).is_some() => {
                 reply.error = Some(error_in(value));
                 reply.stop = Some(StopReason::Failed);
@@ -444,8 +445,9 @@ fn is_passing(kind: &str) -> bool {
     FAMILIES.iter().any(|family| kind.starts_with(family))
 }
 
-/// Opening a page that was found, and looking for words in it, are free ("Web search", OpenAI's documentation).
 fn is_search(item: Value<'_>) -> bool {
+    // Opening a page that was found, and looking for words in it, are free ("Web search", OpenAI's
+    // documentation).
     let action = item.path(&["action", "type"]).and_then(|action| action.text());
     item.get_text("type").as_deref() == Some("web_search_call")
         && action.is_none_or(|action| action == "search")

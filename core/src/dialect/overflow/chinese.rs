@@ -79,27 +79,27 @@ pub(super) fn translated(text: &str) -> Cow<'_, str> {
     if !text.chars().any(is_chinese) {
         return Cow::Borrowed(text);
     }
-    let mut out = String::with_capacity(text.len());
+    let mut english_text = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(first) = rest.chars().next() {
         let word = WORDS.iter().find(|(chinese, _)| rest.starts_with(chinese));
         if let Some((chinese, english)) = word {
-            out.extend([" ", english, " "]);
+            english_text.extend([" ", english, " "]);
             rest = &rest[chinese.len()..];
             continue;
         }
         match first {
-            '。' | '；' | '！' | '？' => out.push_str(". "),
-            '（' => out.push('('),
-            '）' => out.push(')'),
-            '，' | '、' => out.push(','),
-            '：' => out.push(':'),
-            first if is_chinese(first) => out.push(' '),
-            first => out.push(first),
+            '。' | '；' | '！' | '？' => english_text.push_str(". "),
+            '（' => english_text.push('('),
+            '）' => english_text.push(')'),
+            '，' | '、' => english_text.push(','),
+            '：' => english_text.push(':'),
+            first if is_chinese(first) => english_text.push(' '),
+            first => english_text.push(first),
         }
         rest = &rest[first.len_utf8()..];
     }
-    Cow::Owned(out)
+    Cow::Owned(english_text)
 }
 
 fn is_chinese(c: char) -> bool {

@@ -54,6 +54,7 @@ pub fn endpoint<'p>(method: &Method, target: &'p str) -> Option<Endpoint<'p>> {
         return Some(stored);
     }
     if *method == Method::GET {
+        // Only Responses is also spoken over a WebSocket.
         if *segments.last()? != "responses" {
             return None;
         }
@@ -71,8 +72,8 @@ pub fn endpoint<'p>(method: &Method, target: &'p str) -> Option<Endpoint<'p>> {
     Some(Endpoint { model, ..endpoint })
 }
 
-/// A model's name is shown and stored; the parameters of its segment may be credentials (`;key=…`).
 fn without_parameters(model: Cow<'_, str>) -> Cow<'_, str> {
+    // A model's name is shown and stored; the parameters of its segment may be credentials (`;key=…`).
     match model.split_once(';') {
         Some((name, _)) => Cow::Owned(name.to_owned()),
         None => model,

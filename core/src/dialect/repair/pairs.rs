@@ -149,6 +149,7 @@ fn put(message: &MessageBlocks<'_>, results: Vec<String>) -> Option<Edit> {
         }
     }
     let old_blocks: Vec<String> = message.blocks.iter().map(|block| raw(*block)).collect();
+    // The order of parallel results means nothing, so it is no reason for an edit.
     if is_same(&blocks, &old_blocks) {
         return None;
     }
@@ -190,6 +191,7 @@ pub(super) fn gemini(root: Value<'_>, text: &str) -> Vec<Edit> {
         let caller = at.checked_sub(1).and_then(|at| contents.get(at));
         let was_called = caller.is_some_and(|content| !parts(*content, &CALLS).is_empty());
         let responses = parts(*content, &RESPONSES);
+        // They answer nothing, which Gemini refuses.
         if !responses.is_empty() && !was_called {
             edits.extend(responses_for(*content, &[], text));
         }

@@ -165,8 +165,9 @@ struct RefusalCaptures {
     name: Option<Box<str>>,
 }
 
-/// The built-in patterns, parsed on first use. A test checks that they are valid.
+/// The built-in patterns, parsed on first use.
 fn built_in() -> &'static RefusalFile {
+    // A test checks that they are valid.
     static FILE: OnceLock<RefusalFile> = OnceLock::new();
     FILE.get_or_init(|| {
         toml::from_str(include_str!("../../../../config/refusals.toml"))

@@ -25,9 +25,9 @@ pub(super) fn edits(root: Value<'_>) -> Vec<Edit> {
         if !list.items().any(|item| is_lost(item, &defined)) {
             continue;
         }
-        let found = list.items().filter(|item| !is_lost(*item, &defined));
+        let references_left = list.items().filter(|item| !is_lost(*item, &defined));
         let mut items: Vec<String> =
-            found.map(|item| String::from_utf8_lossy(item.raw()).into_owned()).collect();
+            references_left.map(|item| String::from_utf8_lossy(item.raw()).into_owned()).collect();
         // A tool's result has to say something; a search may have found nothing.
         if items.is_empty() && references.is_none() {
             items.push(format!(r#"{{"type":"text","text":{}}}"#, literal(NO_CONTENT)));

@@ -9,9 +9,10 @@ use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
 
 /// The edit that requests it, compared with the response `previous`. `None` if the client asks itself, or the
-/// dialect has no such option. Anthropic only stores what it compares with if it is asked from the first request on.
-/// New members come last, because other options are inserted first.
+/// dialect has no such option. Anthropic only stores what it compares with if it is asked from the first request
+/// on.
 pub fn diagnose(dialect: Dialect, body: &[u8], previous: Option<&str>) -> Option<Edit> {
+    // New members come last, because other options are inserted first.
     let document = Document::read(body).ok()?;
     let root = document.root(body)?;
     let id = previous.map(literal);

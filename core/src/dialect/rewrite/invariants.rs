@@ -184,8 +184,8 @@ impl RequestSnapshot<'_> {
         results
     }
 
-    /// The first part of a reply that is not reasoning: reasoning may be put back before it.
     fn first_answered(&self, message: usize) -> Option<usize> {
+        // The first part of a reply that is not reasoning: reasoning may be put back before it.
         let has_field = self.is(Dialect::OpenaiChat) && !self.reasoning(message).is_empty();
         let message = &self.read.messages[message];
         if message.role != Role::Assistant || has_field {
@@ -221,8 +221,8 @@ impl RequestSnapshot<'_> {
         true
     }
 
-    /// A picture becomes text of the same role, and nothing else changes.
     fn cut_picture(&self, at: PartIndex) {
+        // A picture becomes text of the same role, and nothing else changes.
         let edits = cut_picture(&self.read, &self.body, at, PLACEHOLDER);
         if edits.is_empty() {
             return;
@@ -260,8 +260,8 @@ impl RequestSnapshot<'_> {
         true
     }
 
-    /// Before every part of a message and after the last, each sample alone and all at once.
     fn put_back_everywhere(&self, message: usize) -> usize {
+        // Before every part of a message and after the last, each sample alone and all at once.
         let reply = &self.read.messages[message];
         let has_field = self.is(Dialect::OpenaiChat) && !self.reasoning(message).is_empty();
         if reply.role != Role::Assistant || has_field {
@@ -323,8 +323,8 @@ impl RequestSnapshot<'_> {
         parts.iter().position(|other| within(this.span, other.span)).unwrap_or(part)
     }
 
-    /// A text of the model with a thought in tags before it has the same key.
     fn put_back_in_tags(&self, at: PartIndex) -> bool {
+        // A text of the model with a thought in tags before it has the same key.
         let text: String = self.part(at).texts.iter().map(|span| self.text_at(*span)).collect();
         let tagged = format!("<think>a sample</think>\n\n{text}");
         let raw = serde_json::json!({ "content": tagged }).to_string();
@@ -381,8 +381,8 @@ impl RequestSnapshot<'_> {
         self.is(Dialect::Anthropic) && parts.len() == self.read.messages[message].parts.len()
     }
 
-    /// A message that says something, in a list that is not empty.
     fn is_whole(&self, message: usize) {
+        // A message that says something, in a list that is not empty.
         let message = &self.read.messages[message];
         assert!(message.parts.iter().any(has_content), "an empty message");
         let raw = message.span.slice(&self.body);

@@ -26,6 +26,8 @@ pub(super) fn put_back(
         let document = Document::read(raw).unwrap_or_default();
         for (key, value) in document.root(raw).iter().flat_map(Value::entries) {
             match (&*key.text(), value.kind()) {
+                // All blocks of a message go in with one edit, because two at the same place would contradict
+                // each other.
                 ("content", Kind::Array) => {
                     thinking.extend(value.items().map(|item| source(block.raw, item)));
                 }
@@ -74,8 +76,8 @@ impl MessageRestore<'_> {
                 members.extend([comma, &literal(name), ":", value]);
             }
             Some(null) if null.is_null() => {
-                let at = shifted(null.span(), self.message.span.start);
-                self.edits.push(edit(at, value.to_owned()));
+                let span = shifted(null.span(), self.message.span.start);
+                self.edits.push(edit(span, value.to_owned()));
             }
             Some(_) => {}
         }
@@ -116,11 +118,13 @@ impl MessageRestore<'_> {
         let has_thinking =
             parts.any(|part| part.kind == PartKind::Reasoning && within(part.span, at));
         match content.kind() {
+            // An empty text needs no block of its own.
             Kind::String if at.len() == 2 => self.edits.push(edit(at, format!("[{blocks}]"))),
             Kind::String => {
                 let insert = ReasoningInsert { before: 0, raw: &blocks };
                 self.edits.extend(around(at, "{\"type\":\"text\",\"text\":", "}", &[insert]));
             }
+            // A client that kept its thinking has it already.
             Kind::Array if !has_thinking => {
                 let comma = if content.items().next().is_some() { "," } else { "" };
                 self.edits.push(insert(at.start + 1, format!("{blocks}{comma}")));

@@ -2,9 +2,9 @@
 //!
 //! Must not know how values are stored.
 
-/// The most values of a text of `length` bytes. Real texts have at most one every eight bytes; a text of only
-/// commas would take ten times its length.
+/// The most values of a text of `length` bytes.
 pub fn most_values(length: usize) -> usize {
+    // Real texts have at most one every eight bytes; a text of only commas would take ten times its length.
     (length / 4).max(SHORT)
 }
 

@@ -68,12 +68,12 @@ pub(super) fn check(
     Ok(())
 }
 
-/// Checks a request for a summary: it ends on a finished turn and has no fields that only shape a reply.
 fn check_operation(
     request: &ReceivedRequest,
     model: &ModelRules,
     blocks: &[Block<'_>],
 ) -> Result<(), ApiError> {
+    // Checks a request for a summary: it ends on a finished turn and has no fields that only shape a reply.
     let body = &request.body;
     let extra =
         |name: &str| refuse(Rule::UnknownField, format!("{name}: Extra inputs are not permitted"));
@@ -142,7 +142,7 @@ pub(crate) fn compact(
     let summary =
         format!("Of {count} messages: much was read, and the task goes on. {instructions}");
     let signature = ids.signature(200);
-    let last = items(&request.body["messages"]).last();
+    let last_message = items(&request.body["messages"]).last();
     store.add_summary(
         DIALECT,
         &signature,
@@ -151,7 +151,8 @@ pub(crate) fn compact(
             content_hash: hash(&[&summary]),
             prefix: accepted.basis.prefix,
             keeps_prefix: model.binding,
-            last_role: last.map_or(String::new(), |last| text(&last["role"]).to_owned()),
+            last_role: last_message
+                .map_or(String::new(), |message| text(&message["role"]).to_owned()),
         },
     );
     let cached = accepted.cache_usage;

@@ -99,6 +99,7 @@ fn clear_tool_results(
         let is_result =
             block.kind == "tool_result" && ids.contains(text(block.field("tool_use_id")));
         let is_call = block.kind == "tool_use" && ids.contains(text(block.field("id")));
+        // What is smaller than its placeholder stays.
         if (is_result || is_call && clears_input(block)) && piece.tokens > placeholder.tokens {
             changes.push(at);
         }

@@ -136,8 +136,8 @@ fn is_new_version(request: &ReceivedRequest) -> bool {
     request.header("anthropic-version").as_deref() == Some("2026-10-21")
 }
 
-/// What the API of October 2026 no longer accepts in messages (`docs/protocols.md` 1.9).
 fn check_new_version(block: &Block<'_>, value: &Value) -> Result<(), ApiError> {
+    // What the API of October 2026 no longer accepts in messages (`docs/protocols.md` 1.9).
     let path = block.path();
     if block.role == "assistant" && block.kind == "document" {
         let message = format!("{path}: document blocks are not allowed in assistant messages");
@@ -150,9 +150,10 @@ fn check_new_version(block: &Block<'_>, value: &Value) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Not simulated yet: compaction past a threshold. It keeps no threads, so that none can be continued; a client then sends
-/// the whole conversation (`docs/protocols.md` 1.3).
+/// Not simulated yet: compaction past a threshold.
 fn check_simulated(body: &Value) -> Result<(), ApiError> {
+    // It keeps no threads, so that none can be continued; a client then sends the whole conversation
+    // (`docs/protocols.md` 1.3).
     if body["thread"]["type"] == "continue" {
         let message = "thread: this request is not supported on threads";
         let code = "thread_unsupported_request";
@@ -167,8 +168,8 @@ fn check_simulated(body: &Value) -> Result<(), ApiError> {
     Err(ApiError::not_simulated(super::DIALECT, what))
 }
 
-/// `docs/protocols.md` 1.2, 1.5.6.
 fn check_thinking_config(body: &Value, model: &ModelRules, betas: &str) -> Result<(), ApiError> {
+    // `docs/protocols.md` 1.2, 1.5.6.
     let thinking = &body["thinking"];
     let kind = text(&thinking["type"]);
     let budget = thinking["budget_tokens"].as_u64();
@@ -217,8 +218,8 @@ fn check_thinking_config(body: &Value, model: &ModelRules, betas: &str) -> Resul
     }
 }
 
-/// `docs/protocols.md` 1.2: thinking and forced tools.
 fn check_forced_tool(body: &Value, model: &ModelRules, thinking: &str) -> Result<(), ApiError> {
+    // `docs/protocols.md` 1.2: thinking and forced tools.
     let forced = ["tool", "any"].contains(&text(&body["tool_choice"]["type"]));
     match thinking {
         _ if !forced => Ok(()),
@@ -234,8 +235,8 @@ fn check_forced_tool(body: &Value, model: &ModelRules, thinking: &str) -> Result
     }
 }
 
-/// Cache markers: at most four, none on thinking or empty text, 1h before 5m (`docs/protocols.md` 1.2).
 fn check_cache_markers(body: &Value) -> Result<(), ApiError> {
+    // Cache markers: at most four, none on thinking or empty text, 1h before 5m (`docs/protocols.md` 1.2).
     let marker_of = |value: &Value| value.get("cache_control").filter(|m| m.is_object()).cloned();
     let blocks = items(&body["messages"]).flat_map(|message| items(&message["content"]));
     let with_nested =
@@ -298,7 +299,7 @@ pub(super) fn check_messages(
     if first["role"] != "user" && !begins_with_summary {
         return refuse(Rule::FirstMessage, "messages: first message must use the \"user\" role");
     }
-    let last = messages.len() - 1;
+    let last_index = messages.len() - 1;
     for (at, message) in messages.iter().enumerate() {
         let role = text(&message["role"]);
         match role {
@@ -322,7 +323,7 @@ pub(super) fn check_messages(
         if is_whitespace_only(content) {
             return refuse(Rule::EmptyContent, WHITESPACE_ONLY);
         }
-        if empty && !(at == last && role == "assistant") {
+        if empty && !(at == last_index && role == "assistant") {
             return refuse(
                 Rule::EmptyContent,
                 format!(
@@ -332,7 +333,7 @@ pub(super) fn check_messages(
         }
     }
     let wants_reply = request.operation == Operation::Reply;
-    if messages[last]["role"] == "assistant" && model.refuses_prefill && wants_reply {
+    if messages[last_index]["role"] == "assistant" && model.refuses_prefill && wants_reply {
         return refuse(
             Rule::Prefill,
             "This model does not support assistant message prefill. The conversation must end with a user message.",
@@ -342,12 +343,12 @@ pub(super) fn check_messages(
     blocks.iter().try_for_each(|block| check_block(request, block, model, &mut ids))
 }
 
-/// `docs/protocols.md` 1.2: text only, after a user's turn, last or before the assistant's.
 fn check_system_message(
     messages: &[&Value],
     at: usize,
     model: &ModelRules,
 ) -> Result<(), ApiError> {
+    // `docs/protocols.md` 1.2: text only, after a user's turn, last or before the assistant's.
     if !model.system_role {
         return refuse(
             Rule::SystemRole,
@@ -387,8 +388,8 @@ fn check_block<'b>(
     if is_new_version(request) {
         check_new_version(block, value)?;
     }
-    let known = BLOCK_FIELDS.iter().find(|(name, _)| *name == kind);
-    if known.is_none() && !OPEN_BLOCKS.contains(&kind) && !kind.ends_with("_tool_result") {
+    let fields = BLOCK_FIELDS.iter().find(|(name, _)| *name == kind);
+    if fields.is_none() && !OPEN_BLOCKS.contains(&kind) && !kind.ends_with("_tool_result") {
         return refuse(
             Rule::BadValue,
             format!(
@@ -396,7 +397,7 @@ fn check_block<'b>(
             ),
         );
     }
-    if let Some(name) = known.and_then(|(_, fields)| unknown_field(value, fields))
+    if let Some(name) = fields.and_then(|(_, fields)| unknown_field(value, fields))
         && (model.unknown_fields_refused || name == "cache_control")
     {
         let rule = match name {

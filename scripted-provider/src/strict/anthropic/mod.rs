@@ -100,6 +100,7 @@ pub(super) fn parse(
         }
         measured.tokens += programs::loaded_tokens(&request.body, &blocks, at);
         if block.is_thinking() {
+            // Thinking that the model does not see costs nothing.
             let Some(tokens) = checked.visible(at) else { continue };
             measured = measure_encrypted("thinking", text(signature_field(block)), tokens);
         }
@@ -144,8 +145,8 @@ pub(super) fn parse(
     })
 }
 
-/// `docs/protocols.md` 1.1: a credential and a version.
 fn check_headers(request: &ReceivedRequest) -> Result<(), ApiError> {
+    // `docs/protocols.md` 1.1: a credential and a version.
     if request.account.is_none() {
         let message = "x-api-key header is required".to_owned();
         let kind = "authentication_error";
@@ -161,12 +162,13 @@ fn check_headers(request: &ReceivedRequest) -> Result<(), ApiError> {
     }
 }
 
-/// `docs/protocols.md` 1.6. Returns the room for output, tokens.
+/// Returns the room for output, tokens.
 fn check_window(
     request: &ReceivedRequest,
     model: &ModelRules,
     input: u64,
 ) -> Result<Option<u64>, ApiError> {
+    // `docs/protocols.md` 1.6.
     let max_tokens = request.body["max_tokens"].as_u64();
     if request.operation == Operation::CountTokens {
         return Ok(None);
@@ -194,12 +196,12 @@ fn signature_field<'b>(block: &'b Block<'_>) -> &'b Value {
 }
 
 fn blocks(body: &Value) -> Vec<Block<'_>> {
-    let mut all = Vec::new();
+    let mut blocks = Vec::new();
     for (at, message) in items(&body["messages"]).enumerate() {
         let role = text(&message["role"]);
         if let Some(content) = message["content"].as_str() {
             let measured = measure_text(role, content);
-            all.push(Block {
+            blocks.push(Block {
                 message: at,
                 block: 0,
                 role,
@@ -216,7 +218,7 @@ fn blocks(body: &Value) -> Vec<Block<'_>> {
                 Some(summary) if value["type"] == "compaction" => measure_text(role, summary),
                 _ => measure(role, value),
             };
-            all.push(Block {
+            blocks.push(Block {
                 message: at,
                 block,
                 role,
@@ -227,7 +229,7 @@ fn blocks(body: &Value) -> Vec<Block<'_>> {
             });
         }
     }
-    all
+    blocks
 }
 
 fn turns<'c>(blocks: &[Block<'c>]) -> Vec<MessageRun<'c>> {
@@ -247,8 +249,8 @@ fn breakpoint(value: &Value) -> Option<Ttl> {
     Some(if marker["ttl"] == "1h" { Ttl::Hour1 } else { Ttl::Minutes5 })
 }
 
-/// Tools as they are rendered: those whose loading is deferred are not (`docs/protocols.md` 1.5.3).
 fn tool_pieces(body: &Value) -> impl Iterator<Item = PromptPiece> + '_ {
+    // Tools as they are rendered: those whose loading is deferred are not (`docs/protocols.md` 1.5.3).
     let loaded =
         items(&body["tools"]).enumerate().filter(|(_, tool)| tool["defer_loading"] != true);
     loaded.map(|(at, tool)| PromptPiece {
@@ -260,9 +262,9 @@ fn tool_pieces(body: &Value) -> impl Iterator<Item = PromptPiece> + '_ {
 /// The beginning of Claude Code's first system block.
 const ATTRIBUTION: &str = "x-anthropic-billing-header:";
 
-/// System blocks as they are rendered: the attribution line is removed if it is a first block
-/// of its own (`docs/protocols.md` 1.2).
 fn system_pieces(body: &Value) -> impl Iterator<Item = PromptPiece> + '_ {
+    // System blocks as they are rendered: the attribution line is removed if it is a first block of its own
+    // (`docs/protocols.md` 1.2).
     let string = body["system"].as_str().map(|system| measure_text("system", system));
     let string = string.map(|measured| measured.at(Place::System(0)));
     let blocks = items(&body["system"])
@@ -274,8 +276,9 @@ fn system_pieces(body: &Value) -> impl Iterator<Item = PromptPiece> + '_ {
     }))
 }
 
-/// Settings that the cache of the messages depends on: tool choice, thinking, images (`docs/protocols.md` 7.1).
 fn settings(body: &Value, config: &thinking::ThinkingConfig, blocks: &[Block<'_>]) -> PromptPiece {
+    // Settings that the cache of the messages depends on: tool choice, thinking, images (`docs/protocols.md`
+    // 7.1).
     let has_images = blocks.iter().any(|block| block.kind == "image");
     let choice = body["tool_choice"].to_string();
     let values = [
@@ -287,8 +290,8 @@ fn settings(body: &Value, config: &thinking::ThinkingConfig, blocks: &[Block<'_>
     PieceContent { hash: hash(&values), tokens: 0 }.at(Place::Settings)
 }
 
-/// A marker at the top belongs to the last cacheable block (`docs/protocols.md` 1.2).
 fn add_top_level_breakpoint(marker: &Value, pieces: &mut [PromptPiece]) {
+    // A marker at the top belongs to the last cacheable block (`docs/protocols.md` 1.2).
     if !marker.is_object() {
         return;
     }
@@ -319,7 +322,7 @@ fn reply_context(
     let user_blocks = turns.get(last_user).map_or(0..0, |turn| turn.blocks.clone());
     let user_hash =
         blocks[user_blocks].iter().fold(0, |chain, block| link(chain, block.measured.hash));
-    let after = turns.get(last_user + 1..).unwrap_or_default();
+    let later_turns = turns.get(last_user + 1..).unwrap_or_default();
     let tools = items(&request.body["tools"]).filter(|tool| tool["input_schema"].is_object());
     let may_call = request.body["tool_choice"]["type"] != "none";
     let tools = tools.filter(|tool| may_call && programs::is_loaded(tool, blocks));
@@ -333,7 +336,7 @@ fn reply_context(
             })
             .collect(),
         user_hash,
-        rounds: after.iter().filter(|turn| turn.role == "assistant").count() as u64,
+        rounds: later_turns.iter().filter(|turn| turn.role == "assistant").count() as u64,
         max_output,
     }
 }

@@ -41,7 +41,7 @@ fn check_calls(here: &[Block<'_>], next: &[Block<'_>]) -> Result<(), ApiError> {
 }
 
 fn check_results(here: &[Block<'_>], before: &[Block<'_>]) -> Result<(), ApiError> {
-    let mut seen = Vec::new();
+    let mut seen_ids = Vec::new();
     for block in here.iter().filter(|block| block.kind == "tool_result") {
         let id = text(block.field("tool_use_id"));
         let is_call = |other: &&Block<'_>| other.kind == "tool_use" && other.field("id") == id;
@@ -54,7 +54,7 @@ fn check_results(here: &[Block<'_>], before: &[Block<'_>]) -> Result<(), ApiErro
                 ),
             );
         }
-        if seen.contains(&id) {
+        if seen_ids.contains(&id) {
             return refuse(
                 Rule::ResultTwice,
                 format!(
@@ -63,7 +63,7 @@ fn check_results(here: &[Block<'_>], before: &[Block<'_>]) -> Result<(), ApiErro
                 ),
             );
         }
-        seen.push(id);
+        seen_ids.push(id);
     }
     Ok(())
 }

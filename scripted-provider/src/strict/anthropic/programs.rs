@@ -70,16 +70,18 @@ fn check_open_code(blocks: &[Block<'_>], turns: &[MessageRun<'_>]) -> Result<(),
     Ok(())
 }
 
-/// Results for code come alone, and are text.
 fn check_data(blocks: &[Block<'_>], turns: &[MessageRun<'_>]) -> Result<(), ApiError> {
+    // Results for code come alone, and are text.
     for turn in turns.iter().filter(|turn| turn.role == "user") {
-        let here = &blocks[turn.blocks.clone()];
-        let Some(first) = here.iter().find(|block| is_hidden(blocks, block)) else { continue };
+        let turn_blocks = &blocks[turn.blocks.clone()];
+        let Some(first) = turn_blocks.iter().find(|block| is_hidden(blocks, block)) else {
+            continue;
+        };
         let is_text = |block: &Block<'_>| {
             block.kind == "tool_result"
                 && items(block.field("content")).all(|part| part["type"] == "text")
         };
-        if !here.iter().all(is_text) {
+        if !turn_blocks.iter().all(is_text) {
             let message = format!("{}: only text results may answer calls by code", first.path());
             return refuse(Rule::BadValue, message);
         }

@@ -107,8 +107,9 @@ fn content_block(part: &ScriptedPart, omits_thinking: bool, ids: &mut IdGenerato
     (block, tokens)
 }
 
-/// `docs/protocols.md` 1.4: `input_tokens` are those that were neither read from the cache nor written to it.
 fn usage(accepted: &AcceptedRequest, output: u64, thinking_tokens: u64) -> Value {
+    // `docs/protocols.md` 1.4: `input_tokens` are those that were neither read from the cache nor written to
+    // it.
     let cached = accepted.cache_usage;
     let written = cached.written_5m + cached.written_1h;
     json!({
@@ -123,8 +124,8 @@ fn usage(accepted: &AcceptedRequest, output: u64, thinking_tokens: u64) -> Value
     })
 }
 
-/// `docs/protocols.md` 1.5.6.
 fn transformation_json(transformation: &Transformation) -> Value {
+    // `docs/protocols.md` 1.5.6.
     let kind =
         if transformation.allowed { "thinking_mismatch_allowed" } else { "thinking_dropped" };
     let reason = match transformation.reason {
@@ -162,6 +163,7 @@ pub(crate) fn record_reply(
             continue;
         }
         if at == 0 || !is_thinking(&blocks[at - 1]) {
+            // Blocks in a row are one run, which has to come back whole (`docs/protocols.md` 1.5).
             let length = blocks[at..].iter().take_while(|block| is_thinking(block)).count();
             run = SignatureRun { first: store.next_signature(), length };
         }
@@ -180,6 +182,7 @@ pub(crate) fn record_reply(
             reply,
             run,
             blocks_before,
+            // A reply that was written elsewhere does not say its tokens.
             tokens: reasoning_tokens
                 .get(signatures.len())
                 .copied()

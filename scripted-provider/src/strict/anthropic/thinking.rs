@@ -160,11 +160,12 @@ pub(super) fn check(
         outcome: ThinkingOutcome::default(),
     };
     checker.check_open_loop()?;
-    let mut at = 0;
-    while at < blocks.len() {
-        let end = at + blocks[at..].iter().take_while(|b| b.message == blocks[at].message).count();
-        checker.check_message(at..end)?;
-        at = end;
+    let mut start = 0;
+    while start < blocks.len() {
+        let end = start
+            + blocks[start..].iter().take_while(|b| b.message == blocks[start].message).count();
+        checker.check_message(start..end)?;
+        start = end;
     }
     checker.clear_thinking();
     Ok(checker.outcome)
@@ -180,14 +181,16 @@ impl<'a> ThinkingChecker<'a> {
         };
         let mut signatures = Vec::new();
         let thinking = |at: &usize| self.blocks[*at].is_thinking();
+        // An edited block is refused before any other fault of its message.
         range.clone().filter(thinking).try_for_each(|at| self.issued_signature(at).map(|_| ()))?;
         for at in range {
             let block = &self.blocks[at];
             if block.is_thinking() {
                 signatures.push(self.check_block(at, message.chains.len() - 1)?);
             } else if block.kind == "compaction" {
-                let next = self.blocks.get(at + 1);
-                self.outcome.chain = compaction::chain(self.store, block, next, self.outcome.chain);
+                let next_block = self.blocks.get(at + 1);
+                self.outcome.chain =
+                    compaction::chain(self.store, block, next_block, self.outcome.chain);
                 message.chains.push(self.outcome.chain);
             } else {
                 self.outcome.chain = link(self.outcome.chain, block.measured.hash);
@@ -260,8 +263,8 @@ impl<'a> ThinkingChecker<'a> {
         self.outcome.transformations.push(transformation);
     }
 
-    /// The model check and the account check (`docs/protocols.md` 1.5.1, 1.5.2).
     fn unreadable_reason(&self, signature: &IssuedSignature) -> Option<DropReason> {
+        // The model check and the account check (`docs/protocols.md` 1.5.1, 1.5.2).
         match () {
             () if !self.model.reads(&signature.model) => Some(DropReason::Model),
             () if self.model.account_bound && Some(signature.account) != self.request.account => {
@@ -274,36 +277,36 @@ impl<'a> ThinkingChecker<'a> {
     /// The prefix check (`docs/protocols.md` 1.5.3): everything before, and the order of the thinking
     /// before. Returns what the error says of the cause.
     fn prefix_mismatch(&self, signature: &IssuedSignature) -> Option<&'static str> {
-        let now = Prefix { messages: self.outcome.chain, ..self.prefix };
+        let prefix = Prefix { messages: self.outcome.chain, ..self.prefix };
         let in_order = self.outcome.last_signature.is_none()
             || self.outcome.last_signature == signature.previous;
         match () {
-            () if !self.model.binding || now == signature.prefix && in_order => None,
-            () if now.system != signature.prefix.system => {
+            () if !self.model.binding || prefix == signature.prefix && in_order => None,
+            () if prefix.system != signature.prefix.system => {
                 Some(" The `system` prompt differs from the one this block was created with.")
             }
-            () if now.tools != signature.prefix.tools => {
+            () if prefix.tools != signature.prefix.tools => {
                 Some(" The `tools` list differs from the one this block was created with.")
             }
             () => Some(""),
         }
     }
 
-    /// Consecutive thinking blocks stay the full original run (`docs/protocols.md` 1.5).
     fn check_run(
         &self,
         at: usize,
         number: usize,
         signature: &IssuedSignature,
     ) -> Result<(), ApiError> {
+        // Consecutive thinking blocks stay the full original run (`docs/protocols.md` 1.5).
         let block = &self.blocks[at];
         let offset = number - signature.run.first;
         let is_beside = |away: isize, expected: usize| {
             let other = at.checked_add_signed(away).and_then(|at| self.blocks.get(at));
             let other = other.filter(|other| other.message == block.message && other.is_thinking());
-            let found = other
+            let signature = other
                 .and_then(|other| self.store.find_signature(DIALECT, text(signature_field(other))));
-            found.is_some_and(|(number, _)| number == expected)
+            signature.is_some_and(|(number, _)| number == expected)
         };
         let complete = (offset == 0 || is_beside(-1, number - 1))
             && (offset + 1 == signature.run.length || is_beside(1, number + 1));
@@ -327,12 +330,12 @@ impl<'a> ThinkingChecker<'a> {
         refuse(Rule::SignatureInvalid, format!("{path}: {what}"))
     }
 
-    /// The error of `docs/protocols.md` 1.5.5.
     fn refuse_bound<T>(
         &self,
         block: &Block<'_>,
         signature: &IssuedSignature,
     ) -> Result<T, ApiError> {
+        // The error of `docs/protocols.md` 1.5.5.
         let mut message = format!(
             "{}: {INVALID}. The block is bound to a different conversation. Remove the block, or set `thinking.block_binding.prefix_mismatch_behavior` to \"drop_block\".",
             block.path()
@@ -345,13 +348,13 @@ impl<'a> ThinkingChecker<'a> {
         refuse(Rule::BoundElsewhere, message)
     }
 
-    /// Checks a whole assistant message: the latest one keeps all its thinking or none; what an earlier
-    /// one lost is reported.
     fn check_reply(
         &mut self,
         message: &AssistantMessage,
         signatures: &[usize],
     ) -> Result<(), ApiError> {
+        // Checks a whole assistant message: the latest one keeps all its thinking or none; what an earlier one
+        // lost is reported.
         let first_signature = signatures.first().and_then(|number| self.store.signature(*number));
         let Some(number) =
             first_signature.map(|found| found.reply).or_else(|| self.find_reply(message))
@@ -360,12 +363,15 @@ impl<'a> ThinkingChecker<'a> {
         };
         self.outcome.parent = Some(number);
         let Some(issued) = self.store.reply(number) else { return Ok(()) };
-        let first = &self.blocks[message.blocks.start];
+        let first_block = &self.blocks[message.blocks.start];
         if self.latest == Some(message.index)
             && !signatures.is_empty()
             && signatures != issued.signatures
         {
-            return refuse(Rule::LatestThinkingModified, format!("{}: {MODIFIED}", first.path()));
+            return refuse(
+                Rule::LatestThinkingModified,
+                format!("{}: {MODIFIED}", first_block.path()),
+            );
         }
         let absent = issued.signatures.iter().find(|number| !signatures.contains(number));
         let Some(signature) = absent.and_then(|number| self.store.signature(*number)) else {
@@ -377,18 +383,19 @@ impl<'a> ThinkingChecker<'a> {
                 message.blocks.start >= self.current
             }
         };
+        // What is not read anyway is no loss.
         if !self.config.thinks || !is_expected {
             return Ok(());
         }
-        let now = message
+        let prefix = message
             .chains
             .get(signature.blocks_before)
             .map(|chain| Prefix { messages: *chain, ..self.prefix });
         let in_order =
             message.last_signature.is_none() || message.last_signature == signature.previous;
-        let is_readable = !self.model.binding || now == Some(signature.prefix) && in_order;
+        let is_readable = !self.model.binding || prefix == Some(signature.prefix) && in_order;
         self.outcome.losses.push(Loss::ReasoningAbsent {
-            place: first.place(),
+            place: first_block.place(),
             issued: issued.signatures.len(),
             present: signatures.len(),
             readable: is_readable && self.unreadable_reason(signature).is_none(),
@@ -413,9 +420,9 @@ impl<'a> ThinkingChecker<'a> {
         )
     }
 
-    /// Manual mode: an open tool loop starts with thinking (`docs/protocols.md` 1.2), unless it was issued
-    /// without.
     fn check_open_loop(&self) -> Result<(), ApiError> {
+        // Manual mode: an open tool loop starts with thinking (`docs/protocols.md` 1.2), unless it was issued
+        // without.
         let open = self.blocks.last().is_some_and(|block| block.kind == "tool_result");
         let is_reply = |block: &&Block<'_>| block.role == "assistant" && block.kind != "compaction";
         let first = self.blocks[self.current..].iter().find(is_reply);
@@ -454,14 +461,14 @@ impl<'a> ThinkingChecker<'a> {
             KeptThinking::All => 0,
             KeptThinking::CurrentLoop => self.current,
             KeptThinking::Turns(keep) => {
-                let first = turns_with_thinking.len().saturating_sub(keep);
-                let cleared = &turns_with_thinking[..first];
+                let first_kept = turns_with_thinking.len().saturating_sub(keep);
+                let cleared = &turns_with_thinking[..first_kept];
                 let tokens = cleared.iter().cloned().flatten();
                 let tokens = tokens
                     .filter_map(|at| self.outcome.visible(at))
                     .map(|t| t + PIECE_OVERHEAD_TOKENS);
-                self.outcome.cleared = ClearedThinking { turns: first, tokens: tokens.sum() };
-                turns_with_thinking.get(first).map_or(self.blocks.len(), |range| range.start)
+                self.outcome.cleared = ClearedThinking { turns: first_kept, tokens: tokens.sum() };
+                turns_with_thinking.get(first_kept).map_or(self.blocks.len(), |range| range.start)
             }
         };
         let (kept, removed) = self.outcome.visible.drain().partition(|(at, _)| *at >= first_kept);

@@ -75,9 +75,9 @@ pub(super) fn check(body: &Value, model: &ModelRules) -> Result<(), ApiError> {
     Ok(())
 }
 
-/// Explicit caches are not simulated; fields that may not be combined with one are refused all the same
-/// (`docs/protocols.md` 5.2).
 fn check_cached_content(body: &Value) -> Result<(), ApiError> {
+    // Explicit caches are not simulated; fields that may not be combined with one are refused all the same
+    // (`docs/protocols.md` 5.2).
     if get(body, "cachedContent").is_null() {
         return Ok(());
     }
@@ -151,8 +151,8 @@ fn check_part(part: &Value, path: &str, model: &ModelRules) -> Result<(), ApiErr
     Ok(())
 }
 
-/// A response is an object, also after pruning (`docs/protocols.md` 5.2).
 fn refuse_non_object(path: &str, value: &Value) -> Result<(), ApiError> {
+    // A response is an object, also after pruning (`docs/protocols.md` 5.2).
     refuse(
         Rule::ResponseForm,
         format!("Invalid value at '{path}' (type.googleapis.com/google.protobuf.Struct), {value}"),

@@ -52,8 +52,8 @@ fn snake(name: &str) -> String {
 /// `function_call` as `functionCall`.
 fn camel(name: &str) -> String {
     let mut words = name.split('_');
-    let first = words.next().unwrap_or_default().to_owned();
-    words.fold(first, |all, word| {
+    let first_word = words.next().unwrap_or_default().to_owned();
+    words.fold(first_word, |all, word| {
         let mut letters = word.chars();
         let head = letters.next().map(|c| c.to_ascii_uppercase());
         all + &head.into_iter().chain(letters).collect::<String>()
@@ -99,7 +99,7 @@ pub(super) fn parse(
         let parts = turn.parts.iter().filter_map(|(_, part)| measure_part("user", part));
         parts.fold(0, |chain, content| link(chain, content.hash))
     });
-    let after = turns.get(current + 1..).unwrap_or_default();
+    let later_turns = turns.get(current + 1..).unwrap_or_default();
     Ok(ParsedRequest {
         unedited_tokens: input,
         cache_key: 0,
@@ -120,7 +120,7 @@ pub(super) fn parse(
             must_begin_with_thinking: false,
             tools: functions(body),
             user_hash,
-            rounds: after.iter().filter(|turn| turn.role == "model").count() as u64,
+            rounds: later_turns.iter().filter(|turn| turn.role == "model").count() as u64,
             max_output: Some(requested.unwrap_or(room).min(room)),
         },
         omits_thinking: get(thinking(body), "includeThoughts") != true,
@@ -168,8 +168,8 @@ impl<'c> ContentRun<'c> {
         parts.filter(|response| response.is_object())
     }
 
-    /// Whether it has text of the user: a turn in the sense of `docs/protocols.md` 5.4 begins.
     fn is_user_turn(&self) -> bool {
+        // Whether it has text of the user: a turn in the sense of `docs/protocols.md` 5.4 begins.
         self.role == "user" && self.parts.iter().any(|(_, part)| part["text"].is_string())
     }
 }
@@ -188,8 +188,8 @@ fn turns<'c>(body: &'c Value) -> Vec<ContentRun<'c>> {
     turns
 }
 
-/// A part as the model reads it; thoughts that come back are not read (`docs/protocols.md` 5.4).
 fn measure_part(role: &str, part: &Value) -> Option<PieceContent> {
+    // A part as the model reads it; thoughts that come back are not read (`docs/protocols.md` 5.4).
     let (call, response) = (get(part, "functionCall"), get(part, "functionResponse"));
     match part["text"].as_str() {
         _ if part["thought"] == true => None,
@@ -235,12 +235,13 @@ fn functions(body: &Value) -> Vec<ToolDefinition> {
         .collect()
 }
 
-/// `docs/protocols.md` 5.5. Returns the room for output, tokens.
+/// Returns the room for output, tokens.
 fn check_window(
     request: &ReceivedRequest,
     model: &ModelRules,
     input: u64,
 ) -> Result<u64, ApiError> {
+    // `docs/protocols.md` 5.5.
     let window = model.window;
     if request.operation == Operation::Reply && input > window {
         let message = format!(

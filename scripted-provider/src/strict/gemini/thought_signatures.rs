@@ -79,8 +79,8 @@ impl SignatureOutcome {
         let has_signature = reply.is_some();
         let reply = reply.or_else(|| find_reply(store, turn));
         self.parent = reply.or(self.parent);
-        let first = turn.parts.iter().find(|(_, part)| get(part, "functionCall").is_object());
-        if let Some((place, part)) = first
+        let first_call = turn.parts.iter().find(|(_, part)| get(part, "functionCall").is_object());
+        if let Some((place, part)) = first_call
             && is_current
             && required
         {
@@ -91,15 +91,15 @@ impl SignatureOutcome {
             && !has_signature
             && issued.is_some_and(|issued| !issued.signatures.is_empty())
         {
-            let place = first.or(turn.parts.last()).map_or(Place::End, |(place, _)| *place);
+            let place = first_call.or(turn.parts.last()).map_or(Place::End, |(place, _)| *place);
             self.losses.push(Loss::SignatureAbsent { place });
         }
         Ok(())
     }
 }
 
-/// The first call of a step has a signature, or a value that skips the check.
 fn require_signature(part: &Value, place: Place) -> Result<(), ApiError> {
+    // The first call of a step has a signature, or a value that skips the check.
     if get(part, "thoughtSignature").as_str().is_some_and(|given| !given.is_empty()) {
         return Ok(());
     }
@@ -122,9 +122,9 @@ pub(super) fn signed_hash(part: &Value) -> u128 {
     }
 }
 
-/// Number of the issued reply that a step is, by its calls or its text. Ids are optional, so a call is
-/// known by its name and arguments, too.
+/// Number of the issued reply that a step is, by its calls or its text.
 fn find_reply(store: &ReplyStore, turn: &ContentRun<'_>) -> Option<usize> {
+    // Ids are optional, so a call is known by its name and arguments, too.
     let mut ids = turn.calls().filter_map(|call| call["id"].as_str());
     let mut contents = turn.calls().map(|call| measure_call(call).hash.to_string());
     ids.find_map(|id| store.find_reply(DIALECT, "id", id))

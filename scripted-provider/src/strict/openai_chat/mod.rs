@@ -88,8 +88,8 @@ pub(super) fn parse(
     })
 }
 
-/// Calls have their results right after them, and every result has a call (`docs/protocols.md` 2.2).
 fn check_pairs(messages: &[&Value]) -> Result<(), ApiError> {
+    // Calls have their results right after them, and every result has a call (`docs/protocols.md` 2.2).
     let mut open: Vec<&str> = Vec::new();
     for (at, message) in messages.iter().enumerate() {
         if message["role"] == "tool" {
@@ -164,8 +164,8 @@ fn reasoning_pieces(message: &Value, push: &mut impl FnMut(PieceContent)) {
     }
 }
 
-/// A call as the model reads it: its name and arguments, nothing else.
 fn measure_call(call: &Value) -> PieceContent {
+    // A call as the model reads it: its name and arguments, nothing else.
     let function = &call["function"];
     let content = format!("{}\n{}", text(&function["name"]), text(&function["arguments"]));
     measure_text(&format!("call {}", text(&call["id"])), &content)
@@ -208,9 +208,10 @@ fn find_reply(store: &ReplyStore, message: &Value) -> Option<usize> {
             None => items(&message["content"]).map(|part| text(&part["text"])).collect(),
         };
         // Several replies may say the same: it is the one with its reasoning.
-        let whole = message_reasoning(message).map(|reasoning| format!("{reasoning}\n{full_text}"));
-        whole
-            .and_then(|whole| store.find_reply(DIALECT, "reasoning and text", &whole))
+        let reasoning_and_text =
+            message_reasoning(message).map(|reasoning| format!("{reasoning}\n{full_text}"));
+        reasoning_and_text
+            .and_then(|text| store.find_reply(DIALECT, "reasoning and text", &text))
             .or_else(|| store.find_reply(DIALECT, "text", &full_text))
     })
 }
@@ -221,17 +222,17 @@ fn message_reasoning(message: &Value) -> Option<&str> {
     names.iter().find_map(|name| message[*name].as_str())
 }
 
-/// Requests with different keys share no cache (`docs/protocols.md` 7.2, the reasons that the API gives for a
-/// miss).
 fn cache_key(body: &Value) -> u128 {
+    // Requests with different keys share no cache (`docs/protocols.md` 7.2, the reasons that the API gives for
+    // a miss).
     let names =
         ["prompt_cache_key", "response_format", "reasoning_effort", "verbosity", "service_tier"];
     let values: Vec<String> = names.iter().map(|name| body[*name].to_string()).collect();
     hash(&values.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// `docs/protocols.md` 7.2, 7.3.
 fn cache_policy(model: &ModelRules) -> CachePolicy {
+    // `docs/protocols.md` 7.2, 7.3.
     let (step, minutes) = match model.host {
         Host::DeepSeek => (64, 120),
         _ if model.bills_cache_writes => (128, 30),
@@ -240,12 +241,13 @@ fn cache_policy(model: &ModelRules) -> CachePolicy {
     CachePolicy::Automatic { min: model.cache_min, step, ttl: Duration::from_secs(60 * minutes) }
 }
 
-/// `docs/protocols.md` 2.5, 4.3: each host has its own message. Returns the room for output, tokens.
+/// Returns the room for output, tokens.
 fn check_window(
     request: &ReceivedRequest,
     model: &ModelRules,
     input: u64,
 ) -> Result<u64, ApiError> {
+    // `docs/protocols.md` 2.5, 4.3: each host has its own message.
     let window = model.window;
     let requested = ["max_completion_tokens", "max_tokens"];
     let requested = requested.iter().find_map(|name| request.body[*name].as_u64()).unwrap_or(0);

@@ -92,12 +92,12 @@ fn check_text(
     Ok(())
 }
 
-/// DeepSeek requires the field, which may be empty; Kimi requires some text in it (`docs/protocols.md` 4.2).
 fn require_reasoning(
     model: &ModelRules,
     at: usize,
     reasoning: Option<&str>,
 ) -> Result<(), ApiError> {
+    // DeepSeek requires the field, which may be empty; Kimi requires some text in it (`docs/protocols.md` 4.2).
     match (model.host, reasoning) {
         (Host::Kimi, Some(text)) if !text.is_empty() => Ok(()),
         (Host::Kimi, _) => refuse(
@@ -114,8 +114,6 @@ fn require_reasoning(
     }
 }
 
-/// Checks `reasoning_details`: signed entries unmodified, in order, with their signatures. Returns whether
-/// they are read.
 fn check_details(
     model: &ModelRules,
     store: &ReplyStore,
@@ -123,9 +121,11 @@ fn check_details(
     message: &Value,
     losses: &mut Vec<Loss>,
 ) -> Result<bool, ApiError> {
+    // Checks `reasoning_details`: signed entries unmodified, in order, with their signatures. Returns whether
+    // they are read.
     let invalid = format!("messages.{at}.content.0: Invalid `signature` in `thinking` block");
     let mut signatures = Vec::new();
-    let mut last = None;
+    let mut last_reply = None;
     for entry in items(&message["reasoning_details"]) {
         if !SIGNED_FORMATS.contains(&text(&entry["format"])) {
             continue;
@@ -137,12 +137,12 @@ fn check_details(
                     && signature.content_hash == hash(&[text(&entry["text"])]) =>
             {
                 signatures.push(number);
-                last = Some(signature);
+                last_reply = Some(signature);
             }
             _ => return refuse_wrapped(&invalid),
         }
     }
-    let Some(signature) = last else { return Ok(true) };
+    let Some(signature) = last_reply else { return Ok(true) };
     if store.reply(signature.reply).is_some_and(|issued| issued.signatures != signatures) {
         return refuse_wrapped(&invalid);
     }
@@ -153,8 +153,8 @@ fn check_details(
     Ok(true)
 }
 
-/// Refuses with an upstream's error as OpenRouter forwards it (`docs/protocols.md` 4.2).
 fn refuse_wrapped<T>(raw: &str) -> Result<T, ApiError> {
+    // Refuses with an upstream's error as OpenRouter forwards it (`docs/protocols.md` 4.2).
     let error =
         json!({"type": "error", "error": {"type": "invalid_request_error", "message": raw}});
     let body = json!({"error": {
@@ -165,7 +165,6 @@ fn refuse_wrapped<T>(raw: &str) -> Result<T, ApiError> {
     Err(ApiError { body: Box::new(body), ..error_response })
 }
 
-/// Checks Gemini's signature on the first call of a step of the current turn (`docs/protocols.md` 5.4).
 fn check_signature(
     model: &ModelRules,
     store: &ReplyStore,
@@ -175,6 +174,7 @@ fn check_signature(
     current: bool,
     losses: &mut Vec<Loss>,
 ) -> Result<(), ApiError> {
+    // Checks Gemini's signature on the first call of a step of the current turn (`docs/protocols.md` 5.4).
     for (n, call) in items(&message["tool_calls"]).enumerate() {
         let Some(given) = call["extra_content"]["google"]["thought_signature"].as_str() else {
             let expected = issued.is_none_or(|issued| !issued.signatures.is_empty());

@@ -91,13 +91,13 @@ pub(crate) fn write_response(
     WrittenResponse { body, reasoning_tokens: Vec::new() }
 }
 
-/// Adds reasoning in this host's fields (`docs/protocols.md` 4.2).
 fn add_reasoning(
     message: &mut Value,
     model: &ModelRules,
     thoughts: &[&str],
     ids: &mut IdGenerator,
 ) {
+    // Adds reasoning in this host's fields (`docs/protocols.md` 4.2).
     let reasoning = thoughts.concat();
     if model.host != Host::OpenRouter {
         message["reasoning_content"] = json!(reasoning);
@@ -133,13 +133,13 @@ fn tool_call(
     call
 }
 
-/// `docs/protocols.md` 2.4, 4.1: each host has its own fields.
 fn usage(
     model: &ModelRules,
     accepted: &AcceptedRequest,
     output: u64,
     reasoning_tokens: u64,
 ) -> Value {
+    // `docs/protocols.md` 2.4, 4.1: each host has its own fields.
     let (input, cached) = (accepted.input_tokens, accepted.cache_usage);
     let outside_completion = if model.host == Host::Xai { reasoning_tokens } else { 0 };
     let mut usage = json!({

@@ -141,11 +141,12 @@ fn total(pieces: &[PromptPiece]) -> u64 {
     PROMPT_TOKENS + pieces.iter().map(|piece| piece.tokens).sum::<u64>()
 }
 
-/// The whole list: the previous responses, then the new items, with references resolved (`docs/protocols.md` 3.2).
 fn input_items<'c>(
     request: &'c ReceivedRequest,
     store: &ReplyStore,
 ) -> Result<Vec<InputItem<'c>>, ApiError> {
+    // The whole list: the previous responses, then the new items, with references resolved (`docs/protocols.md`
+    // 3.2).
     let mut all: Vec<Cow<'c, Value>> = Vec::new();
     if let Some(id) = request.body["previous_response_id"].as_str() {
         let Some(previous) = store.conversation(id, request.account) else {
@@ -175,8 +176,8 @@ fn input_items<'c>(
     Ok(all.into_iter().map(|value| InputItem { kind: kind(&value), value }).collect())
 }
 
-/// `docs/protocols.md` 3.2: an id that nothing is stored under.
 fn not_found<T>(request: &ReceivedRequest, id: &str) -> Result<T, ApiError> {
+    // `docs/protocols.md` 3.2: an id that nothing is stored under.
     let mut message = format!("Item with id '{id}' not found.");
     if request.body["store"] == false {
         message += " Items are not persisted when `store` is set to false. Try again with `store` set to true, or remove this item from your input.";
@@ -235,22 +236,23 @@ fn measure_item(item: &InputItem<'_>) -> Vec<PieceContent> {
     }
 }
 
-/// A part is its text, without annotations.
 fn measure_part(tag: &str, part: &Value) -> PieceContent {
+    // A part is its text, without annotations.
     match part["text"].as_str() {
         Some(text) => measure_text(tag, text),
         None => measure(tag, part),
     }
 }
 
-/// `docs/protocols.md` 3.6: too long is refused, or with `truncation: auto` items are removed from the
-/// beginning. Returns the room for output, tokens.
+/// Returns the room for output, tokens.
 fn check_window(
     request: &ReceivedRequest,
     model: &ModelRules,
     pieces: &mut Vec<PromptPiece>,
     front: usize,
 ) -> Result<u64, ApiError> {
+    // `docs/protocols.md` 3.6: too long is refused, or with `truncation: auto` items are removed from the
+    // beginning.
     if request.operation == Operation::CountTokens {
         return Ok(u64::MAX);
     }
@@ -272,9 +274,9 @@ fn check_window(
     Ok(model.window.saturating_sub(total(pieces)))
 }
 
-/// Compaction on the server is not simulated yet; below its threshold nothing happens
-/// (`docs/protocols.md` 3.3).
 fn check_threshold(request: &ReceivedRequest, input: u64) -> Result<(), ApiError> {
+    // Compaction on the server is not simulated yet; below its threshold nothing happens (`docs/protocols.md`
+    // 3.3).
     let thresholds = items(&request.body["context_management"]);
     let passed = thresholds.filter_map(|edit| edit["compact_threshold"].as_u64());
     match passed.into_iter().any(|threshold| input >= threshold) {
@@ -283,9 +285,9 @@ fn check_threshold(request: &ReceivedRequest, input: u64) -> Result<(), ApiError
     }
 }
 
-/// Requests with different keys share no cache (`docs/protocols.md` 7.2, the reasons that the API gives for a
-/// miss).
 fn cache_key(body: &Value) -> u128 {
+    // Requests with different keys share no cache (`docs/protocols.md` 7.2, the reasons that the API gives for
+    // a miss).
     let values = [
         body["prompt_cache_key"].to_string(),
         body["text"].to_string(),
@@ -307,9 +309,9 @@ fn reply_context(
     max_output: u64,
 ) -> ReplyContext {
     let last_user = list.iter().rposition(InputItem::is_user_turn);
-    let after = last_user.map_or(0, |at| at + 1);
+    let tail_start = last_user.map_or(0, |at| at + 1);
     // A round is a run of items that the model wrote.
-    let tail = &list[after..];
+    let tail = &list[tail_start..];
     let begins = |at: &usize| tail[*at].is_output() && (*at == 0 || !tail[*at - 1].is_output());
     let later = items(&request.body["input"]).flat_map(|item| items(&item["tools"]));
     let tools = items(&request.body["tools"]).chain(later);

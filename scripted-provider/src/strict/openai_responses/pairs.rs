@@ -31,8 +31,8 @@ pub(super) fn check(
     check_required_reasoning(store, list, signatures)
 }
 
-/// Every call has one output after it, every output a call before it.
 fn check_outputs(list: &[InputItem<'_>]) -> Result<(), ApiError> {
+    // Every call has one output after it, every output a call before it.
     let mut open: Vec<(&str, &str)> = Vec::new();
     let mut closed = HashSet::new();
     for (at, item) in list.iter().enumerate() {
@@ -66,16 +66,16 @@ fn check_outputs(list: &[InputItem<'_>]) -> Result<(), ApiError> {
     }
 }
 
-/// A reasoning item with an id is right before the item that follows from it.
 fn check_following_items(store: &ReplyStore, list: &[InputItem<'_>]) -> Result<(), ApiError> {
+    // A reasoning item with an id is right before the item that follows from it.
     for (at, item) in list.iter().enumerate().filter(|(_, item)| item.kind == "reasoning") {
         let Some(id) = item.id() else { continue };
         let Some(expected) = store.item(id).map(|item| item.following.as_deref()) else { continue };
         let Some(expected) = expected else { continue };
-        let next = list[at + 1..].iter().find(|item| item.kind != "reasoning");
-        let is_followed = next.is_some_and(|next| match next.id() {
-            Some(next) => next == expected,
-            None => is_output(next),
+        let next_item = list[at + 1..].iter().find(|item| item.kind != "reasoning");
+        let is_followed = next_item.is_some_and(|item| match item.id() {
+            Some(id) => id == expected,
+            None => is_output(item),
         });
         if !is_followed {
             let message = format!(
@@ -93,12 +93,12 @@ fn is_output(item: &InputItem<'_>) -> bool {
         || item.kind.starts_with("program")
 }
 
-/// An item with an id comes with the reasoning before it.
 fn check_required_reasoning(
     store: &ReplyStore,
     list: &[InputItem<'_>],
     signatures: &HashMap<usize, usize>,
 ) -> Result<(), ApiError> {
+    // An item with an id comes with the reasoning before it.
     let inline = signatures.values().filter_map(|number| store.signature(*number));
     let mut present: HashSet<&str> = inline.map(|signature| signature.item_id.as_str()).collect();
     present.extend(list.iter().filter_map(InputItem::id));

@@ -20,7 +20,7 @@ pub(super) fn signatures(
     store: &ReplyStore,
     list: &[InputItem<'_>],
 ) -> Result<HashMap<usize, usize>, ApiError> {
-    let mut all = HashMap::new();
+    let mut items_of_replies = HashMap::new();
     for (at, item) in list.iter().enumerate().filter(|(_, item)| item.kind == "reasoning") {
         if !model.reasons {
             let message = "Reasoning input items can only be provided to a reasoning or computer use model. Remove reasoning items from your input and try again.";
@@ -37,7 +37,7 @@ pub(super) fn signatures(
                         "The encrypted content's organization_id did not match the target organization.",
                     );
                 }
-                all.insert(at, number);
+                items_of_replies.insert(at, number);
             }
             None => {
                 let Some(id) = item.id() else { continue };
@@ -49,12 +49,12 @@ pub(super) fn signatures(
                 if let Some((number, _)) =
                     store.find_signature(DIALECT, text(&stored["encrypted_content"]))
                 {
-                    all.insert(at, number);
+                    items_of_replies.insert(at, number);
                 }
             }
         }
     }
-    Ok(all)
+    Ok(items_of_replies)
 }
 
 fn issued_signature<'b>(
@@ -151,10 +151,10 @@ pub(super) fn check(
             }
             outcome.parent = Some(reply);
         }
-        let here = found.last_mut().filter(|last| reply == Some(last.reply));
+        let newest_reply = found.last_mut().filter(|last| reply == Some(last.reply));
         if let Some((number, signature)) = found_signature {
-            if let Some(here) = here {
-                here.present.push(number);
+            if let Some(newest_reply) = newest_reply {
+                newest_reply.present.push(number);
             }
             let prefix = Prefix { messages: outcome.chain, ..start };
             let reason = unreadable_reason(model, signature, prefix)
@@ -163,8 +163,8 @@ pub(super) fn check(
         } else if let Some(chain) = compaction::chain(store, item) {
             outcome.chain = chain;
         } else if item.kind != "reasoning" {
-            if let Some(here) = here {
-                here.chains.push(outcome.chain);
+            if let Some(newest_reply) = newest_reply {
+                newest_reply.chains.push(outcome.chain);
             }
             outcome.chain = measure_item(item)
                 .iter()
@@ -194,12 +194,12 @@ impl ReasoningOutcome {
     }
 }
 
-/// `docs/protocols.md` 3.5: of another model, or after a prefix that changed.
 fn unreadable_reason(
     model: &ModelRules,
     signature: &IssuedSignature,
     prefix: Prefix,
 ) -> Option<DropReason> {
+    // `docs/protocols.md` 3.5: of another model, or after a prefix that changed.
     match () {
         () if !model.reads(&signature.model) => Some(DropReason::Model),
         () if model.binding && signature.prefix != prefix => Some(DropReason::Prefix),
@@ -223,14 +223,15 @@ fn find_reply(store: &ReplyStore, list: &[InputItem<'_>], at: usize) -> Option<u
     };
     let newest = store.find_reply(DIALECT, "text", &full_text)?;
     // Several replies may say the same: it is part of the one whose items stand beside it.
-    let before = list[..at].iter().rev().take_while(|item| item.is_output());
-    let after = list[at + 1..].iter().take_while(|item| item.is_output());
-    let has_text = |reply: &usize| {
+    let items_before = list[..at].iter().rev().take_while(|item| item.is_output());
+    let items_after = list[at + 1..].iter().take_while(|item| item.is_output());
+    let mut neighbours =
+        items_before.chain(items_after).filter_map(|item| find_reply_by_id(store, item));
+    let same_text = neighbours.find(|reply| {
         let issued = store.reply(*reply);
         issued.is_some_and(|reply| reply.items.iter().any(|item| item.text == full_text))
-    };
-    let mut beside = before.chain(after).filter_map(|item| find_reply_by_id(store, item));
-    Some(beside.find(has_text).unwrap_or(newest))
+    });
+    Some(same_text.unwrap_or(newest))
 }
 
 /// Number of the issued reply that an item is part of, by its ids or its reasoning.
@@ -247,8 +248,8 @@ fn find_reply_by_id(store: &ReplyStore, item: &InputItem<'_>) -> Option<usize> {
     }
 }
 
-/// An assistant message that lost its phase (`docs/protocols.md` 3.5).
 fn check_phase(store: &ReplyStore, list: &[InputItem<'_>], at: usize, losses: &mut Vec<Loss>) {
+    // An assistant message that lost its phase (`docs/protocols.md` 3.5).
     let item = &list[at];
     if item.kind != "message" || item.field("role") != "assistant" {
         return;
@@ -274,9 +275,10 @@ fn absent_reasoning(
     let issued = store.reply(found.reply)?;
     let missing = issued.signatures.iter().find(|number| !found.present.contains(number))?;
     let signature = store.signature(*missing)?;
-    let now =
+    let prefix =
         found.chains.get(signature.blocks_before).map(|chain| Prefix { messages: *chain, ..start });
-    let is_readable = now.is_some_and(|now| unreadable_reason(model, signature, now).is_none());
+    let is_readable =
+        prefix.is_some_and(|prefix| unreadable_reason(model, signature, prefix).is_none());
     Some(Loss::ReasoningAbsent {
         place: Place::Message { message: found.place, block: 0 },
         issued: issued.signatures.len(),

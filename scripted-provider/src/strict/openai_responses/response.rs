@@ -130,8 +130,8 @@ fn as_item(value: &Value) -> InputItem<'_> {
     InputItem { kind: text(&value["type"]).to_owned(), value: std::borrow::Cow::Borrowed(value) }
 }
 
-/// `docs/protocols.md` 3.5.
 fn transformation_json(transformation: &Transformation) -> Value {
+    // `docs/protocols.md` 3.5.
     let reason = match transformation.reason {
         DropReason::Model => "model_mismatch",
         DropReason::Account => "organization_mismatch",
@@ -174,6 +174,7 @@ pub(crate) fn record_reply(
                 kind: SignatureKind::EncryptedReasoning,
                 account,
                 model: model.name.clone(),
+                // It is encrypted, so there is no text that could be edited.
                 content_hash: 0,
                 prefix: Prefix { messages: chain, ..basis.prefix },
                 previous: None,
@@ -202,6 +203,7 @@ pub(crate) fn record_reply(
         }
         issued_items.push(issued_item);
     }
+    // It is stored unless the request says otherwise (`docs/protocols.md` 3.2).
     if request.body["store"] != false {
         store.store_response(body, &request.body, account);
     }

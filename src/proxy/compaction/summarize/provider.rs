@@ -99,8 +99,9 @@ impl SummaryJob {
         }
     }
 
-    /// What a refusal means. It teaches a lesson if it says that there is no such feature.
+    /// What a refusal means.
     async fn refusal(&self, status: StatusCode, body: &[u8]) -> SummaryError {
+        // It teaches a lesson if it says that there is no such feature.
         let host = self.head.uri.host().unwrap_or_default();
         if overflow(&ErrorResponse { status: status.as_u16(), host, body }).is_some() {
             return SummaryError::TooLarge;
@@ -109,6 +110,7 @@ impl SummaryJob {
         let is_about_this = memchr::memmem::find(body, b"\"compaction_").is_some();
         let names_it = refusal::cause(body) == RefusalCause::Compaction && !is_about_this;
         match status.as_u16() {
+            // There is no such endpoint.
             404 | 405 | 501 => {}
             400 | 422 if names_it => {}
             400 | 422 => return SummaryError::Rejected,
@@ -118,9 +120,8 @@ impl SummaryJob {
         // request.
         let error = lessons::RefusalResponse::Refused { status: status.as_u16(), body };
         let refused = QuotableRequest {
-            tenant: self.prepared.info.tenant.as_ref(),
+            info: &self.prepared.info,
             body: &self.prepared.body,
-            model: self.prepared.info.model_name(),
             head: Some(&self.head),
         };
         let taught = lessons::taught(error, &refused).await;

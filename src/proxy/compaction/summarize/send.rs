@@ -72,8 +72,9 @@ impl SummaryJob {
         }
     }
 
-    /// Why a request was refused, as far as that matters. The text itself is dropped.
+    /// Why a request was refused, as far as that matters.
     async fn why_refused(&self, response: Response<OutgoingBody>) -> SummaryError {
+        // The text itself is dropped.
         let status = response.status().as_u16();
         let body = Limited::new(response.into_body(), REFUSAL_BYTES).collect().await;
         let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
@@ -82,9 +83,8 @@ impl SummaryJob {
         }
         let error = lessons::RefusalResponse::Refused { status, body: &body };
         let refused = QuotableRequest {
-            tenant: self.prepared.info.tenant.as_ref(),
+            info: &self.prepared.info,
             body: &self.prepared.body,
-            model: self.prepared.info.model_name(),
             head: Some(&self.head),
         };
         let taught = lessons::taught(error, &refused).await;
@@ -107,6 +107,7 @@ impl SummaryJob {
         let in_use = self.known.compact();
         let holds_block = in_use.is_some_and(|(_, compact)| compact.by == SummaryAuthor::Provider);
         let is_anthropic = self.prepared.conversation.dialect == Dialect::Anthropic;
+        // The provider's own block needs its beta wherever it is sent.
         if is_anthropic && (holds_block || by == SummaryAuthor::Provider) {
             headers::list_beta(&mut head.headers, summary::provider::BETA);
         }

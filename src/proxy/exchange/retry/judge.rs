@@ -96,12 +96,14 @@ impl Retry<'_> {
         if seen.is_about_output() {
             seen.output_taught = taught.clone();
         }
+        // A number that contradicts the estimate may be quoted, or about another limit.
         let believed =
             refused.overflow.filter(|overflow| self.agrees_with_estimate(overflow, &taught));
         if let Some(reported) = believed {
             let sign = OverflowSign::Refused;
             seen.overflow = Some(SeenOverflow { sign, reported, taught });
         }
+        // What the message names outright counts more than what its numbers suggest.
         if seen.refusal.is_none() {
             seen.refusal = believed.and_then(|reported| self.output_refused(&reported));
         }
@@ -111,6 +113,7 @@ impl Retry<'_> {
                 overflows: believed.is_some(),
                 is_of_reasoning: repairable.cause == RepairCause::Reasoning,
             }),
+            // A number that is not believed justifies no cut.
             None if refused.overflow.is_some() && believed.is_none() => Verdict::Failed,
             None => refused.verdict(),
         }
@@ -190,9 +193,8 @@ impl Retry<'_> {
         let error = lessons::RefusalResponse::Refused { status, body: &refused.start };
         let prepared = pending.prepared();
         let refused = QuotableRequest {
-            tenant: prepared.info.tenant.as_ref(),
+            info: &prepared.info,
             body: &prepared.body,
-            model: prepared.info.model_name(),
             head: Some(&self.original.head),
         };
         lessons::taught(error, &refused).await

@@ -75,6 +75,7 @@ impl Retry<'_> {
                 if refused_repair.is_some() {
                     let causes = &seen.repair_causes;
                     self.recorder.report_refusal(causes, RefusalOutcome::RefusedAgain);
+                    // The newest repair was refused: room is made in the form before it.
                     seen.repaired = seen.repaired_before.take();
                 }
                 // Room is made in the request with its repairs.
@@ -127,6 +128,7 @@ impl Retry<'_> {
                 let mut keys = pending.own_decisions();
                 let repairs = std::mem::take(&mut seen.repair_decisions).concat();
                 for key in repairs {
+                    // A repair may be among its own decisions, too.
                     if !keys.contains(&key) {
                         keys.push(key);
                     }

@@ -188,6 +188,7 @@ impl FrameObserver {
             (Ok(false), None) | (Ok(_), Some(FrameError::NoMemory)) => {
                 *state = SocketObservation::Stopped(Some(FailOpen::MemoryBudget));
             }
+            // A frame that cannot be read is no fault of ours. The tunnel goes on.
             (Ok(_), Some(_)) => *state = SocketObservation::Stopped(None),
             (Err(_), _) => *state = SocketObservation::Stopped(Some(FailOpen::Panicked)),
         }
@@ -325,13 +326,14 @@ impl FrameObserverState {
                         *state = SocketObservation::Stopped(None);
                         conversation.end(left);
                     }
+                    // Nothing waits any more: the next messages need no task.
                     None => *reader = MessageReader::InLine(conversation),
                 }
                 self.answered.notify_one();
                 return;
             }
-            let next = Backlog { ended: waiting.ended, ..Backlog::new(&self.connection) };
-            backlog = std::mem::replace(waiting, next);
+            let empty_backlog = Backlog { ended: waiting.ended, ..Backlog::new(&self.connection) };
+            backlog = std::mem::replace(waiting, empty_backlog);
         }
     }
 
@@ -420,6 +422,7 @@ impl SocketConversation {
             drop(recognising);
             match &permit {
                 Some(_) => shared.parse(message.clone()),
+                // Others are being read: it was forwarded all the same, and only its turn is missing.
                 None => Err(FailOpen::AnalysisBudget),
             }
         });
@@ -458,6 +461,7 @@ impl SocketConversation {
                 let _ = waiting.send((reply, outcome));
             }
         }
+        // Nothing of their replies came.
         for waiting in self.open.into_values() {
             let _ = waiting.send((Reply::default(), outcome));
         }
@@ -481,6 +485,7 @@ async fn record_exchange(
     match read {
         Ok(parsed) => {
             exchange.recorder.record_notes(parsed.conversation.notes.iter().copied());
+            // It was forwarded before it was read, so nothing of it can be changed.
             let placing = exchange.place_and_plan(parsed, None);
             match AssertUnwindSafe(placing).catch_unwind().await {
                 Ok(plan) => pending = plan.pending,

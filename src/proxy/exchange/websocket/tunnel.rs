@@ -32,6 +32,7 @@ pub(crate) async fn carry(
     frames: Option<FrameObserver>,
 ) {
     let mut phase = recorder.phase.clone();
+    // The outcome stays that the client left.
     let Ok(client) = client.await else { return };
     let Ok(upstream) = upstream.await else {
         recorder.record_outcome(Outcome::UpstreamFailed);
@@ -50,6 +51,7 @@ pub(crate) async fn carry(
         }
         bytes.len() as u64
     };
+    // Who ended first decides the outcome of a request that is still open, and which timeout applies.
     let first_end = OnceLock::new();
     let outcome = {
         let up = pump(

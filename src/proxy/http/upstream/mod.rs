@@ -60,6 +60,7 @@ impl UpstreamPool {
         let http1 = Connector::new(tls, dial, AlpnOffer::Http1, timeout);
         let http1 = Http1::new(http1, gauges.clone());
         let secure = config.upstreams.iter().map(|upstream| &upstream.base);
+        // Only TLS can agree on HTTP/2.
         let secure = secure.filter(|base| base.scheme_str() == Some("https"));
         let http2 = secure.filter_map(|base| {
             let authority = base.authority()?;

@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use http::header::{AUTHORIZATION, HOST};
-use http::uri::{Authority, PathAndQuery};
+use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderName, Method, Uri};
 
 use crate::config::{Upstream, errors};
@@ -82,8 +82,9 @@ fn by_prefix<'u, 'p>(upstreams: &'u [Arc<Upstream>], path: &'p str) -> Option<Ro
     fitting.max_by_key(|(length, _)| *length).map(|(_, route)| route)
 }
 
-/// Routes by `/name/…`. The name is removed, unless that upstream's own paths begin with it.
+/// Routes by `/name/…`.
 fn by_name<'u, 'p>(upstreams: &'u [Arc<Upstream>], path: &'p str) -> Option<Route<'u, 'p>> {
+    // The name is removed, unless that upstream's own paths begin with it.
     let named = path.strip_prefix('/')?;
     upstreams.iter().find_map(|upstream| {
         let rest = stripped(named, &upstream.name)?;
@@ -118,8 +119,8 @@ fn begins_with_its_name(upstream: &Upstream, rest: &str) -> bool {
         .iter()
         .any(|(word, hosts)| *word == name && hosts.iter().any(|host| is_under(own_host, host)));
     let is_in_base = upstream.base.path().split('/').any(|segment| segment == name);
-    let first = rest.split(['/', '?']).find(|segment| !segment.is_empty());
-    begins && !is_in_base && first != Some(name)
+    let first_segment = rest.split(['/', '?']).find(|segment| !segment.is_empty());
+    begins && !is_in_base && first_segment != Some(name)
 }
 
 fn is_at(upstream: &Upstream, host: &str) -> bool {
@@ -215,14 +216,14 @@ fn speaking<'u>(upstreams: &'u [Arc<Upstream>], dialects: &[Dialect]) -> Option<
 /// The upstream that a request without a route may have meant: the one whose name or prefix is most similar
 /// to the start of its path.
 pub(crate) fn nearest<'u>(upstreams: &'u [Arc<Upstream>], path: &str) -> Option<&'u str> {
-    let first = path.split('/').find(|segment| !segment.is_empty())?;
+    let first_segment = path.split('/').find(|segment| !segment.is_empty())?;
     let mut names: Vec<&str> = Vec::new();
     for upstream in upstreams {
         let prefix = upstream.prefix.as_deref().unwrap_or_default();
         names.extend(prefix.split('/').find(|segment| !segment.is_empty()));
         names.push(&upstream.name);
     }
-    errors::nearest(first, names)
+    errors::nearest(first_segment, names)
 }
 
 fn by_host<'a>(
@@ -230,8 +231,10 @@ fn by_host<'a>(
     uri: &Uri,
     headers: &HeaderMap,
 ) -> Option<&'a Arc<Upstream>> {
-    let named = || headers.get(HOST).and_then(|host| host.to_str().ok());
-    let host = uri.authority().map(Authority::as_str).or_else(named)?;
+    let host = match uri.authority() {
+        Some(authority) => authority.as_str(),
+        None => headers.get(HOST)?.to_str().ok()?,
+    };
     let name = host.rsplit_once(':').map_or(host, |(name, _)| name);
     upstreams.iter().find(|upstream| {
         let mut hosts = upstream.hosts.iter();
@@ -266,10 +269,10 @@ fn without_overlap<'p>(base: &str, path: &'p str) -> &'p str {
     path.strip_prefix('/').and_then(|path| stripped(path, last)).unwrap_or(path)
 }
 
-/// A path of Anthropic or Gemini with its version, if neither the base nor the path has one: the AI SDK appends `/messages` to
-/// `ANTHROPIC_BASE_URL`, and LiteLLM `/models/…` to `GEMINI_API_BASE`. Those of OpenAI's protocols stay as they are, because
-/// some providers have no version there.
+/// A path of Anthropic or Gemini with its version, if neither the base nor the path has one: the AI SDK appends
+/// `/messages` to `ANTHROPIC_BASE_URL`, and LiteLLM `/models/…` to `GEMINI_API_BASE`.
 fn with_version<'p>(base: &str, path: &'p str) -> Cow<'p, str> {
+    // Those of OpenAI's protocols stay as they are, because some providers have no version there.
     let version = match path.split(['/', '?']).nth(1) {
         Some("messages") => "/v1",
         Some("models") => "/v1beta",

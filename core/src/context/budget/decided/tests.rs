@@ -4,14 +4,12 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::context::plan::{self, DecisionReason, RemovedTokens};
+use crate::context::plan::{self, RemovedTokens};
 use crate::context::policy::ClassicRole;
 use crate::context::scene::{SessionFixture, messages};
 use crate::context::{
-    Breakdown, CompactionRecord, CountingMethod, Cut, ExchangeId, Fact, QueuedMessage, Replacement,
-    inject,
+    Breakdown, CompactionRecord, CountingMethod, Cut, ExchangeId, Fact, QueuedMessage, inject,
 };
-use crate::dialect::PartKey;
 
 const FREE: &str = "claude-opus-4-6";
 
@@ -61,19 +59,7 @@ fn clear_result(scene: &mut SessionFixture) {
 }
 
 fn cut_by(scene: &SessionFixture, exchange: ExchangeId) -> Fact {
-    Fact::Cut(Box::new(Cut {
-        epoch: None,
-        about: PartKey(scene.about(2)),
-        part: None,
-        at: scene.now,
-        exchange,
-        content: Replacement::Text("It went.".into()),
-        keep_media: false,
-        was: 753,
-        tokens: 20,
-        why: DecisionReason::Pressure,
-        shadow: false,
-    }))
+    Fact::Cut(Box::new(Cut { exchange, was: 753, tokens: 20, ..scene.cut(2, "It went.") }))
 }
 
 /// The rules are not used, are shown beside the estimate, or decide. If they decide, their number is the estimate, it

@@ -61,24 +61,26 @@ impl PartScale<'_> {
         if conversation.forces_tool {
             parts.extend(self.instruction(FORCED_TOOL, self.counter.forcing()));
         }
-        let waits = |tool: &Part| {
-            let is_added = |added: &Part| added.in_history && added.name == tool.name;
-            tool.audience == Audience::Nobody && !conversation.tools.iter().any(is_added)
-        };
-        if tools.clone().any(|tool| self.searches_tools(tool)) && tools.clone().any(waits) {
+        let has_waiting = tools.clone().any(|tool| {
+            let mut added = conversation.tools.iter().filter(|added| added.in_history);
+            tool.audience == Audience::Nobody && !added.any(|added| added.name == tool.name)
+        });
+        if has_waiting && tools.clone().any(|tool| self.searches_tools(tool)) {
             parts.extend(self.instruction(SEARCH, self.counter.searching()));
         }
-        let cites = |part: &Part| asks_for_citations(part.span.slice(self.body));
-        if self.counter.citing() > 0 && conversation.parts().filter(may_be_cited).any(cites) {
+        let mut documents = conversation.parts().filter(may_be_cited);
+        if self.counter.citing() > 0
+            && documents.any(|part| asks_for_citations(part.span.slice(self.body)))
+        {
             parts.extend(self.instruction(CITATIONS, self.counter.citing()));
         }
     }
 
-    /// Whether it is the provider's search for tools: a client's own has a schema.
     fn searches_tools(&self, tool: &Part) -> bool {
-        let shown = tool.span.slice(self.body);
+        // Whether it is the provider's search for tools: a client's own has a schema.
+        let definition = tool.span.slice(self.body);
         tool.name.as_deref() == Some("tool_search")
-            && memmem::find(shown, b"\"parameters\"").is_none()
+            && memmem::find(definition, b"\"parameters\"").is_none()
     }
 
     fn instruction(&mut self, name: &[u8], counted: u32) -> Option<SketchPart> {
@@ -116,8 +118,8 @@ impl PartScale<'_> {
     }
 }
 
-/// Whether it may be a document or a search result of the client's: nothing else is looked through.
 fn may_be_cited(part: &&Part) -> bool {
+    // Whether it may be a document or a search result of the client's: nothing else is looked through.
     matches!(part.kind, PartKind::Document | PartKind::Opaque)
 }
 

@@ -3,8 +3,6 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::context::plan::DecisionReason;
-use crate::context::policy::SummaryAuthor;
 use crate::context::scene::{SessionFixture, messages, thinking};
 use crate::context::{CompactionRecord, Fact, QueuedMessage, inject, reasoning};
 use crate::dialect::Usage;
@@ -70,27 +68,7 @@ fn summary_adds_its_counted_tokens() {
     let mut scene = followed("claude-opus-4-6");
     scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
     scene.send(&messages("uauau"));
-    let (about, near) = scene.known().at_cut(2).unwrap();
-    let one = CompactionRecord {
-        about,
-        near,
-        is_own: true,
-        at: 1,
-        exchange: scene.request().exchange.clone(),
-        raw: r#"{"role":"user","content":"They spoke."}"#.into(),
-        was: 100,
-        tokens: 70,
-        by: SummaryAuthor::Summary,
-        why: DecisionReason::Threshold,
-        upstream: "up".into(),
-        model: "claude-opus-4-6".into(),
-        spent: Usage::default(),
-        dollars: None,
-        took: 0,
-        carries: None,
-        shadow: false,
-        epoch: None,
-    };
+    let one = CompactionRecord { tokens: 70, ..scene.summary(2) };
     let key = one.key();
     let before = measured(&scene);
     scene.ledger.add(Fact::Compact(Box::new(one)));

@@ -5,10 +5,9 @@ use crate::context::budget::{ContextView, reply};
 use crate::context::records::CarryOver;
 use crate::context::{Band, CountingMethod, Outcome, Position};
 use crate::dialect::editing::{ClearingReport, ContextEditing};
-use crate::dialect::key::Chain;
 use crate::dialect::models::{Catalogue, Family};
 use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
-use crate::dialect::{self, Dialect, Purpose, Reply, ReplyPart, Usage};
+use crate::dialect::{self, Dialect, Reply, ReplyPart, Usage};
 
 /// A request of Anthropic's dialect, to be measured.
 struct Case {
@@ -61,48 +60,18 @@ impl Case {
         message.usage = usage.clone();
         let turn = Turn {
             exchange: "before".into(),
-            position: Position {
-                thread: "t".into(),
-                parent: None,
-                chain: Chain::START,
-                last: None,
-                system: PartKey(0),
-                tools: PartKey(0),
-                client_thread: None,
-                has_reply: false,
-                beginnings: Vec::new(),
-                suspended: None,
-            },
-            after: Chain::START,
-            done: Default::default(),
+            position: Position { thread: "t".into(), ..Position::default() },
             response: message.id.clone(),
-            at: 0,
-            ended: 0,
             upstream: "u".into(),
-            dialect: Dialect::Anthropic,
             model: "m".into(),
-            family: model.family,
-            purpose: Purpose::Turn,
             estimate: Some(measured.estimate),
             usage,
-            counted: None,
-            stop: None,
             outcome: Outcome::Complete,
             window: 200_000,
             reserve: 16_000,
             sketch: measured.sketch.clone(),
             reply: reply(&message, Tokenizer::whole(model.family)),
-            anchor_keys: Vec::new(),
-            others: Vec::new(),
-            definitions: Vec::new(),
-            called: Vec::new(),
-            provider_request_id: None,
-            repeated_calls: None,
-            hints: None,
-            origin: None,
-            served: None,
-            dollars: None,
-            carry: None,
+            ..Turn::empty(Dialect::Anthropic, model.family)
         };
         Before { turn, sketch: measured.sketch.added }
     }

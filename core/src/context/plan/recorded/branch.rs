@@ -107,9 +107,9 @@ impl<'l> Branch<'l> {
         self.line.get_or_init(|| self.ledger.line(self.parent).map(|turn| &turn.exchange).collect())
     }
 
-    /// The reasoning of the reply that ended at `chain`: of several with the same parts, of the one in this
-    /// branch. That of a thread which its client names otherwise is never used.
+    /// The reasoning of the reply that ended at `chain`: of several with the same parts, of the one in this branch.
     pub(super) fn reasoning(&self, chain: Chain) -> Option<&'l Arc<ReasoningRecord>> {
+        // That of a thread which its client names otherwise is never used.
         let record = self.ledger.reasoning(chain)?;
         if self.client_thread.is_none() && self.ledger.repeated_reasoning(chain).next().is_none() {
             return Some(record);

@@ -65,8 +65,8 @@ pub(super) fn prefill(
     placed.parent.as_ref()?;
     let messages = &conversation.messages;
     let written = messages.iter().rev().take_while(|message| message.role == Role::Assistant);
-    let first = messages.len() - written.count();
-    let parts_before = keyed_parts.partition_point(|keyed| keyed.at.message < first);
+    let reply_start = messages.len() - written.count();
+    let parts_before = keyed_parts.partition_point(|keyed| keyed.at.message < reply_start);
     let is_reply = placed.covers > parts_before;
-    if parts_before < keyed_parts.len() && !is_reply { Some(first) } else { None }
+    if parts_before < keyed_parts.len() && !is_reply { Some(reply_start) } else { None }
 }

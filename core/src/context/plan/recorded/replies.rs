@@ -40,14 +40,15 @@ impl RecordedDecisions {
                 let turn = ledger.replied_to(chain).next();
                 let form = turn.and_then(|turn| turn.forms().find(|form| form.after == chain));
                 let count = form.map_or(0, |form| form.parts.len());
-                let first = (index + 1).saturating_sub(count);
-                covered[first..=index].fill(true);
+                let start = (index + 1).saturating_sub(count);
+                covered[start..=index].fill(true);
                 // One that broke off may have the same beginning. This one came back in its place.
-                self.replies.retain(|other| other.parts.is_empty() || other.index < first);
+                self.replies.retain(|other| other.parts.is_empty() || other.index < start);
                 continue;
             };
             let count = reasoning.parts.len();
             let Some(first) = (index + 1).checked_sub(count) else { continue };
+            // It was reasoning alone.
             if count == 0 {
                 self.replies.extend(self.thought_only(conversation, reasoning, index));
                 continue;
@@ -92,8 +93,8 @@ impl RecordedDecisions {
         self.only_kept();
     }
 
-    /// Finds replies of which only calls came back as they were: their texts were merged, edited or dropped. All of the
-    /// request before them did.
+    /// Finds replies of which only calls came back as they were: their texts were merged, edited or dropped. All of
+    /// the request before them did.
     fn find_calls(
         &mut self,
         ledger: &Ledger,

@@ -25,6 +25,7 @@ impl RecordedDecisions {
         branch: &Branch<'_>,
         forms: &HashMap<usize, CutCount>,
     ) {
+        // Without a cut no reasoning is void, and without reasoning none could be.
         if self.cuts.is_empty()
             || !conversation.parts().any(|part| part.kind == PartKind::Reasoning)
         {

@@ -101,10 +101,7 @@ mod tests {
         let part =
             |key, place| SketchPart { key: PartKey(key), tokens: 1, place, by_length: false };
         let mut reasoning = ReasoningRecord {
-            after: Chain::START,
             at: 1,
-            prefix: Chain::START,
-            order: None,
             model: "m".into(),
             upstream: "u".into(),
             blocks: vec![ReasoningBlock {
@@ -114,9 +111,8 @@ mod tests {
                 raw: "{\"reasoning_content\":\"Hm.\"}".into(),
                 partial: false,
             }],
-            signatures: Vec::new(),
             parts: vec![PartKey(1)],
-            anchor_keys: Vec::new(),
+            ..ReasoningRecord::default()
         };
         let name = names(&reasoning).next().unwrap();
         let sent = [

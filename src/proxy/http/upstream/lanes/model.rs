@@ -67,8 +67,9 @@ impl LaneTable {
         }
     }
 
-    /// Opens a connection at once. The model varies which other steps come in between.
+    /// Opens a connection at once.
     fn open(self: &Arc<Self>) {
+        // The model varies which other steps come in between.
         let (id, actions) = self.decide(|lanes| lanes.opened((), NOW));
         self.perform(actions);
         let actions = self.decide(|lanes| lanes.set_limit(id, self.allowed));

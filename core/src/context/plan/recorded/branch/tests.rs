@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::context::policy::DecisionMode;
-use crate::context::scene::{SessionFixture, messages, thinking};
+use crate::context::scene::{self, SessionFixture, messages, thinking};
 use crate::context::{
     Fact, InjectionPlace, InjectionState, Position, ReasoningBlock, ReasoningDecision, Revocation,
     Turn,
@@ -59,8 +59,6 @@ fn thought() -> ReasoningRecord {
     ReasoningRecord {
         after: Chain(5),
         at: 1,
-        prefix: Chain::START,
-        order: None,
         model: "m".into(),
         upstream: "u".into(),
         blocks: vec![ReasoningBlock {
@@ -70,9 +68,8 @@ fn thought() -> ReasoningRecord {
             raw: raw.into(),
             partial: false,
         }],
-        signatures: Vec::new(),
         parts: vec![PartKey(1)],
-        anchor_keys: Vec::new(),
+        ..ReasoningRecord::default()
     }
 }
 
@@ -166,19 +163,7 @@ fn decisions_that_summary_hid_do_not_apply_elsewhere() {
     let scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
     let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Aye."}])));
     let back = reasoning_decision("r1", ReasoningAction::PutBack, DecisionReason::Birth);
-    let trim = Cut {
-        about: PartKey(9),
-        part: None,
-        at: 1,
-        exchange: "r1".into(),
-        content: crate::context::Replacement::Text("Trimmed.".into()),
-        keep_media: false,
-        was: 900,
-        tokens: 9,
-        why: DecisionReason::TooLarge,
-        shadow: false,
-        epoch: None,
-    };
+    let trim = Cut { why: DecisionReason::TooLarge, ..scene::cut(9, "r1", "Trimmed.") };
     let (signature, trimmed) = (PartKey::of_bytes(b"c2ln"), PartKey(7).cut());
     let mut applies = |sent: &[PartKey]| {
         turn.sketch.added = sent
@@ -466,19 +451,7 @@ fn changed_message_hides_nothing_either() {
 fn unanswered_result_stays_whole_if_branch_is_unknown() {
     let ledger = Ledger::default();
     let has = |sent: Option<&[u128]>, request: &str, why, is_new| {
-        let cut = Cut {
-            about: PartKey(1),
-            part: None,
-            at: 1,
-            exchange: request.into(),
-            content: crate::context::Replacement::Text("Cleared.".into()),
-            keep_media: false,
-            was: 900,
-            tokens: 9,
-            why,
-            shadow: false,
-            epoch: None,
-        };
+        let cut = Cut { why, ..scene::cut(1, request, "Cleared.") };
         branch(&ledger, sent).has_cut(&cut, PartKey(1), CutCount::Once, None, is_new)
     };
     use DecisionReason::{Overflow, Pressure, TooLarge};

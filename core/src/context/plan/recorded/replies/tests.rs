@@ -14,14 +14,10 @@ fn record(scene: &SessionFixture, last: usize, count: usize) -> ReasoningRecord 
     ReasoningRecord {
         after: scene.conversation.chains().nth(last).unwrap(),
         at: 1,
-        prefix: Chain::START,
-        order: None,
         model: scene.name.into(),
         upstream: scene.upstream.into(),
-        blocks: Vec::new(),
-        signatures: Vec::new(),
         parts: keys[last + 1 - count..=last].to_vec(),
-        anchor_keys: Vec::new(),
+        ..ReasoningRecord::default()
     }
 }
 
