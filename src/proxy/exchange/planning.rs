@@ -124,6 +124,9 @@ impl LiveExchange<Received> {
         };
         let notes = &parsed.conversation.notes;
         self.recorder.record_notes(notes.iter().copied());
+        if headers::leaves_out_tags(&self.client.headers) {
+            self.recorder.record_notes([Note::IgnoredTag]);
+        }
         if notes.contains(&Note::NotJson) {
             self.recorder.record_fail_open(FailOpen::BodyUnread);
             return None;
@@ -171,9 +174,6 @@ impl LiveExchange<Received> {
             return RequestPlan::default();
         };
         request_origin::set(&mut opened, &self.client.headers, &prepared, &proxy);
-        if headers::leaves_out_tags(&self.client.headers) {
-            self.recorder.record_notes([Note::IgnoredTag]);
-        }
         self.recorder.record_place(&opened);
         self.record_cap(&opened);
         if can_refuse
