@@ -233,8 +233,8 @@ impl GroupSums {
         let (mean, error) = self.mean()?;
         let (other_mean, other_error) = others.mean()?;
         let dollars = mean - other_mean;
-        let within = ERRORS * (error + other_error).sqrt();
-        Some(SavedPerTurn { dollars, low: dollars - within, high: dollars + within })
+        let margin = ERRORS * (error + other_error).sqrt();
+        Some(SavedPerTurn { dollars, low: dollars - margin, high: dollars + margin })
     }
 
     fn group(mut self) -> ComparisonGroup {
@@ -414,9 +414,9 @@ mod tests {
     fn difference_has_its_interval() {
         let saved = group(&[1.0, 2.0, 3.0]).less(&group(&[0.0, 1.0, 2.0])).unwrap();
         assert!((saved.dollars - 1.0).abs() < 1e-9, "{saved:?}");
-        let within = 1.96 * (2.0_f64 / 3.0).sqrt();
-        assert!((saved.high - 1.0 - within).abs() < 1e-9, "{saved:?}");
-        assert!((1.0 - within - saved.low).abs() < 1e-9, "{saved:?}");
+        let margin = 1.96 * (2.0_f64 / 3.0).sqrt();
+        assert!((saved.high - 1.0 - margin).abs() < 1e-9, "{saved:?}");
+        assert!((1.0 - margin - saved.low).abs() < 1e-9, "{saved:?}");
         assert_eq!(group(&[1.0]).less(&group(&[0.0, 1.0])), None, "one session says nothing");
     }
 }

@@ -155,14 +155,14 @@ impl SpendSums {
                 SpendBy::Model => {
                     let costs = turn.costs_by_model(price);
                     // The dated name of an alias is the same model.
-                    let plain =
+                    let name_of =
                         |model| if is_dated(model, &turn.model) { &turn.model } else { model };
                     // What was left out of the request is saved where its reply is billed.
                     if let Some((model, ..)) = costs.first() {
-                        sums.count(&[plain(model)], saved);
+                        sums.count(&[name_of(model)], saved);
                     }
                     for (model, usage, dollars) in costs {
-                        sums.count(&[plain(model)], sums.spent(usage, dollars));
+                        sums.count(&[name_of(model)], sums.spent(usage, dollars));
                     }
                     continue;
                 }
@@ -248,8 +248,9 @@ impl SpendSums {
             _ => tool.to_owned(),
         };
         for ToolTokens { tool, tokens } in definitions {
-            let one = tools.entry(line(tool)).or_default();
-            (one.tokens, one.is_defined) = (one.tokens + tokens, true);
+            let tool_use = tools.entry(line(tool)).or_default();
+            tool_use.tokens += tokens;
+            tool_use.is_defined = true;
         }
         let breakdown = turn.estimate.as_ref().map(|estimate| &estimate.breakdown);
         if let (true, Some(breakdown)) = (definitions.is_empty(), breakdown) {
@@ -278,14 +279,14 @@ impl SpendSums {
         let (Some(input), Some(estimate)) = (turn.usage.input, &turn.estimate) else { return };
         // Weights are estimated part by part: together they may exceed the whole.
         let sum = tools.values().map(|one| one.tokens).sum::<u64>();
-        let whole = estimate.tokens.max(sum).max(1) as f64;
+        let total = estimate.tokens.max(sum).max(1) as f64;
         // A provider's own word may be less than our price of the input.
-        let own = of_input.zip(dollars).map(|(of_input, dollars)| of_input.min(dollars));
+        let input_dollars = of_input.zip(dollars).map(|(of_input, dollars)| of_input.min(dollars));
         for (name, one) in tools {
-            let share = one.tokens as f64 / whole;
+            let share = one.tokens as f64 / total;
             let line = SpendLine {
                 calls: 1,
-                dollars: own.unwrap_or(0.0) * share,
+                dollars: input_dollars.unwrap_or(0.0) * share,
                 unpriced: u64::from(dollars.is_none()),
                 input: (input as f64 * share) as u64,
                 cache_read: (turn.usage.cache_read.unwrap_or(0) as f64 * share) as u64,

@@ -80,11 +80,11 @@ impl CostParts {
 
     /// The same in all, of `total` dollars.
     fn scaled_to(self, total: f64) -> Self {
-        let own = self.total();
-        if own <= 0.0 {
+        let sum = self.total();
+        if sum <= 0.0 {
             return Self { stated: total, ..Self::default() };
         }
-        let factor = total / own;
+        let factor = total / sum;
         Self {
             input: self.input * factor,
             cache_read: self.cache_read * factor,
@@ -144,11 +144,11 @@ impl Turn {
         let mut parts = Vec::new();
         for (name, usage, dollars) in self.costs_by_model(&price) {
             let Some(dollars) = dollars else { continue };
-            let known = self.price_of(name, &price).and_then(|price| {
+            let at_our_prices = self.price_of(name, &price).and_then(|price| {
                 let rates = price.rates(terms(usage, &self.usage.billing, self.at))?;
                 of_tokens(usage, rates, &usage.billing, &price, self.dialect)
             });
-            parts.push((name, known.unwrap_or_default().scaled_to(dollars)));
+            parts.push((name, at_our_prices.unwrap_or_default().scaled_to(dollars)));
         }
         parts
     }

@@ -78,8 +78,8 @@ pub fn shown_replies(conversation: &Conversation) -> Vec<ShownReply> {
     let Some(end) = keyed.iter().rposition(|part| part.role == Role::Assistant) else {
         return Vec::new();
     };
-    let before = keyed[..end].iter().rposition(|part| part.role != Role::Assistant);
-    let request = before.map_or(0, |at| at + 1);
+    let message = keyed[..end].iter().rposition(|part| part.role != Role::Assistant);
+    let request = message.map_or(0, |at| at + 1);
     if said.is_empty() || request == 0 {
         return Vec::new();
     }

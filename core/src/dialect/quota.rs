@@ -136,10 +136,10 @@ pub fn from_headers(headers: &HeaderMap, now: u64) -> Vec<Quota> {
             Some(_) => QuotaKind::Month,
             None => usual,
         };
-        let at = text(headers, &format!("{name}-reset-at")).and_then(|at| moment(at, now));
+        let moment = text(headers, &format!("{name}-reset-at")).and_then(|at| moment(at, now));
         let after = number(headers, &format!("{name}-reset-after-seconds"));
         let after = after.map(|seconds| now.saturating_add((seconds * 1000.0) as u64));
-        quotas.extend(Quota::new(kind, None, percent / 100.0, at.or(after)));
+        quotas.extend(Quota::new(kind, None, percent / 100.0, moment.or(after)));
     }
     quotas.extend(text(headers, PREMIUM).and_then(premium));
     quotas

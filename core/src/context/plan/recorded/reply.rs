@@ -60,8 +60,8 @@ impl ReturnedReply {
     /// Whether all that its reasoning came after is there: what its client dropped behind it, a text beside a call, is in no
     /// prefix of it.
     pub(crate) fn has_prefix(&self) -> bool {
-        let last = self.reasoning.blocks.iter().map(|block| block.before as usize).max();
-        self.parts.iter().take(last.unwrap_or(0)).all(Option::is_some)
+        let precede = self.reasoning.blocks.iter().map(|block| block.before as usize).max();
+        self.parts.iter().take(precede.unwrap_or(0)).all(Option::is_some)
     }
 
     /// Whether its client edited it: a part of the model's in its range is none of its own.
