@@ -29,15 +29,15 @@ pub struct ShownReply {
 /// What a request has, besides all of it, after which sentences of its reply prove something: the history before the user's
 /// own last message; or if there is none, the first and the last sentence of the user's prompt.
 pub(super) fn shared_beginnings(conversation: &Conversation) -> Vec<Chain> {
-    let keyed: Vec<&Part> = conversation.parts().filter(|part| part.key.is_some()).collect();
-    let Some(reply) = keyed.iter().rposition(|part| part.role == Role::Assistant) else {
+    let keyed = conversation.parts().rev().filter(|part| part.key.is_some());
+    let message: Vec<&Part> = keyed.take_while(|part| part.role != Role::Assistant).collect();
+    let Some(reply) = conversation.chains().len().checked_sub(message.len() + 1) else {
         return conversation.prompt.into_iter().flat_map(ends).collect();
     };
-    let message = &keyed[reply + 1..];
     if message.is_empty() || message.iter().any(|part| part.kind == PartKind::ToolResult) {
         return Vec::new();
     }
-    conversation.chains().nth(reply).into_iter().collect()
+    conversation.chains().get(reply).copied().into_iter().collect()
 }
 
 /// The keys by which a turn is found if the client changes something: of the parts of its reply that no other has, and of its
@@ -76,7 +76,7 @@ pub fn shown_replies(conversation: &Conversation) -> Vec<ShownReply> {
     if said.is_empty() || request == 0 {
         return Vec::new();
     }
-    let chains: Vec<Chain> = conversation.chains().collect();
+    let chains = conversation.chains();
     let history = replies[..request].iter().rposition(|is_reply| *is_reply);
     if let Some(history) = history {
         return vec![ShownReply::after_part(history + 1, chains[history], said)];

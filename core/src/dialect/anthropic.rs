@@ -19,7 +19,7 @@ use crate::wire::json::{Document, Kind, Span, Value, members};
 
 /// Reads a request's body; its path is read by `paths`.
 pub fn read(body: &[u8]) -> Conversation {
-    read_in(&Document::read(body).unwrap_or_default(), body)
+    read_in(&Document::read(body).unwrap_or_default(), body).with_chains()
 }
 
 pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {

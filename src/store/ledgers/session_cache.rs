@@ -400,8 +400,7 @@ impl SessionCache {
         if lock(&self.open).is_empty() {
             return;
         }
-        let chains: Vec<Chain> = conversation.chains().collect();
-        let Some((_, before)) = chains.split_last() else { return };
+        let Some((_, before)) = conversation.chains().split_last() else { return };
         let settle = async {
             loop {
                 let changed = self.changed.notified();
