@@ -1,4 +1,5 @@
-//! How many instructions a small request takes, of Plimsoll and of the bare proxy, as callgrind counts them.
+//! How many instructions a small request, an event of a stream and a large turn take, of Plimsoll and of the bare proxy,
+//! as callgrind counts them.
 //!
 //! Beside a count stand the one that was kept last, and its bar. Unlike time, the count does not depend on how busy the
 //! machine is, so figures of different days can be compared. It needs valgrind. A program runs about 50 times slower
@@ -20,11 +21,17 @@ const COUNTED: usize = 320;
 const CONVERSATIONS: usize = 16;
 /// Connections.
 const WIDTH: usize = 4;
+/// The time between two events of a stream: each is read by itself.
+const PACE: Duration = Duration::from_millis(2);
+/// Valgrind, as what counts.
+const VALGRIND: [&str; 3] = ["valgrind", "--quiet", "--tool=callgrind"];
 
 /// The counts that were last kept, thousands: a name, `=` and a count a line.
 const KEPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/instructions.txt");
 /// How much more than was kept is too much, a share: two runs of the same program differ by less.
 const MORE: f64 = 0.03;
+/// The same for an event: how often a stream is waited for depends on how busy the machine is.
+const MORE_OF_EVENT: f64 = 0.15;
 
 /// Counts and prints each kind of request. Whether none takes more than was kept.
 pub(crate) async fn print() -> bool {
@@ -33,11 +40,12 @@ pub(crate) async fn print() -> bool {
         let count = kept.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(" = "))?;
         count.parse().ok()
     };
-    println!("a small request, instructions          thousands     kept      bar");
+    println!("instructions                           thousands     kept      bar");
     let mut holds = true;
     for Counted { name, count, bar } in count_all().await {
         let kept = kept(&name);
-        let is_held = kept.is_some_and(|kept| count <= kept * (1.0 + MORE));
+        let more = if name.ends_with("event") { MORE_OF_EVENT } else { MORE };
+        let is_held = kept.is_some_and(|kept| count <= kept * (1.0 + more));
         let verdict = if is_held { "" } else { "  more than was kept" };
         holds &= is_held;
         let shown =
@@ -64,6 +72,7 @@ async fn count_all() -> Vec<Counted> {
         all.push(Counted { name: name.to_owned(), count: count / 1e3, bar });
     };
     add("bare proxy", floor.small_requests(MESSAGES).await, None);
+    add("bare proxy, an event", floor.streamed_event().await, None);
     drop(floor);
     // The last two are bars of the first and the next request of a session.
     for (kind, store, first, next) in
@@ -75,12 +84,36 @@ async fn count_all() -> Vec<Counted> {
         let server = Profiled::start("server", &args, data.path());
         if kind == "forgets" {
             add("not read", server.small_requests(UNREAD).await, Some(60.0));
+            add("an event", server.streamed_event().await, None);
         }
         let count = server.small_requests(MESSAGES).await;
         add(&format!("the first of a session, {store}"), count, first);
         add(&format!("the next of a session, {store}"), server.next_requests().await, next);
     }
+    add("a turn of 1 MB with 100 cuts", large_turn(data.path()), None);
     all
+}
+
+/// Instructions of reading, estimating and planning a large turn of which 2 % is new.
+fn large_turn(folder: &Path) -> f64 {
+    // The difference, so that what they begin with is not counted.
+    let [few, many] = [1, 6].map(|turns: usize| {
+        let dump = folder.join(format!("turns-{turns}.counts"));
+        let [valgrind, options @ ..] = VALGRIND;
+        let mut command = Command::new(valgrind);
+        command.args(options).arg(format!("--callgrind-out-file={}", dump.display()));
+        command.arg(std::env::current_exe().unwrap()).args(["turns", &turns.to_string()]);
+        assert!(command.status().unwrap().success(), "{turns} turns were not counted");
+        total(&dump)
+    });
+    (many - few) / 5.0
+}
+
+/// All instructions in a dump.
+fn total(dump: &Path) -> f64 {
+    let text = std::fs::read_to_string(dump).unwrap();
+    let totals = text.lines().find_map(|line| line.strip_prefix("totals: "));
+    totals.unwrap().split(' ').next().unwrap().parse().unwrap()
 }
 
 /// A role of this program under callgrind.
@@ -93,7 +126,7 @@ impl Profiled {
     fn start(role: &str, args: &[&str], folder: &Path) -> Self {
         let dump = folder.join(format!("{}.counts", [role, args[0]].join("-").replace(':', "-")));
         let out = format!("--callgrind-out-file={}", dump.display());
-        let valgrind = ["valgrind", "--quiet", "--tool=callgrind", &out];
+        let valgrind = [&VALGRIND[..], &[&out]].concat();
         Self { part: Part::start_under(&valgrind, role, args), dump }
     }
 
@@ -118,6 +151,22 @@ impl Profiled {
         let count = conversations.continue_all(COUNTED / CONVERSATIONS, WIDTH).await;
         self.idle().await;
         self.counted() / count as f64
+    }
+
+    /// Instructions of one event of a stream that is read.
+    async fn streamed_event(&self) -> f64 {
+        let load = Load::new(&self.part.address);
+        load.paced_streams(WIDTH, 10, PACE).await;
+        let mut counts = Vec::new();
+        // The difference, so that the request is not counted.
+        for events in [100, 500] {
+            self.idle().await;
+            self.control("--zero");
+            load.paced_streams(WIDTH, events, PACE).await;
+            self.idle().await;
+            counts.push(self.counted());
+        }
+        (counts[1] - counts[0]) / (400 * WIDTH) as f64
     }
 
     /// Returns once it does nothing: the vocabulary of the first requests' model is loaded in the background.
@@ -145,10 +194,9 @@ impl Profiled {
                 path.file_name().unwrap().to_string_lossy().starts_with(&format!("{name}."))
             })
             .unwrap();
-        let text = std::fs::read_to_string(&file).unwrap();
+        let total = total(&file);
         std::fs::remove_file(file).unwrap();
-        let totals = text.lines().find_map(|line| line.strip_prefix("totals: ")).unwrap();
-        totals.split(' ').next().unwrap().parse().unwrap()
+        total
     }
 
     fn control(&self, what: &str) {

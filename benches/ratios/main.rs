@@ -56,6 +56,7 @@ fn main() {
         Some("floor") => return floor::serve(&args[1]),
         Some("lanes") => return lanes::serve(&args[1]),
         Some("server") => return layers::serve(&args[1], &args[2], &args[3]),
+        Some("turns") => return stages::turns(args[1].parse().unwrap()),
         Some("least") => return least::serve(&args[1], &args[2], &args[3]),
         Some("load") => return loaded(&args[1], args[2].parse().unwrap(), args.get(3)),
         _ => {}

@@ -24,8 +24,8 @@ const SOURCE: &str = include_str!("../../core/src/wire/json.rs");
 /// Prints the table.
 pub(crate) fn print() {
     println!("{:<44}{:>10}{:>10}", "request side, ms (medians of 31)", "1 MB", "4 MB");
-    let small = Bench::new(1 << 20);
-    let large = Bench::new(4 << 20);
+    let small = Bench::new(1 << 20, CUTS);
+    let large = Bench::new(4 << 20, CUTS);
     let mut whole = [0.0; 2];
     for (stage, run) in Bench::STAGES {
         let times = [&small, &large].map(|bench| time(|| run(bench)));
@@ -41,6 +41,19 @@ pub(crate) fn print() {
         "read + keys + estimate", whole[0], whole[1]
     );
     println!("{:<44}{:>10}{:>10}\n", "body, bytes", small.body.len(), large.body.len());
+}
+
+/// Reads, estimates and plans a turn of 1 MB with [`FEW_CUTS`], so many times: for a process that is looked at with a
+/// profiler.
+pub(crate) fn turns(count: usize) {
+    let bench = Bench::new(1 << 20, FEW_CUTS);
+    for _ in 0..count {
+        for (stage, run) in Bench::STAGES {
+            if stage.starts_with("our") || stage == REPLAY {
+                run(&bench);
+            }
+        }
+    }
 }
 
 /// Median time of a stage, ms.
@@ -66,22 +79,26 @@ struct Bench {
     placed: Placement,
     /// Nothing was decided.
     untouched: Ledger,
-    /// The oldest results were cut, [`CUTS`] of them.
+    /// The oldest results were cut.
     decided: Ledger,
     policy: Policy,
 }
 
 /// Recorded cuts that are replayed.
 const CUTS: usize = 400;
+/// The same in [`turns`].
+const FEW_CUTS: usize = 100;
 
 /// The stage that has a bar of its own.
 const ESTIMATE: &str = "our estimate";
+/// The stage that replays what was decided.
+const REPLAY: &str = "plan and splice, up to 400 recorded cuts";
 
 /// A stage's name, and what it does.
 type Stage = (&'static str, fn(&Bench));
 
 impl Bench {
-    const STAGES: [Stage; 8] = [
+    const STAGES: [Stage; 7] = [
         ("memcmp with the body before", |bench| {
             let length = bench.before.len() - 2;
             black_box(bench.before[..length] == bench.body[..length]);
@@ -95,9 +112,6 @@ impl Bench {
         }),
         ("our reading: spans, parts, keys", |bench| {
             black_box(dialect::read(Dialect::Anthropic, "/v1/messages", &bench.body));
-        }),
-        ("our chains", |bench| {
-            black_box(bench.conversation.chains().last());
         }),
         (ESTIMATE, |bench| {
             let anchor = Anchor { turn: &bench.turn, sketch: &bench.sketch };
@@ -114,10 +128,10 @@ impl Bench {
             ));
         }),
         ("plan and splice, nothing decided", |bench| bench.plan(&bench.untouched)),
-        ("plan and splice, up to 400 recorded cuts", |bench| bench.plan(&bench.decided)),
+        (REPLAY, |bench| bench.plan(&bench.decided)),
     ];
 
-    fn new(size: usize) -> Self {
+    fn new(size: usize, most_cuts: usize) -> Self {
         let steps = steps(size);
         let before = body(&steps[..steps.len() - steps.len() / 50 - 1]);
         let body = body(&steps);
@@ -139,7 +153,8 @@ impl Bench {
         let untouched = Ledger::default();
         let placed = place(&untouched, &conversation, &"now".into(), None);
         let mut decided = Ledger::default();
-        cuts(&conversation).for_each(|cut| decided.add(Fact::Cut(Box::new(cut))));
+        let cuts = cuts(&conversation).take(most_cuts);
+        cuts.for_each(|cut| decided.add(Fact::Cut(Box::new(cut))));
         let (sketch, policy) = (measured.sketch.added, Policy::default());
         Self { body, before, conversation, model, turn, sketch, placed, untouched, decided, policy }
     }
@@ -178,7 +193,7 @@ impl Bench {
 /// Cuts of the oldest results.
 fn cuts(conversation: &Conversation) -> impl Iterator<Item = Cut> + '_ {
     let results = conversation.parts().filter(|part| part.kind == PartKind::ToolResult);
-    results.take(CUTS).filter_map(|part| {
+    results.filter_map(|part| {
         Some(Cut {
             about: part.key?,
             part: None,

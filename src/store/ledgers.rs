@@ -401,7 +401,8 @@ impl Ledgers {
             return LookupOutcome::Found(session);
         }
         // Without a reply it shows nothing else.
-        let fingerprints = match begins(conversation) {
+        let is_beginning = begins(conversation);
+        let fingerprints = match is_beginning {
             true => near,
             false => fingerprints::shown_by(conversation),
         };
@@ -414,11 +415,14 @@ impl Ledgers {
                 return LookupOutcome::Found(session);
             }
         }
-        let cached = lock(&self.fingerprints).session(tenant, &fingerprints, source, goes_on);
-        if let Some(session) = cached {
+        // These were looked for above, if no other process could have left them.
+        if (self.is_shared() || !is_beginning)
+            && let Some(session) =
+                lock(&self.fingerprints).session(tenant, &fingerprints, source, goes_on)
+        {
             return LookupOutcome::Found(session);
         }
-        if begins(conversation) {
+        if is_beginning {
             // It has no reply of the model, so the store knows nothing about it.
             let Some(opening) = opening else { return LookupOutcome::None };
             let request = OpeningRequest { tenant, source, at: Instant::now(), opening };

@@ -102,7 +102,7 @@ fn recorded_chat_and_gemini_clients_continue_known_replies() {
             let request = dialect::read(dialect, target, body.as_bytes());
             assert!(request.notes.is_empty(), "{client}: {:?}", request.notes);
             assert!(request.model.is_some(), "{client}");
-            let grows = request.chains().any(|chain| known.contains(&chain));
+            let grows = request.chains().iter().any(|chain| known.contains(chain));
             let begins = request.parts().all(|part| part.role != Role::Assistant);
             match request.purpose {
                 Purpose::Turn if !grows && !begins => strays.push(client.clone()),
@@ -111,7 +111,7 @@ fn recorded_chat_and_gemini_clients_continue_known_replies() {
             }
             if let Some(answer) = line["response"]["body"].as_str() {
                 let reply = read(dialect, 200, answer.as_bytes(), usize::MAX, true);
-                let sent = request.chains().last().unwrap_or(Chain::START);
+                let sent = request.chains().last().copied().unwrap_or(Chain::START);
                 known.push(reply.chain_after(sent));
             }
             count += 1;

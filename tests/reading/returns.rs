@@ -46,9 +46,9 @@ fn comes_back(dialect: Dialect, one: &Call, two: &Call) -> Option<bool> {
     if next.held.is_some() {
         return None;
     }
-    let sent = request(one).chains().last().unwrap_or(Chain::START);
+    let sent = request(one).chains().last().copied().unwrap_or(Chain::START);
     let after = one.reply.chain_after(sent);
-    Some(next.chains().any(|chain| chain == after))
+    Some(next.chains().contains(&after))
 }
 
 /// A recorded request of an agent or SDK.
@@ -74,7 +74,7 @@ fn recorded(path: &Path) -> Vec<Recorded> {
                 let text = |at: usize| pair[at].as_str().unwrap();
                 (text(0).parse::<http::HeaderName>().unwrap(), text(1).parse().unwrap())
             });
-            let sent = conversation.chains().last().unwrap_or(Chain::START);
+            let sent = conversation.chains().last().copied().unwrap_or(Chain::START);
             let after = line["response"]["body"].as_str().map(|answer| {
                 read(dialect, 200, answer.as_bytes(), usize::MAX, true).chain_after(sent)
             });
@@ -108,7 +108,7 @@ fn recorded_openai_responses_clients_continue_known_replies() {
             let who = identity::identify(&request.headers, read, Transport::Http);
             let names_itself = NAME_THEMSELVES.iter().any(|agent| client.starts_with(agent));
             assert!(who.session.is_some() || !names_itself, "{client}");
-            let grows = read.chains().any(|chain| known.contains(&chain));
+            let grows = read.chains().iter().any(|chain| known.contains(chain));
             let begins = read.parts().all(|part| part.role != Role::Assistant);
             if !grows && !begins && read.held.is_none() {
                 strays.push(client.clone());

@@ -29,14 +29,19 @@ pub struct ShownReply {
 /// What a request has, besides all of it, after which sentences of its reply prove something: the history before the user's
 /// own last message; or if there is none, the first and the last sentence of the user's prompt.
 pub(super) fn shared_beginnings(conversation: &Conversation) -> Vec<Chain> {
-    let keyed: Vec<&Part> = conversation.parts().filter(|part| part.key.is_some()).collect();
-    let Some(last) = keyed.iter().rposition(|part| is_history(part)) else {
+    let message: Vec<&Part> = conversation
+        .parts()
+        .rev()
+        .filter(|part| part.key.is_some())
+        .take_while(|part| !is_history(part))
+        .collect();
+    let Some(history) = conversation.chains().len().checked_sub(message.len() + 1) else {
         return conversation.prompt.into_iter().flat_map(ends).collect();
     };
-    if last + 1 == keyed.len() {
+    if message.is_empty() {
         return Vec::new();
     }
-    conversation.chains().nth(last).into_iter().collect()
+    conversation.chains().get(history).copied().into_iter().collect()
 }
 
 /// Whether it is before the user's own last message: clients that edit messages leave the model's parts and results alone. A
@@ -83,7 +88,7 @@ pub fn shown_replies(conversation: &Conversation) -> Vec<ShownReply> {
     if said.is_empty() || request == 0 {
         return Vec::new();
     }
-    let chains: Vec<Chain> = conversation.chains().collect();
+    let chains = conversation.chains();
     if let Some(history) = keyed[..request].iter().rposition(|part| is_history(part)) {
         return vec![ShownReply::after_part(history + 1, chains[history], said)];
     }

@@ -476,7 +476,7 @@ impl Ledger {
             line.push(&self.turn(base)?.sketch);
         }
         // From the oldest base to the turn itself: each keeps the beginning of the one before.
-        let mut parts = Vec::new();
+        let mut parts = Vec::with_capacity(line.iter().map(|sketch| sketch.added.len()).sum());
         for sketch in line.into_iter().rev() {
             parts.truncate(sketch.kept as usize);
             parts.extend_from_slice(&sketch.added);

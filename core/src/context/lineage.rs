@@ -106,7 +106,7 @@ pub fn place(
 
 fn position(conversation: &Conversation, client_thread: Option<&str>) -> Position {
     Position {
-        chain: conversation.chains().last().unwrap_or(Chain::START),
+        chain: conversation.chains().last().copied().unwrap_or(Chain::START),
         last: conversation.parts().rev().find_map(|part| part.key),
         system: fold(&conversation.system),
         tools: fold(&conversation.tools),
@@ -182,7 +182,11 @@ fn grown_from<'l>(
     let covered = by_chain.as_ref().map_or(0, |ancestor| ancestor.covers);
     // Of turns that look alike, one that continues what is the same for certain is the likely one.
     let base = by_chain.as_ref().map(|ancestor| ancestor.turn);
-    let by_boundary = last_boundary(ledger, conversation, position, &others, by_chain.as_ref());
+    let by_boundary = match replies.iter().skip(covered).any(|is_reply| *is_reply) {
+        true => last_boundary(ledger, conversation, position, &others, by_chain.as_ref()),
+        // There is no boundary without a reply.
+        false => None,
+    };
     let covered = by_boundary.as_ref().map_or(covered, |ancestor| ancestor.covers);
     let last_reply = replies.iter().rposition(|is_reply| *is_reply);
     if last_reply.is_some_and(|at| at >= covered) {
@@ -245,7 +249,7 @@ fn longest_prefix<'l>(
     said: &LazyCell<Vec<AncestorMatch<'l>>, impl FnOnce() -> Vec<AncestorMatch<'l>>>,
 ) -> Option<AncestorMatch<'l>> {
     let newest = newest_reasoning(ledger, conversation);
-    let chains: Vec<Chain> = conversation.chains().collect();
+    let chains = conversation.chains();
     for (index, chain) in chains.iter().enumerate().rev() {
         let covers = index + 1;
         // A model may say the same in two branches: the reply whose reasoning the request has is the one.
@@ -319,7 +323,9 @@ impl<'p> OtherAgents<'p> {
 }
 
 fn replies(conversation: &Conversation) -> Vec<bool> {
-    conversation.parts().filter(|part| part.key.is_some()).map(is_reply).collect()
+    let mut replies = Vec::with_capacity(conversation.chains().len());
+    replies.extend(conversation.parts().filter(|part| part.key.is_some()).map(is_reply));
+    replies
 }
 
 /// The turn that made the newest reasoning in a request whose maker is known, after how many keyed parts.
@@ -497,7 +503,7 @@ fn growth(
         return Growth::Forks;
     }
     if !has_head(turn, position) {
-        let end = conversation.chains().position(|chain| chain == turn.position.chain);
+        let end = conversation.chains().iter().position(|chain| *chain == turn.position.chain);
         if end.is_some_and(|end| replies(conversation).get(end + 1) != Some(&true)) {
             return Growth::Forks;
         }

@@ -19,7 +19,7 @@ use crate::wire::json::{Document, Kind, Span, Value, members};
 
 /// Reads a request's body; its path is read by `paths`.
 pub fn read(body: &[u8]) -> Conversation {
-    read_in(&Document::read(body).unwrap_or_default(), body)
+    read_in(&Document::read(body).unwrap_or_default(), body).with_chains()
 }
 
 pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
@@ -52,8 +52,9 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
 
     let mut reader = Reader { keyer: Keyer::default(), conversation };
     reader.head(&request);
-    for message in request.messages.iter().flat_map(Value::items) {
-        reader.message(message);
+    if let Some(messages) = request.messages {
+        reader.conversation.messages.reserve_exact(messages.items().count());
+        messages.items().for_each(|message| reader.message(message));
     }
     reader.conversation
 }
@@ -120,9 +121,9 @@ impl Reader {
 
     fn message(&mut self, message: Value<'_>) {
         let [role, content] = message.members(["role", "content"]);
-        let role = match role.and_then(|role| role.text()).as_deref() {
-            Some("assistant") => Role::Assistant,
-            Some("system") => Role::System,
+        let role = match role {
+            Some(role) if role.is("assistant") => Role::Assistant,
+            Some(role) if role.is("system") => Role::System,
             _ => Role::User,
         };
         let mut parts = Vec::new();
@@ -137,8 +138,15 @@ impl Reader {
     /// A string, or a list of blocks.
     fn content(&mut self, role: Role, content: Value<'_>, parts: &mut Vec<Part>) {
         match content.kind() {
-            Kind::String => parts.push(Part::text(role, content, &mut self.keyer)),
-            Kind::Array => content.items().for_each(|block| self.block(role, block, parts)),
+            // A part is large, and most messages have one.
+            Kind::String => {
+                parts.reserve_exact(1);
+                parts.push(Part::text(role, content, &mut self.keyer));
+            }
+            Kind::Array => {
+                parts.reserve_exact(content.items().count());
+                content.items().for_each(|block| self.block(role, block, parts));
+            }
             _ => note_once(&mut self.conversation.notes, Note::UnknownStructure),
         }
     }
@@ -147,10 +155,12 @@ impl Reader {
         let [kind, text] = block.members(["type", "text"]);
         let kind = kind.and_then(|kind| kind.text()).unwrap_or_default();
         match kind.as_ref() {
-            "text" => parts.extend(text.map(|text| Part {
-                span: block.span(),
-                ..Part::text(role, text, &mut self.keyer)
-            })),
+            "text" => {
+                if let Some(text) = text {
+                    let part = Part::text(role, text, &mut self.keyer);
+                    parts.push(Part { span: block.span(), ..part });
+                }
+            }
             "thinking" | "redacted_thinking" => parts.push(reasoning(role, block)),
             "image" => parts.push(self.media(PartKind::Image, role, block)),
             "document" | "container_upload" => {

@@ -68,6 +68,8 @@ pub struct Conversation {
     pub tools: Vec<Part>,
     /// The history, oldest first.
     pub messages: Vec<Message>,
+    /// See [`Conversation::chains`].
+    pub(crate) chains: Vec<Chain>,
     /// Whether the request asks the model to think; `None` if it does not say.
     pub thinks: Option<bool>,
     /// The history that the provider holds, if any.
@@ -124,6 +126,7 @@ impl Conversation {
             system: Vec::new(),
             tools: Vec::new(),
             messages: Vec::new(),
+            chains: Vec::new(),
             thinks: None,
             held: None,
             session: None,
@@ -149,11 +152,19 @@ impl Conversation {
         self.system.iter().chain(&self.tools).chain(self.parts())
     }
 
+    /// The same once its history is read, with the chains of that.
+    pub(super) fn with_chains(self) -> Self {
+        let mut chains = Vec::with_capacity(self.messages.len());
+        let mut chain = Chain::START;
+        for key in self.parts().filter_map(|part| part.key) {
+            chain = chain.then(key);
+            chains.push(chain);
+        }
+        Self { chains, ..self }
+    }
+
     /// The chain after each part of the history that has a key, oldest first.
-    pub fn chains(&self) -> impl Iterator<Item = Chain> + '_ {
-        self.parts().filter_map(|part| part.key).scan(Chain::START, |chain, key| {
-            *chain = chain.then(key);
-            Some(*chain)
-        })
+    pub fn chains(&self) -> &[Chain] {
+        &self.chains
     }
 }

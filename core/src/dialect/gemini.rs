@@ -26,7 +26,7 @@ use crate::wire::member::first;
 /// Reads a request. The model is in the path, which [`super::read`] reads; bodies of Code Assist and
 /// countTokens name it as well.
 pub fn read(_path: &str, body: &[u8]) -> Conversation {
-    read_in(&Document::read(body).unwrap_or_default(), body)
+    read_in(&Document::read(body).unwrap_or_default(), body).with_chains()
 }
 
 pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {

@@ -201,9 +201,15 @@ fn built_in() -> &'static CatalogueFile {
     // A test checks that it is valid.
     static FILE: OnceLock<CatalogueFile> = OnceLock::new();
     FILE.get_or_init(|| {
-        toml::from_str(include_str!("../../../config/models.toml")).unwrap_or_else(|_| {
-            CatalogueFile { models: HashMap::default(), families: HashMap::default() }
-        })
+        let file = toml::from_str(include_str!("../../../config/models.toml"));
+        let mut file: CatalogueFile = file.unwrap_or_else(|_| CatalogueFile {
+            models: HashMap::default(),
+            families: HashMap::default(),
+        });
+        for (name, model) in &mut file.models {
+            model.pictures = PictureRule::by_name(&[name.to_string()], model.family);
+        }
+        file
     })
 }
 
@@ -335,6 +341,9 @@ impl ModelOverride {
 fn find(name: &str) -> Model {
     let file = built_in();
     // Most names are spelled as in the catalogue.
+    if let Some(model) = file.models.get(name) {
+        return model.clone();
+    }
     if let Some(model) = listed(name) {
         return model.with_pictures(&[name.to_owned()]);
     }

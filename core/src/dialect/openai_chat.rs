@@ -25,7 +25,7 @@ use crate::wire::member::first;
 /// Reads a request. The path adds nothing to the body, except on Azure, where [`super::read`] takes the model
 /// from it.
 pub fn read(_path: &str, body: &[u8]) -> Conversation {
-    read_in(&Document::read(body).unwrap_or_default(), body)
+    read_in(&Document::read(body).unwrap_or_default(), body).with_chains()
 }
 
 pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {

@@ -21,7 +21,7 @@ use crate::wire::member::first;
 /// Reads a request's body, or a `response.create` frame, which has the same members; the path is read by
 /// `paths`.
 pub fn read(body: &[u8]) -> Conversation {
-    read_in(&Document::read(body).unwrap_or_default(), body)
+    read_in(&Document::read(body).unwrap_or_default(), body).with_chains()
 }
 
 pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {

@@ -41,7 +41,7 @@ pub fn read_in(document: &Document, dialect: Dialect, target: &str, body: &[u8])
     key_reasoning(&mut conversation, body);
     conversation.last_reply = sentences::of_last_reply(&conversation, body);
     conversation.prompt = sentences::of_prompt(&conversation, body);
-    conversation
+    conversation.with_chains()
 }
 
 fn key_reasoning(conversation: &mut Conversation, body: &[u8]) {

@@ -373,7 +373,9 @@ impl EstimatorState {
         if off.unsigned_abs() as f64 > explainable {
             return self;
         }
-        let residual = off.saturating_sub(self.correction(guess.expert, seen, retention));
+        // As they were before this call.
+        let corrections = EXPERTS.map(|expert| self.correction(expert, seen, retention));
+        let residual = off.saturating_sub(corrections[guess.expert as usize]);
         let is_surprise =
             residual.unsigned_abs() as f64 > SURPRISE * (2.0 + noise(self.family, seen));
         self.surprises = if is_surprise { self.surprises + 1 } else { 0 };
@@ -391,8 +393,8 @@ impl EstimatorState {
             let evidence = &mut self.evidence[seen.way()];
             *evidence = std::array::from_fn(|at| evidence[at] * MODEL + was[at] * (1.0 - MODEL));
         }
-        for (at, expert) in EXPERTS.into_iter().enumerate() {
-            let residual = off.saturating_sub(self.correction(expert, seen, retention));
+        for (at, correction) in corrections.into_iter().enumerate() {
+            let residual = off.saturating_sub(correction);
             // A logarithm: one large error must not outweigh many small ones.
             let error = (1.0 + residual.unsigned_abs() as f32).ln();
             self.records[at] = self.records[at] * PAST + error * (1.0 - PAST);

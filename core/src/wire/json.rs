@@ -211,6 +211,11 @@ impl<'d> Value<'d> {
         Some(meaning(raw, node.escaped))
     }
 
+    /// Whether it is the string `text`.
+    pub(crate) fn is(&self, text: &str) -> bool {
+        self.kind() == Kind::String && ObjectKey(*self).is(text)
+    }
+
     /// Appends the text of a string to `out`, with escapes resolved and broken UTF-8 unchanged: for hashing
     /// without an allocation. Returns whether the value is a string.
     pub(crate) fn append_text(&self, out: &mut Vec<u8>) -> bool {
@@ -361,7 +366,9 @@ impl<'d> ObjectKey<'d> {
     /// Whether the key equals `name`; for nearly all keys the length alone decides.
     #[inline]
     pub fn is(&self, name: &str) -> bool {
-        if self.0.node().escaped { self.text() == name } else { self.plain() == name.as_bytes() }
+        let span = self.span();
+        let plain = Span::new(span.start + 1, span.end - 1).slice(self.0.bytes);
+        if self.0.node().escaped { self.text() == name } else { plain == name.as_bytes() }
     }
 
     /// The key, escapes resolved.
@@ -377,11 +384,6 @@ impl<'d> ObjectKey<'d> {
     /// Appends the key to `out`, with escapes resolved.
     pub(crate) fn append_text(&self, out: &mut Vec<u8>) {
         self.0.append_text(out);
-    }
-
-    fn plain(&self) -> &'d [u8] {
-        let span = self.0.span();
-        Span::new(span.start + 1, span.end - 1).slice(self.0.bytes)
     }
 }
 

@@ -293,7 +293,7 @@ impl SummaryJob {
     /// The key of the claim: only one replica at a time writes a summary for conversations with the same beginning.
     fn claim_key(&self) -> u128 {
         let in_use = self.known.compact().map(|(_, compact)| compact.about).unwrap_or_default();
-        let begins = self.prepared.conversation.chains().next().unwrap_or_default();
+        let begins = self.prepared.conversation.chains().first().copied().unwrap_or_default();
         let Scope { tenant, session } = &self.handle.scope;
         // A digest, because names of tenants and sessions are private.
         xxh3_128(format!("summary {tenant} {session} {begins} {in_use}").as_bytes())

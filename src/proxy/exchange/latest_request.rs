@@ -45,7 +45,7 @@ struct KeptRequest {
     head: Option<request::Parts>,
     /// The head for the counting endpoint. If the upstream has no credential of its own, it has the client's,
     /// and is dropped after [`CREDENTIAL_LIFE`].
-    count_head: Arc<Mutex<Option<request::Parts>>>,
+    count_head: Arc<Mutex<Option<Arc<request::Parts>>>>,
     /// The task that drops the client's credential.
     credential_timer: Option<AbortHandle>,
 }
@@ -66,7 +66,7 @@ pub(super) fn keep(
     prepared: &Arc<PreparedRequest>,
     planned: &PlannedRequest,
     opened: &OpenedSession,
-    client_head: &request::Parts,
+    client_head: &Arc<request::Parts>,
 ) {
     // Only the main line is kept: that is what a summary would be of.
     let Some(measured) = &planned.measured else { return };
@@ -78,7 +78,7 @@ pub(super) fn keep(
     // Without a counting endpoint in its protocol, no head is held.
     let count_head = match prepared.conversation.dialect {
         Dialect::OpenaiChat => None,
-        _ if has_own => Some(without_credentials(proxy, client_head)),
+        _ if has_own => Some(Arc::new(without_credentials(proxy, client_head))),
         _ => Some(client_head.clone()),
     };
     let holds_credential = count_head.is_some() && !has_own;
@@ -135,7 +135,10 @@ fn without_credentials(proxy: &Proxy, head: &request::Parts) -> request::Parts {
     head
 }
 
-fn drop_credential_later(head: &Arc<Mutex<Option<request::Parts>>>, life: Duration) -> AbortHandle {
+fn drop_credential_later(
+    head: &Arc<Mutex<Option<Arc<request::Parts>>>>,
+    life: Duration,
+) -> AbortHandle {
     // One task per session, which ends when the request is replaced.
     let head = Arc::downgrade(head);
     let task = tokio::spawn(async move {
@@ -232,7 +235,7 @@ mod tests {
     async fn held_client_credential_is_dropped_after_its_lifetime() {
         let (head, ()) =
             http::Request::get("/").header("x-api-key", "k").body(()).unwrap().into_parts();
-        let held = Arc::new(Mutex::new(Some(head)));
+        let held = Arc::new(Mutex::new(Some(Arc::new(head))));
         drop_credential_later(&held, Duration::from_millis(1));
         while held.lock().unwrap().is_some() {
             tokio::time::sleep(Duration::from_millis(1)).await;

@@ -18,7 +18,7 @@ use crate::wire::splice::splice;
 
 /// A request as the client sent it; its head is as the upstream gets it.
 pub(super) struct OriginalRequest {
-    pub(super) head: request::Parts,
+    pub(super) head: Arc<request::Parts>,
     pub(super) bytes: Bytes,
     pub(super) trailers: Option<HeaderMap>,
     pub(super) added: Vec<AddedOption>,
@@ -27,7 +27,7 @@ pub(super) struct OriginalRequest {
 impl OriginalRequest {
     pub(super) fn untouched(&self) -> (request::Parts, OutgoingBody) {
         let body = OutgoingBody::slices(vec![self.bytes.clone()], self.trailers.clone());
-        (self.head.clone(), body)
+        (request::Parts::clone(&self.head), body)
     }
 
     pub(super) fn changed(
@@ -45,7 +45,7 @@ impl OriginalRequest {
         }
         // An edit that does not fit is an error of ours, and then the client's bytes are sent.
         let slices = splice(&plain, edits).ok()?;
-        let mut head = self.head.clone();
+        let mut head = request::Parts::clone(&self.head);
         headers::set_length(&mut head.headers, slices.iter().map(Bytes::len).sum());
         // The edited body is the decompressed one.
         if head.headers.contains_key(CONTENT_ENCODING) {

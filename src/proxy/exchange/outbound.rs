@@ -4,6 +4,8 @@
 //! A refusal that may lead to a retry is read before any byte of it is forwarded (`retry`). Any other is
 //! forwarded as the provider wrote it.
 
+use std::sync::Arc;
+
 use http::{Response, StatusCode, request};
 
 use super::original_request::{OriginalRequest, send};
@@ -53,7 +55,8 @@ impl OutboundRequest {
         let is_small = original.bytes.len() < WORTH_BYTES && !may_repair;
         if !rewritten && original.added.is_empty() && is_small {
             let OriginalRequest { head, bytes, trailers, .. } = original;
-            return Self::plain(head, OutgoingBody::slices(vec![bytes], trailers));
+            let body = OutgoingBody::slices(vec![bytes], trailers);
+            return Self::plain(Arc::unwrap_or_clone(head), body);
         }
         let changed = original.changed(rewrite.clone()).or_else(|| {
             // What is requested on the client's behalf does not fit in: the plan counts as sent, so it stays.
@@ -110,7 +113,6 @@ impl OutboundRequest {
 #[cfg(test)]
 mod tests {
     use std::pin::Pin;
-    use std::sync::Arc;
 
     use http::header::ACCEPT_ENCODING;
     use http_body::Body;
@@ -143,7 +145,7 @@ mod tests {
     fn original(bytes: &Bytes, edit: Option<Edit>) -> OriginalRequest {
         let added = edit.map(|edit| AddedOption { kind: AddedOptionKind::Usage, edit });
         let added = added.into_iter().collect();
-        OriginalRequest { head: head(), bytes: bytes.clone(), trailers: None, added }
+        OriginalRequest { head: head().into(), bytes: bytes.clone(), trailers: None, added }
     }
 
     #[test]

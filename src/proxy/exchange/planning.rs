@@ -84,6 +84,7 @@ impl LiveExchange<Received> {
             }
             CollectOutcome::Whole { bytes, trailers } => {
                 recorder.meter.request_bytes = bytes.len() as u64;
+                let head = Arc::new(head);
                 // 4. Read. 5. Open the ledger. 6. Plan. 7. Save.
                 plan = self.read_and_plan(&bytes, &head).await;
                 if let Some(fault) = plan.refusal.take() {
@@ -98,7 +99,7 @@ impl LiveExchange<Received> {
     }
 
     /// Reads the body, and plans the request. `head`: the request's, as it is sent.
-    async fn read_and_plan(&mut self, body: &Bytes, head: &request::Parts) -> RequestPlan {
+    async fn read_and_plan(&mut self, body: &Bytes, head: &Arc<request::Parts>) -> RequestPlan {
         // Boxed, because it is large, and the futures around it are moved several times.
         let planning = AssertUnwindSafe(Box::pin(self.plan_body(body, head)));
         // A panic in here only costs the plan.
@@ -111,7 +112,7 @@ impl LiveExchange<Received> {
         }
     }
 
-    async fn plan_body(&mut self, body: &Bytes, head: &request::Parts) -> Option<RequestPlan> {
+    async fn plan_body(&mut self, body: &Bytes, head: &Arc<request::Parts>) -> Option<RequestPlan> {
         let dialect = self.client.body_dialect()?;
         let proxy = &self.recorder.proxy;
         let reader = self.client.reader(dialect, proxy, &proxy.memory);
@@ -139,7 +140,7 @@ impl LiveExchange<Received> {
     pub(super) async fn place_and_plan(
         &mut self,
         parsed: ParsedBody,
-        head: Option<&request::Parts>,
+        head: Option<&Arc<request::Parts>>,
     ) -> RequestPlan {
         // 5. Open.
         let identity =
@@ -276,14 +277,15 @@ impl LiveExchange<Received> {
         let lessons = proxy.ledgers.lessons();
         let taught = lessons.ready(reads, now()).await;
         // A list is believed before the catalogue; a refusal corrects both, and what is configured.
-        let listed = lessons.listed_window(&LessonSource { model: name, ..source }, now());
+        let now = now();
+        let listed = lessons.listed_window(&LessonSource { model: name, ..source }, now);
         if let Some(window) = listed
             && !model.is_configured
         {
             model.known = true;
             model.window = window;
         }
-        let window = lessons.window(&source, model.window, now());
+        let window = lessons.window(&source, model.window, now);
         model.known |= window != model.window;
         if !model.known && !name.is_empty() {
             proxy.telemetry.unknown_model(&upstream.name, name);
@@ -311,7 +313,7 @@ impl LiveExchange<Received> {
             learned,
             reasoning_rule,
             compaction_refused: proxy.knows(&source, Lesson::CompactionRefused),
-            learned_max_output: lessons.max_output(&source, now()),
+            learned_max_output: lessons.max_output(&source, now),
             policy: proxy.policy(upstream, name),
             client_compacts: request_origin::compacts(&client.headers, &proxy),
             purpose: conversation.purpose,

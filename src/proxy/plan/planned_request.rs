@@ -151,6 +151,8 @@ pub(crate) async fn planned_original(
 ) -> PlannedRequest {
     load_vocabulary(prepared.info.model.family);
     let anchor = opened.anchor.take().map(Arc::new);
+    // Nothing of what was decided applies, and the session is held until its reply ends.
+    opened.known = Arc::default();
     let mut planned = PlannedRequest::from_decisions(Arc::default(), anchor);
     if let Some(why) = planned.set_sent_as_original(prepared).await {
         recorder.record_fail_open(why);
@@ -285,7 +287,20 @@ async fn measure_original(
 
 impl PlannedRequest {
     fn from_decisions(known: Arc<RecordedDecisions>, anchor: Option<Arc<AnchorTurn>>) -> Self {
-        Self { before: known.clone(), known, anchor, ..Self::default() }
+        // Not from the default, which has decisions of its own.
+        Self {
+            before: known.clone(),
+            known,
+            anchor,
+            edits: Arc::default(),
+            measured: None,
+            sent: Overlay::default(),
+            summary_by: None,
+            compacted_from: None,
+            declined: Vec::new(),
+            conflict: false,
+            done: RewriteSummary::default(),
+        }
     }
 
     /// A request that is sent as it came; not measured.

@@ -96,7 +96,6 @@ impl PendingExchange {
         };
         let Self { mut opened, prepared, mut planned, counted, draft, .. } = self;
         // A stream may last for minutes: what only planning needs is not held for it.
-        opened.known = Arc::default();
         opened.anchor = None;
         let overlay = &planned.sent;
         // Reasoning that was made after some that we put back needs it there, whatever policy says now.

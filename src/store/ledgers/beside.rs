@@ -215,7 +215,7 @@ impl Opening {
             text.push('\n');
         }
         let text = text[..text.floor_char_boundary(limit)].trim_end().to_owned();
-        Self { text, content: conversation.chains().last().unwrap_or_default() }
+        Self { text, content: conversation.chains().last().copied().unwrap_or_default() }
     }
 }
 

@@ -20,7 +20,7 @@ use crate::context::ledger::{BoundaryHash, boundary_hashes, reply_end_chains};
 use crate::context::{
     ExchangeId, Fact, Millis, Outcome, SessionId, SessionWitness, TenantId, Turn,
 };
-use crate::dialect::{Chain, Conversation, HeldHistory, PartKey, Role};
+use crate::dialect::{Conversation, HeldHistory, PartKey, Role};
 use crate::store::{Record, RecordKind, Scope};
 
 /// Most fingerprints in memory; past it, the oldest are dropped, and the store is asked.
@@ -414,11 +414,10 @@ pub(super) fn shown_by_end(conversation: &Conversation) -> Vec<ShownFingerprint>
 }
 
 fn shown(conversation: &Conversation, is_whole: bool) -> Vec<ShownFingerprint> {
-    let keyed: Vec<(PartKey, bool)> = conversation
-        .parts()
-        .filter_map(|part| Some((part.key?, part.role == Role::Assistant)))
-        .collect();
-    let chains: Vec<Chain> = conversation.chains().collect();
+    let chains = conversation.chains();
+    let mut keyed: Vec<(PartKey, bool)> = Vec::with_capacity(chains.len());
+    let parts = conversation.parts();
+    keyed.extend(parts.filter_map(|part| Some((part.key?, part.role == Role::Assistant))));
     // Unsigned, it is the same in many conversations.
     let signatures = conversation.parts().rev().filter_map(|part| part.signature_key);
     let mut found_by: Vec<ShownFingerprint> = signatures
@@ -646,7 +645,7 @@ mod tests {
             ("assistant", &["three", "four"]),
             ("user", &["five"]),
         ]);
-        let chains: Vec<u128> = asked.chains().map(|chain| chain.0).collect();
+        let chains: Vec<u128> = asked.chains().iter().map(|chain| chain.0).collect();
         assert_eq!(chains.len(), 5);
         let shown = shown_by(&asked).into_iter().map(|shown| shown.key);
         let ends: Vec<u128> = shown.filter(|shown| chains.contains(shown)).collect();

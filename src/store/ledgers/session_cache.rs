@@ -403,9 +403,8 @@ impl SessionCache {
         if lock(&self.open).is_empty() {
             return;
         }
-        let chains: Vec<Chain> = conversation.chains().collect();
         // Only a shorter history: an equal request in flight is no parent.
-        let Some((_, before)) = chains.split_last() else { return };
+        let Some((_, before)) = conversation.chains().split_last() else { return };
         let settle = async {
             loop {
                 let changed = self.changed.notified();

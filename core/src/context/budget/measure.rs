@@ -83,7 +83,10 @@ pub fn measure(
     observation.is_changed = same.is_some_and(|anchor| {
         scale.is_changed(&anchor, &draft, observation.counted[draft.retention as usize])
     });
-    let predicted = learned.guess(&observation, evidence);
+    let predicted = match observation.is_changed {
+        true => learned.guess(&observation, evidence),
+        false => draft,
+    };
     let guess = match (method, same) {
         (EstimateMethod::Anchored, Some(anchor)) if clears_past.is_none() => {
             let head_left = scale.sent.left(anchor.sketch, is_head);
@@ -198,8 +201,13 @@ impl<'a> PartScale<'a> {
             scale.brought = KnownCosts::of_reply(anchor.turn);
             let parts = conversation.parts().filter(|part| !now.is_gone(part.span));
             let thoughts = parts.filter_map(|part| scale.thoughts(part)).chain(now.all_back());
-            let mut costs = KnownCosts::from_parts(anchor.sketch);
-            let pieces = thoughts.filter(|key| costs.take(*key).is_none()).count() as u64;
+            // Most requests have no reasoning that could be among the anchor's parts.
+            let mut costs = None;
+            let mut pieces = 0;
+            for key in thoughts {
+                let costs = costs.get_or_insert_with(|| KnownCosts::from_parts(anchor.sketch));
+                pieces += u64::from(costs.take(key).is_none());
+            }
             // Reasoning that was only billed is in none of the pieces: they are of other replies.
             let is_hidden = anchor.turn.carry.as_ref().is_some_and(|carry| carry.hidden);
             if !is_hidden {

@@ -63,7 +63,7 @@ fn request_is_read_with_its_ranges() {
 
 #[test]
 fn differences_between_clients_do_not_change_chain() {
-    let last = |text: &str| read(text.as_bytes()).chains().last();
+    let last = |text: &str| read(text.as_bytes()).chains().last().copied();
     let chain = last(REQUEST);
     assert!(chain.is_some());
     let plain = REQUEST
@@ -88,7 +88,7 @@ fn string_result_is_result_in_blocks() {
         let text = format!(
             r#"{{"messages":[{{"role":"user","content":[{{"type":"tool_result","tool_use_id":"t","content":{content}}}]}}]}}"#
         );
-        read(text.as_bytes()).chains().last()
+        read(text.as_bytes()).chains().last().copied()
     };
     assert_eq!(of(r#""ab""#), of(r#"[{"type":"text","text":"a"},{"type":"text","text":"b"}]"#));
 }
@@ -421,5 +421,5 @@ fn hosted_tools_answer_is_one_part() {
     let body = format!(r#"{{"content":[{blocks}],"stop_reason":"end_turn"}}"#);
     reading.push(body.as_bytes());
     let after = reading.finish(BodyEnd::Whole).chain_after(crate::dialect::Chain::START);
-    assert_eq!(read.chains().last(), Some(after));
+    assert_eq!(read.chains().last(), Some(&after));
 }

@@ -7,7 +7,7 @@ fn request(contents: &str) -> Conversation {
 }
 
 fn last(conversation: &Conversation) -> Chain {
-    conversation.chains().last().unwrap()
+    *conversation.chains().last().unwrap()
 }
 
 /// Reads a response. Fails if cutting it changes the result, or if a strict prefix is complete.

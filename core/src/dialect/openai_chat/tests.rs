@@ -151,7 +151,7 @@ fn request_is_read_with_its_ranges() {
 
 #[test]
 fn differences_between_clients_do_not_change_chain() {
-    let last = |conversation: Conversation| conversation.chains().last().unwrap();
+    let last = |conversation: Conversation| conversation.chains().last().copied().unwrap();
     let call = |arguments: &str| {
         format!(
             r#"{{"role":"user","content":"hi"}},{{"role":"assistant","content":"yes",
@@ -280,7 +280,7 @@ fn stream_and_replay_have_one_chain() {
         r#"{"role":"assistant","content":"yes","reasoning_content":"I think","tool_calls":[
         {"id":"c1","type":"function","function":{"name":"f","arguments":"{\"a\": 1}"}}]}"#,
     );
-    assert_eq!(replay.chains().last(), Some(reply.chain_after(Chain::START)));
+    assert_eq!(replay.chains().last(), Some(&reply.chain_after(Chain::START)));
 }
 
 #[test]
@@ -818,7 +818,7 @@ fn body_is_read_like_stream() {
     );
     let replay = request(r#"{"role":"assistant","audio":{"id":"audio_1"}}"#);
     assert_eq!(contents(&spoken), [(PartKind::Document, "hello")]);
-    assert_eq!(replay.chains().last(), Some(spoken.chain_after(Chain::START)));
+    assert_eq!(replay.chains().last(), Some(&spoken.chain_after(Chain::START)));
     let searched = body(
         r#"{"choices":[{"message":{"content":"x","executed_tools":[{"type":"search"}]},"finish_reason":"stop"}]}"#,
     );

@@ -84,7 +84,7 @@ fn request_is_read_with_its_ranges() {
 
 #[test]
 fn differences_between_clients_do_not_change_chain() {
-    let last = |text: &str| read(text.as_bytes()).chains().last();
+    let last = |text: &str| read(text.as_bytes()).chains().last().copied();
     let chain = last(REQUEST);
     assert!(chain.is_some());
     let other = REQUEST
@@ -394,7 +394,7 @@ fn items_come_from_done_events() {
         assert!(reply.complete);
         assert_eq!(reply.stop, Some(StopReason::ToolUse));
         assert_eq!(reply.notes.len(), 0);
-        assert_eq!(reply.chain_after(Chain::START), input(BACK).chains().last().unwrap());
+        assert_eq!(reply.chain_after(Chain::START), input(BACK).chains().last().copied().unwrap());
         let usage = &reply.usage;
         assert_eq!(usage.input, Some(100));
         assert_eq!(usage.output, Some(20));
@@ -473,7 +473,7 @@ fn streams_with_missing_or_equal_output_indexes_are_assembled() {
         data.push(&last);
         let reply = reply(&events(&data));
         assert_eq!(reply.parts.len(), 3, "{index}");
-        assert_eq!(reply.chain_after(Chain::START), input(BACK).chains().last().unwrap());
+        assert_eq!(reply.chain_after(Chain::START), input(BACK).chains().last().copied().unwrap());
     }
 }
 
@@ -483,7 +483,7 @@ fn output_is_read_from_last_event_if_no_item_events_came() {
     let reply = reply(&events(&[CREATED, &last]));
     assert_eq!(reply.parts.len(), 3);
     assert_eq!(reply.stop, Some(StopReason::ToolUse));
-    assert_eq!(reply.chain_after(Chain::START), input(BACK).chains().last().unwrap());
+    assert_eq!(reply.chain_after(Chain::START), input(BACK).chains().last().copied().unwrap());
 }
 
 #[test]
@@ -634,7 +634,7 @@ fn bodies() {
     ));
     let next =
         input(r#"{"role":"user","content":"u"},{"type":"compaction","encrypted_content":"gAAA"}"#);
-    assert_eq!(compacted.chain_after(Chain::START), next.chains().last().unwrap());
+    assert_eq!(compacted.chain_after(Chain::START), next.chains().last().copied().unwrap());
     assert!(compacted.usage.compacted);
     assert!(!whole.usage.compacted);
     let queued = body(r#"{"status":"queued","output":[],"usage":null}"#);
@@ -692,7 +692,7 @@ fn repeated_call_id_may_come_back_prefixed_with_response_id() {
     );
     let back =
         input(r#"{"type":"function_call","call_id":"resp_9:call_0","name":"f","arguments":""}"#);
-    assert_eq!(reply.chain_after(Chain::START), back.chains().last().unwrap());
+    assert_eq!(reply.chain_after(Chain::START), back.chains().last().copied().unwrap());
 }
 
 #[test]

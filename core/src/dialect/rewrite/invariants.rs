@@ -247,7 +247,7 @@ impl RequestSnapshot<'_> {
             edited.part(at).signature.map(|signature| edited.text_at(signature)),
             Some(SIGNATURE.into())
         );
-        assert!(self.read.chains().eq(edited.read.chains()));
+        assert_eq!(self.read.chains(), edited.read.chains());
         // An empty text with a signature is a thought, and does not end a run of text.
         if has_content(self.part(at)) {
             let mut snapshots = edited.snapshots();

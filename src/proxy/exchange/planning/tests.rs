@@ -34,6 +34,7 @@ async fn late_plans_are_no_panics() {
         let request = Request::post("/v1/messages").header("x-api-key", "k").body(()).unwrap();
         let recorder = ExchangeRecorder::open(&proxy, &request, &Arc::default(), watching.clone());
         let (head, ()) = request.into_parts();
+        let head = Arc::new(head);
         let client = Arc::new(ClientRequest::new(&head));
         let upstream = upstream.clone();
         let mut exchange = LiveExchange { recorder, client, upstream, phase: Received };

@@ -29,12 +29,12 @@ pub(super) fn keyed_parts(conversation: &Conversation) -> Vec<KeyedPart> {
     // Ids in Gemini requests are made up by clients and identify nothing.
     let ids_count = conversation.dialect != Dialect::Gemini;
     let mut unique_ids: HashMap<&str, bool> = HashMap::default();
-    let mut chain = Chain::START;
-    let mut keyed_parts = Vec::new();
+    let mut chains = conversation.chains().iter();
+    let mut keyed_parts = Vec::with_capacity(conversation.chains().len());
     for (number, message) in conversation.messages.iter().enumerate() {
         for (index, part) in message.parts.iter().enumerate() {
             let Some(key) = part.key else { continue };
-            chain = chain.then(key);
+            let Some(chain) = chains.next() else { continue };
             let has_own_id = match part.id.as_deref() {
                 Some(id) if ids_count && !id.is_empty() => {
                     let name = part.name.as_deref().unwrap_or_default();
@@ -43,7 +43,7 @@ pub(super) fn keyed_parts(conversation: &Conversation) -> Vec<KeyedPart> {
                 }
                 _ => false,
             };
-            let about = about(key, chain, has_own_id);
+            let about = about(key, *chain, has_own_id);
             keyed_parts.push(KeyedPart {
                 at: PartIndex::new(number, index),
                 key,

@@ -34,7 +34,7 @@ impl RecordedDecisions {
     ) {
         let mut aligned_chains: HashSet<Chain> = HashSet::default();
         let mut covered = vec![false; self.keyed_parts.len()];
-        for (index, chain) in conversation.chains().enumerate() {
+        for (index, &chain) in conversation.chains().iter().enumerate() {
             let Some(reasoning) = branch.reasoning(chain) else {
                 // A reply without known reasoning gets none of another with the same text.
                 let turn = ledger.replied_to(chain).next();
@@ -106,7 +106,7 @@ impl RecordedDecisions {
         if !ledger.knows_reasoning() {
             return;
         }
-        let requests: Vec<Chain> = conversation.chains().collect();
+        let requests = conversation.chains();
         for index in 0..self.keyed_parts.len() {
             let keyed = self.keyed_parts[index];
             let is_call =

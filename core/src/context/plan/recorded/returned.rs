@@ -31,9 +31,9 @@ impl RecordedDecisions {
         {
             return;
         }
-        let ends =
-            conversation.chains().zip(&self.keyed_parts).map(|(chain, keyed)| (chain, keyed.at));
-        let ends: HashMap<Chain, PartIndex> = ends.collect();
+        let ends = conversation.chains().iter().zip(&self.keyed_parts);
+        let ends: HashMap<Chain, PartIndex> =
+            ends.map(|(chain, keyed)| (*chain, keyed.at)).collect();
         let mut shared: HashMap<ExchangeId, Option<PartIndex>> = HashMap::default();
         let mut sent_abouts = HashSet::default();
         let cuts = self.keyed_parts.iter().enumerate().flat_map(|(index, keyed)| {

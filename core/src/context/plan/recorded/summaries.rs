@@ -195,5 +195,5 @@ impl RecordedDecisions {
 }
 
 fn indexed(conversation: &Conversation) -> HashMap<Chain, usize> {
-    conversation.chains().enumerate().map(|(index, chain)| (chain, index)).collect()
+    conversation.chains().iter().enumerate().map(|(index, chain)| (*chain, index)).collect()
 }

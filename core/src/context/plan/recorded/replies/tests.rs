@@ -12,7 +12,7 @@ use crate::dialect::Dialect;
 fn record(scene: &SessionFixture, last: usize, count: usize) -> ReasoningRecord {
     let keys: Vec<PartKey> = scene.conversation.parts().filter_map(|part| part.key).collect();
     ReasoningRecord {
-        after: scene.conversation.chains().nth(last).unwrap(),
+        after: scene.conversation.chains()[last],
         at: 1,
         model: scene.name.into(),
         upstream: scene.upstream.into(),
