@@ -29,6 +29,7 @@ impl Turn {
     pub fn cost(&self, price: impl Fn(&str) -> Option<Price>) -> Option<f64> {
         let price = |model: &str| self.price_of(model, &price);
         self.dollars
+            .and_then(known)
             .or_else(|| billed(&self.usage, self.answered_by(), self.dialect, self.at, price))
     }
 
@@ -92,7 +93,12 @@ pub fn computed(
         of_tokens(one, price.rates(terms(one, &usage.billing, at))?, &one.billing, &price, dialect)
     });
     // The sum of no calls is -0.0.
-    calls.sum::<Option<f64>>().map(|dollars| dollars + 0.0)
+    calls.sum::<Option<f64>>().and_then(|dollars| known(dollars + 0.0))
+}
+
+/// The one rule for money: what is not a finite number of at least 0 is unknown, and is in no sum.
+pub fn known(dollars: f64) -> Option<f64> {
+    if dollars.is_finite() && dollars >= 0.0 { Some(dollars) } else { None }
 }
 
 /// What one model call cost at this price; `None` if its input was not reported.
@@ -136,7 +142,7 @@ fn of_tokens(
     if billing.searches > 0 {
         dollars += billing.searches as f64 * price.search?;
     }
-    Some(dollars)
+    known(dollars)
 }
 
 /// The price of a token written to the cache, long and short lifetimes mixed as reported. Without a fee in

@@ -166,7 +166,7 @@ impl<'a> SavingsInput<'a> {
     fn money(&self, reprocessed: u64) -> Option<Money> {
         let usage = self.usage;
         let price = self.price?.rates(cost::terms(usage, &usage.billing, self.at))?;
-        let spent = self.spent?;
+        let spent = cost::known(self.spent?)?;
         let process = match usage.cache_write {
             Some(written) if written > 0 => write_price(usage, price, self.dialect),
             _ => price.input,
@@ -187,7 +187,7 @@ impl<'a> SavingsInput<'a> {
             saved = millionths(newborn, process) + millionths(rest + compacted, reread_price);
             broken = millionths(reprocessed, (process - price.cache_read).max(0.0));
         }
-        Some(Money { spent, saved, broken })
+        Some(Money { spent, saved: cost::known(saved)?, broken: cost::known(broken)? })
     }
 }
 

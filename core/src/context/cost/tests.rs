@@ -50,6 +50,18 @@ fn tier_without_price_is_unknown() {
     assert_eq!(bill(&Usage { billing, ..usage(1_000, 10) }, "gpt-4o"), None);
 }
 
+/// Whatever a price is, a cost that is no number of 0 or more is in no sum, and no counter sees it.
+#[test]
+fn impossible_cost_is_unknown() {
+    for input in [-1.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        let broken = Price { input, ..price("gpt-4o").unwrap() };
+        let dollars = billed(&usage(9, 0), "gpt-4o", Dialect::OpenaiChat, NOON, |_| Some(broken));
+        assert_eq!(dollars, None, "{input}");
+        let dollars = call(&usage(9, 0), &broken, Dialect::OpenaiChat, NOON);
+        assert_eq!(dollars, None, "{input}");
+    }
+}
+
 #[test]
 fn searches_have_price_of_their_own() {
     let billing = Billing { searches: 3, ..Billing::default() };

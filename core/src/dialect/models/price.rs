@@ -12,6 +12,7 @@ use crate::dialect::billing::ServiceTier;
 
 /// US dollars per million tokens, as everybody pays them unless one of the other members says otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Price {
     /// Uncached input.
     pub input: f64,
@@ -53,6 +54,7 @@ pub struct Price {
 
 /// How many times as much as the standard tier each other one costs; `None` if that is not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct TierFactors {
     /// Served first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -72,7 +74,7 @@ pub struct TierFactors {
 }
 
 /// How many times as much as at the standard tier.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum TierFactor {
     /// All tokens.
@@ -88,6 +90,7 @@ pub enum TierFactor {
 
 /// Hours at which everything costs less: those that are not peak hours.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct OffPeak {
     /// How many times as much as at peak hours.
     pub factor: f64,
@@ -97,12 +100,31 @@ pub struct OffPeak {
 
 /// What tokens cost from a day on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "KeysOfChange")]
 pub struct PriceChange {
     /// The first day, UTC.
     pub from: Date,
     /// What they cost then.
     #[serde(flatten)]
     pub rates: Rates,
+}
+
+// `flatten` and `deny_unknown_fields` exclude each other.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeysOfChange {
+    from: Date,
+    input: f64,
+    output: f64,
+    cache_read: f64,
+    cache_write: f64,
+}
+
+impl From<KeysOfChange> for PriceChange {
+    fn from(keys: KeysOfChange) -> Self {
+        let KeysOfChange { from, input, output, cache_read, cache_write } = keys;
+        Self { from, rates: Rates { input, output, cache_read, cache_write } }
+    }
 }
 
 /// What decides about the price of a call, beside its model.
