@@ -224,7 +224,7 @@ impl SpendSums {
         line.output = tokens(|one| one.output);
         line.dollars = dollars.unwrap_or(0.0);
         // A call of which nothing was reported, such as one that failed, costs nothing that is known.
-        line.unpriced = u64::from(dollars.is_none() && usage.input.is_some());
+        line.unpriced = u64::from(usage.is_unpriced(dollars));
         self.lines.entry(name).or_default().join(line);
     }
 

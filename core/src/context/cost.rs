@@ -48,11 +48,11 @@ impl Turn {
         let mut costs = Vec::new();
         for (by, usage) in self.usage.billed() {
             let model = by.unwrap_or(self.answered_by());
-            let rates = self.price_of(model, &price).and_then(|price| {
-                let rates = price.rates(terms(usage, &self.usage.billing, self.at))?;
-                of_tokens(usage, rates, &usage.billing, &price, self.dialect)
+            let dollars = self.price_of(model, &price).and_then(|price| {
+                let terms = terms(usage, &self.usage.billing, self.at);
+                of_call(usage, terms, &price, self.dialect)
             });
-            costs.push((model, usage, rates));
+            costs.push((model, usage, dollars));
         }
         // What is known of the whole decides, and what others did for the reply is taken off.
         let others: Option<f64> = costs.iter().skip(1).map(|(_, _, dollars)| *dollars).sum();
@@ -64,13 +64,13 @@ impl Turn {
         costs
     }
 
-    /// What the input of the model that answered cost, without searches, US dollars. `price`: that of a model.
+    /// What the input of the model that answered cost, without tools, US dollars. `price`: that of a model.
     pub fn input_cost(&self, price: impl Fn(&str) -> Option<Price>) -> Option<f64> {
         let price = self.price_of(self.answered_by(), price)?;
-        let rates = price.rates(terms(&self.usage, &self.usage.billing, self.at))?;
-        let rates = Rates { output: 0.0, ..rates };
-        let billing = Billing { searches: 0, ..self.usage.billing.clone() };
-        of_tokens(&self.usage, rates, &billing, &price, self.dialect)
+        let terms = terms(&self.usage, &self.usage.billing, self.at);
+        let billing = Billing { searches: 0, file_searches: 0, ..self.usage.billing.clone() };
+        let input = Usage { output: None, billing, ..self.usage.clone() };
+        of_call(&input, terms, &Price { call: None, ..price }, self.dialect)
     }
 
     /// The name by which the model that answered has its price.
@@ -90,7 +90,7 @@ pub fn computed(
     // The tier and the place are those of the whole reply, also for what other models did for it.
     let calls = usage.billed().map(|(by, one)| {
         let price = price(by.unwrap_or(model))?;
-        of_tokens(one, price.rates(terms(one, &usage.billing, at))?, &one.billing, &price, dialect)
+        of_call(one, terms(one, &usage.billing, at), &price, dialect)
     });
     // The sum of no calls is -0.0.
     calls.sum::<Option<f64>>().and_then(|dollars| known(dollars + 0.0))
@@ -106,8 +106,7 @@ pub fn call(usage: &Usage, price: &Price, dialect: Dialect, at: Millis) -> Optio
     if let Some(stated) = usage.billing.stated_dollars() {
         return Some(stated);
     }
-    let rates = price.rates(terms(usage, &usage.billing, at))?;
-    of_tokens(usage, rates, &usage.billing, price, dialect)
+    of_call(usage, terms(usage, &usage.billing, at), price, dialect)
 }
 
 /// On which terms a call was made. `billing`: of the whole reply.
@@ -120,29 +119,43 @@ pub(super) fn terms(usage: &Usage, billing: &Billing, at: Millis) -> CallTerms {
     }
 }
 
-fn of_tokens(
-    usage: &Usage,
-    rates: Rates,
-    billing: &Billing,
-    price: &Price,
-    dialect: Dialect,
-) -> Option<f64> {
+/// What the tokens of a call and its tools cost.
+fn of_call(usage: &Usage, terms: CallTerms, price: &Price, dialect: Dialect) -> Option<f64> {
+    let rates = price.rates(terms)?;
+    let billing = &usage.billing;
     let input = usage.input?;
     let read = usage.cache_read.unwrap_or(0).min(input);
     let written = usage.cache_write.unwrap_or(0).min(input - read);
     let fresh = input - read - written;
     let audio = billing.audio_input.min(fresh);
+    let cached_audio = billing.audio_cached.min(read);
     let mut dollars = millionths(fresh - audio, rates.input)
-        + millionths(read, rates.cache_read)
+        + millionths(read - cached_audio, rates.cache_read)
         + millionths(written, write_price(usage, rates, dialect))
         + millionths(usage.output.unwrap_or(0), rates.output);
     if audio > 0 {
-        dollars += millionths(audio, price.audio?);
+        dollars += millionths(audio, price.audio_rates(terms)?.input);
     }
-    if billing.searches > 0 {
-        dollars += billing.searches as f64 * price.search?;
+    if cached_audio > 0 {
+        dollars += millionths(cached_audio, price.audio_rates(terms)?.cached?);
     }
+    dollars += of_tools(billing, price)?;
     known(dollars)
+}
+
+/// What tools at the provider cost beside tokens; `None` if one of them has no known price.
+fn of_tools(billing: &Billing, price: &Price) -> Option<f64> {
+    let mut dollars = price.call.unwrap_or(0.0);
+    if billing.searches > 0 {
+        dollars += match price.search_prompt {
+            Some(prompt) => prompt,
+            None => billing.searches as f64 * price.search?,
+        };
+    }
+    if billing.file_searches > 0 {
+        dollars += billing.file_searches as f64 * price.file_search?;
+    }
+    Some(dollars)
 }
 
 /// The price of a token written to the cache, long and short lifetimes mixed as reported. Without a fee in

@@ -310,7 +310,7 @@ impl SummaryCosts {
     pub fn from_usage(spent: &Usage, dollars: Option<f64>) -> Self {
         Self {
             written: 1,
-            priced: u64::from(dollars.is_some()),
+            priced: u64::from(dollars.is_some() && !spent.billing.is_lower_bound()),
             input: spent.input.unwrap_or(0),
             output: spent.output.unwrap_or(0),
             dollars: dollars.unwrap_or(0.0),

@@ -216,4 +216,6 @@ fn listed(name: &str) -> Option<Model> {
 }
 
 #[cfg(test)]
+mod successors;
+#[cfg(test)]
 mod tests;

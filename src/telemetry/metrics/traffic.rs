@@ -58,7 +58,7 @@ families! {
         cost: MetricFamily<ModelLabels<'static>, Counter> = "plimsoll_cost_dollars_total",
             "What exchanges cost: by the provider's word, else at the prices of their time.";
         unpriced: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_unpriced_total",
-            "Exchanges whose price is not known.";
+            "Exchanges whose price is not wholly known.";
         served: MetricFamily<ServedLabels<'static>, IntCounter> = "plimsoll_model_served_total",
             "Exchanges whose reply names another model (`served`) than the request.";
         quota_used: MetricFamily<QuotaLabels<'static>, Gauge> = "plimsoll_quota_fill_ratio",
@@ -167,10 +167,11 @@ impl TrafficMetrics {
         model: ModelLabels<'_>,
         served: Option<&str>,
     ) {
-        match exchange.dollars {
-            Some(dollars) => self.cost.get(model).inc_by(dollars),
-            None if exchange.usage.input.is_some() => self.unpriced.get(model).inc(),
-            None => {}
+        if let Some(dollars) = exchange.dollars {
+            self.cost.get(model).inc_by(dollars);
+        }
+        if exchange.usage.is_unpriced(exchange.dollars) {
+            self.unpriced.get(model).inc();
         }
         if let Some(served) = served {
             let ModelLabels { upstream, model } = model;

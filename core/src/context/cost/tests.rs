@@ -70,6 +70,34 @@ fn searches_have_price_of_their_own() {
     assert_eq!(bill(&unknown, "deepseek-chat"), None, "without a price for a search");
 }
 
+/// By the price pages of 2026-11: $2.50 for a thousand searches of files, $25 and $10 for a thousand calls of models that
+/// always search, $35 for a thousand prompts of Gemini 2.5 that searched, $14 for a thousand searches of later ones.
+#[test]
+fn tools_at_the_provider_have_their_price() {
+    let billing = Billing { file_searches: 4, ..Billing::default() };
+    near(bill(&Usage { billing, ..usage(0, 0) }, "gpt-6.2-sol"), 0.01);
+    near(bill(&usage(0, 0), "gpt-4o-search-preview"), 0.025);
+    near(bill(&usage(0, 0), "gpt-4o-mini-search-preview"), 0.025);
+    near(bill(&usage(0, 0), "gpt-5-search-api"), 0.01);
+    let billing = Billing { searches: 5, ..Billing::default() };
+    let searched = Usage { billing, ..usage(0, 0) };
+    near(bill(&searched, "gemini-2.5-pro"), 0.035);
+    near(bill(&searched, "gemini-4-hydrogen"), 0.07);
+    near(bill(&searched, "gpt-6.2-astra"), 0.05);
+}
+
+/// What the reply does not tell is in no sum, and the call is counted as one whose price is not wholly known.
+#[test]
+fn untold_fee_makes_a_lower_bound() {
+    let billing = Billing { unmetered: 1, ..Billing::default() };
+    let ran = Usage { billing, ..usage(1_000_000, 0) };
+    let dollars = bill(&ran, "claude-opus-5-5");
+    near(dollars, 4.0);
+    assert!(ran.is_unpriced(dollars));
+    assert!(!usage(9, 9).is_unpriced(Some(1.0)));
+    assert!(usage(9, 9).is_unpriced(None));
+}
+
 #[test]
 fn provider_knows_its_price_best() {
     let billing = Billing { stated: Some(1_230_000), ..Billing::default() };
@@ -102,6 +130,19 @@ fn unknown_name_of_answer_has_requested_price() {
     assert_eq!(turn.costs_by_model(price)[0].2, turn.cost(price));
     turn.served = Some("gpt-6-luna".into());
     assert_ne!(turn.cost(price), Some(1.5), "a known one has its own");
+}
+
+/// Google's price page, 2026-11: cached audio of Gemini 2.5 Flash is $0.10, at flex half of the uncached price; later models
+/// have one price for all kinds of input.
+#[test]
+fn cached_audio_has_price_of_its_own() {
+    let billing = Billing { audio_input: 100_000, audio_cached: 200_000, ..Billing::default() };
+    let call = Usage { cache_read: Some(300_000), billing, ..usage(500_000, 0) };
+    near(bill(&call, "gemini-2.5-flash"), 0.1 * 0.3 + 0.1 * 1.0 + 0.1 * 0.03 + 0.2 * 0.1);
+    near(bill(&call, "gemini-3.8-flash"), 0.2 * 0.75 + 0.3 * 0.075);
+    let billing = Billing { tier: ServiceTier::Flex, ..call.billing.clone() };
+    let flex = Usage { billing, ..call };
+    near(bill(&flex, "gemini-2.5-flash"), 0.1 * 0.15 + 0.1 * 0.5 + 0.1 * 0.03 + 0.2 * 0.1);
 }
 
 #[test]

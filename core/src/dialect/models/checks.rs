@@ -30,6 +30,7 @@ impl Price {
     /// The key and the value of the first number in it that cannot be; `None` if all can be.
     pub fn impossible_number(&self) -> Option<(String, f64)> {
         let Self { long, audio, search, tiers, regional, off_peak, change, .. } = self;
+        let Self { search_prompt, file_search, call, cached_audio, .. } = self;
         let mut numbers = named("", &self.base());
         for step in long.iter() {
             numbers.extend(named("long.", &step.rates));
@@ -41,6 +42,10 @@ impl Price {
         let single = [
             ("audio", audio),
             ("search", search),
+            ("search_prompt", search_prompt),
+            ("file_search", file_search),
+            ("call", call),
+            ("cached_audio", cached_audio),
             ("regional", regional),
             ("off_peak.factor", &factor),
         ];
