@@ -59,6 +59,30 @@ EXCLUDED = re.compile(
 )
 RESOLD = {"dashscope": re.compile(r"^(deepseek|glm|kimi)"), "mistral": re.compile(r"^(zai|glm|deepseek)")}
 
+# What OpenAI's models cost beside tokens ("Pricing", developers.openai.com, 2026-11): a search of files in Responses, and
+# each call of the models of Chat Completions that always search the web ("Web search").
+FILE_SEARCH = 0.0025
+ALWAYS_SEARCHES = {"gpt-5-search-api": 0.01, "gpt-4o-search-preview": 0.025, "gpt-4o-mini-search-preview": 0.025}
+
+# What LiteLLM does not have yet. GPT-6.2: search, batch and priority ("fast"); the price page had no flex for it, and what
+# its ultrafast costs was not found ("Pricing", developers.openai.com, 2026-11-18). Claude 5.2: fast at twice the price
+# ("Fast mode", Anthropic's documentation and Google's model card, 2026-11), batch at half ("Batch processing").
+TERMS = {
+    r"gpt-6\.2-": {"search": 0.01, "tiers": {"priority": 2.0, "batch": 0.5}},
+    r"claude-(fable|mythos)-5-2$": {"tiers": {"batch": 0.5, "fast": 2.0}},
+    r"claude-mythos-preview$": {"tiers": {"batch": 0.5}},
+    # "Pricing", Gemini API, until it ended in March 2026.
+    r"gemini-3-pro$": {
+        "search": 0.014,
+        "tiers": {"batch": 0.5},
+        "long": {"above": 200_000, "input": 4.0, "output": 18.0, "cache_read": 0.4, "cache_write": 4.0},
+    },
+}
+
+# Google bills Gemini up to 2.5 by the prompt that searched, later ones by the search ("Pricing", Gemini API, 2026-11). What
+# a day or a month has free is not taken off.
+SEARCH_PROMPT = 0.035
+
 def long_gpt(input_price, output_price):
     """OpenAI's price from GPT-6.1 on: above 272,000 tokens, input costs twice as much, and output half as much again."""
     read, write = input_price / 20, input_price * 1.25
@@ -333,6 +357,8 @@ def toml(value):
         return f"{{ {', '.join(f'{key} = {toml(one)}' for key, one in value.items() if one)} }}"
     if isinstance(value, list):
         return f"[{', '.join(toml(one) for one in value)}]"
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, str):
         return f'"{value}"'
     return f"{value:_}" if isinstance(value, int) else number(value)
@@ -395,12 +421,31 @@ def terms(entry, base):
         tiers["fast"] = float(fast)
     search = entry.get("search_context_cost_per_query", {}).get("search_context_size_medium")
     audio = entry.get("input_cost_per_audio_token")
-    return {"audio": audio and audio * 1e6, "search": search, "tiers": tiers}
+    cached = entry.get("cache_read_input_audio_token_cost")
+    found = {"audio": audio and audio * 1e6, "cached_audio": cached and cached * 1e6, "search": search, "tiers": tiers}
+    # Google's price page names another price of audio where there is one.
+    if not audio and entry["litellm_provider"] == "gemini" and entry.get("supports_audio_input"):
+        found["audio_as_text"] = True
+    if audio and not cached and audio * 1e6 == base[0]:
+        found = {**found, "audio": None, "audio_as_text": True}
+    return found
 
 
-def has_price_of_a_search(name):
-    """Google bills Gemini up to 2.5, and Deep Research with it, by the prompt that searched ("Pricing", Gemini API)."""
-    return not re.match(r"gemini-[12]\.|deep-research-", name)
+def add_terms(maker, name, price):
+    """What this script knows beside both tables."""
+    if name.startswith("deep-research-"):
+        price.pop("search", None)  # With Gemini up to 2.5 by the prompt, which is many calls.
+    if re.match(r"gemini-([12]\.5-(pro|flash|flash-lite)$|2\.0-flash$)", name):
+        price.pop("search", None)
+        price["search_prompt"] = SEARCH_PROMPT
+    if name in ALWAYS_SEARCHES:
+        price.pop("search", None)
+        price["call"] = ALWAYS_SEARCHES[name]
+    for names, more in TERMS.items():
+        if re.match(names, name):
+            price.update(more)
+    if maker == "OpenAI" and price.get("search"):
+        price["file_search"] = FILE_SEARCH
 
 
 def regional(name):
@@ -543,7 +588,8 @@ def main():
 # prompt_overhead: what the model's template puts before every prompt;
 # cache_min: smallest cached prefix; cache_ttl_s: how long it lives unused; price: US dollars per million
 # tokens at the standard tier and at peak hours; long: what all tokens of a prompt above so many cost;
-# audio: its input; search: a search of the web, US dollars; tiers, regional, off_peak: how many times as
+# audio, cached_audio: its input; audio_as_text: it costs what text costs; search: a search of the web, US dollars; search_prompt: all searches of one prompt;
+# file_search: a search of uploaded files; call: each call beside its tokens; tiers, regional, off_peak: how many times as
 # much a call costs at this tier, if it has to stay in a region, outside the peak hours (Monday to Friday,
 # UTC); change: what it costs from a day on.
 
@@ -567,8 +613,8 @@ def main():
                 own["cache_read"] = listed["cache_read"]
             kept = {key: value for key, value in (listed or {}).items() if key != "long" or not own}
             price = {**kept, **(own or {}), "regional": regional(name)} if own or listed else None
-            if price and not has_price_of_a_search(name):
-                price.pop("search", None)
+            if price:
+                add_terms(maker, name, price)
             print(line(maker, name, window, output, price))
     print("\n# By the beginning of a name, for models newer than this file: the family is certain, the rest is a guess.")
     print("[families]")

@@ -55,22 +55,23 @@ pub struct LoadedConfig {
 /// # Errors
 /// All faults at once.
 pub fn load(sources: &ConfigSources) -> Result<LoadedConfig, ConfigErrors> {
-    load_excusing(sources, |_| false)
+    load_excusing(sources, true, |_| false)
 }
 
 /// Like [`load`], for commands that only query a running process: that process has the secrets that are
 /// missing here. `plimsoll run` removes them from the environment of its command, which may query all the
-/// same.
+/// same. Nor is the table of models read, which only that process needs: it may be large, or broken by now.
 ///
 /// # Errors
 /// All other faults at once.
 pub(crate) fn load_for_query(sources: &ConfigSources) -> Result<LoadedConfig, ConfigErrors> {
-    load_excusing(sources, |key| key.ends_with("token") || key.ends_with(".credential"))
+    load_excusing(sources, false, |key| key.ends_with("token") || key.ends_with(".credential"))
 }
 
 /// Reads, checks and completes a configuration; faults of keys that are `excused` are ignored.
 fn load_excusing(
     sources: &ConfigSources,
+    reads_models: bool,
     excused: fn(&str) -> bool,
 ) -> Result<LoadedConfig, ConfigErrors> {
     let schema = schema::schema();
@@ -89,6 +90,9 @@ fn load_excusing(
     }
     schema::check(&schema, &raw, "", &mut errors);
     presets::put_under(&mut raw);
+    if !reads_models {
+        raw.take(&["catalogue"]);
+    }
     let config = resolve::resolve(&raw, sources, &mut errors, &mut warnings);
     errors.0.retain(|fault| !excused(&fault.key));
     match config {

@@ -32,6 +32,8 @@ pub(super) struct Call {
     pub tokens: CallTokens,
     /// US dollars; `None` if a price of it is not known.
     pub dollars: Option<f64>,
+    /// It cost something that nobody knows.
+    pub is_unpriced: bool,
     /// The share of them for each model, if several were called for it.
     pub shares: Box<[(Arc<str>, f64)]>,
     /// Tokens that rewriting did not send.
@@ -82,6 +84,7 @@ pub(super) fn from_ledger(ledger: &Ledger, since: Millis, prices: &PriceList) ->
             has_failed: false,
             tokens: CallTokens::from_usage(&summary.spent),
             dollars,
+            is_unpriced: summary.spent.is_unpriced(dollars),
             shares: Box::default(),
             removed: 0,
             saved: 0.0,
@@ -112,6 +115,7 @@ impl Call {
             }
         }
         let money = saved.money.unwrap_or_default();
+        let dollars = turn.cost(price);
         Self {
             at: turn.at,
             model: interned(names, turn.usage.served_by.as_deref().unwrap_or(turn.answered_by())),
@@ -122,7 +126,8 @@ impl Call {
                 Outcome::Refused | Outcome::UpstreamFailed | Outcome::EndedByProxy
             ),
             tokens: CallTokens::from_usage(&turn.usage),
-            dollars: turn.cost(price),
+            dollars,
+            is_unpriced: turn.usage.is_unpriced(dollars),
             shares: shares.into(),
             removed: saved.gone(),
             saved: money.saved - money.broken,
@@ -130,12 +135,6 @@ impl Call {
             overflow: turn.done.overflow.map(|overflow| overflow.saved),
             check: EstimateCheck::from_turn(turn),
         }
-    }
-
-    /// Whether it cost something that nobody knows.
-    pub(super) fn is_unpriced(&self) -> bool {
-        // A call of which nothing was reported, such as one that failed, costs nothing that is known.
-        self.dollars.is_none() && self.tokens.input > 0
     }
 }
 

@@ -175,7 +175,7 @@ impl HistoryTally {
             *sum = sum.saturating_add(tokens);
         }
         sums.dollars += call.dollars.unwrap_or(0.0);
-        sums.unpriced += u64::from(call.is_unpriced());
+        sums.unpriced += u64::from(call.is_unpriced);
         sums.saved += call.saved;
         sums.overflows_avoided += u64::from(call.overflow == Some(true));
         sums.overflows += u64::from(call.overflow == Some(false));

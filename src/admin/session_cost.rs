@@ -18,20 +18,20 @@ impl SessionCost {
     pub(super) fn from_ledger(ledger: &Ledger, prices: &PriceList) -> Self {
         let mut cost = Self::default();
         for turn in ledger.turns() {
-            // Of one that failed nothing was reported: it costs nothing that is known.
-            let is_billed = turn.usage.input.is_some();
-            cost.add(turn.cost(|model| prices.of_turn(turn, model)), is_billed);
+            let dollars = turn.cost(|model| prices.of_turn(turn, model));
+            cost.add(dollars, turn.usage.is_unpriced(dollars));
         }
         for summary in ledger.summaries(DecisionMode::Active) {
-            cost.add(prices.of_summary(summary), true);
+            let dollars = prices.of_summary(summary);
+            cost.add(dollars, dollars.is_none());
         }
         cost
     }
 
-    fn add(&mut self, dollars: Option<f64>, is_billed: bool) {
-        match dollars {
-            Some(dollars) => self.dollars = Some(self.dollars.unwrap_or(0.0) + dollars),
-            None => self.unpriced += usize::from(is_billed),
+    fn add(&mut self, dollars: Option<f64>, is_unpriced: bool) {
+        if let Some(dollars) = dollars {
+            self.dollars = Some(self.dollars.unwrap_or(0.0) + dollars);
         }
+        self.unpriced += usize::from(is_unpriced);
     }
 }

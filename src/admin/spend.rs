@@ -235,7 +235,7 @@ impl SpendSums {
             output: tokens(|one| one.output),
             dollars: dollars.unwrap_or(0.0),
             // A call of which nothing was reported, such as one that failed, costs nothing that is known.
-            unpriced: u64::from(dollars.is_none() && usage.input.is_some()),
+            unpriced: u64::from(usage.is_unpriced(dollars)),
             ..SpendLine::default()
         }
     }

@@ -21,6 +21,7 @@ use super::run::proxy::reachable;
 use super::{serve, setup};
 use crate::admin::view::ServerInfo;
 use crate::clock::wall;
+use crate::config::errors::ConfigErrors;
 use crate::config::{self, Config};
 use crate::context::budget::grouped;
 use findings::{Finding, Findings, Level};
@@ -70,6 +71,12 @@ async fn examine(options: &DoctorOptions) -> Findings {
     };
     for warning in &loaded.warnings {
         findings.add(Level::Look, "configuration", warning);
+    }
+    // What serves goes on with the table that it has; a restart needs this one.
+    if let Err(ConfigErrors(errors)) = config::load(&sources) {
+        for error in errors.iter().filter(|error| error.key == "catalogue") {
+            findings.add(Level::Look, "configuration", error.to_string());
+        }
     }
     let file = loaded.file.map_or("the defaults".to_owned(), |file| file.display().to_string());
     findings.add(Level::Ok, "configuration", file);

@@ -24,6 +24,7 @@ use super::raw::{RawConfig, RawLogFormat};
 use super::settings::{Config, Secret, ServerLimits};
 use super::sources::ConfigSources;
 use super::{memory_limits, permissions};
+use crate::dialect::models::Price;
 
 pub(super) use clients::oddities;
 
@@ -340,13 +341,11 @@ impl Resolver<'_> {
         None
     }
 
-    fn price(&mut self, path: &[&str], raw: Option<&crate::dialect::models::Price>) {
-        let Some(price) = raw else { return };
-        let numbers = [price.input, price.output, price.cache_read, price.cache_write];
-        if numbers.iter().any(|price| !price.is_finite() || *price < 0.0) {
+    fn price(&mut self, path: &[&str], raw: Option<&Price>) {
+        if let Some((key, number)) = raw.and_then(Price::impossible_number) {
             self.wrong(
                 path,
-                "a price is not a number of 0 or more",
+                format!("{key} = {number} is not a number from 0 to 100,000"),
                 "Write US dollars per million tokens.",
             );
         }

@@ -39,13 +39,8 @@ async fn configured_price_is_of_whatever_answered() {
     let catalogue = Catalogue::default();
     let listed = catalogue.model("gpt-5", "").price;
     let own = catalogue.model("claude-opus-4-6", "").price;
-    let deployment = ModelOverride {
-        name: "my-deployment".into(),
-        window: None,
-        max_output: None,
-        family: None,
-        price: own,
-    };
+    let deployment =
+        ModelOverride { name: "my-deployment".into(), price: own, ..ModelOverride::default() };
     let config = Config { catalogue: Catalogue::new(vec![deployment]), ..config(0) };
     let proxy = Proxy::new(Arc::new(config), ledgers, telemetry).await.unwrap();
     assert!(listed.is_some() && own.is_some() && listed != own);

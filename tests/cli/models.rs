@@ -118,3 +118,57 @@ async fn table_at_a_url_is_fetched() {
         assert!(!refused.err.contains("secret"), "{}", refused.err);
     }
 }
+
+/// A number that cannot be and a key that nobody knows are refused with the file, the model and the key.
+#[tokio::test]
+async fn impossible_table_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plimsoll.toml");
+    std::fs::write(&file, "catalogue = \"mine.toml\"\n").unwrap();
+    let rates = "output = 1, cache_read = 1, cache_write = 1";
+    for (entry, told) in [
+        ("window = 0".to_owned(), "window = 0 is not"),
+        (format!("price = {{ input = nan, {rates} }}"), "price.input = NaN is not"),
+        (format!("price = {{ input = 1, {rates}, serach = 3 }}"), "unknown field `serach`"),
+        ("colour = \"red\"".to_owned(), "unknown field `colour`"),
+    ] {
+        let table = format!("[models]\n\"gpt-9\" = {{ {entry} }}\n");
+        std::fs::write(folder.path().join("mine.toml"), table).unwrap();
+        let refused = run(&["check", "--config", file.to_str().unwrap()]).await;
+        assert_eq!(refused.code, 1, "{entry}");
+        let expected = format!("mine.toml: model \"gpt-9\": {told}");
+        assert!(refused.err.contains(&expected), "{entry}: {}", refused.err);
+    }
+    let table = r#"{"gpt-9": {"litellm_provider": "openai", "mode": "chat", "max_input_tokens": 500000,
+        "input_cost_per_token": -1}}"#;
+    std::fs::write(folder.path().join("mine.toml"), table).unwrap();
+    let noted = run(&["check", "--config", file.to_str().unwrap()]).await;
+    assert_eq!(noted.code, 0, "{}", noted.err);
+    assert!(noted.out.contains("openai/gpt-9: input_cost_per_token = -1"), "{}", noted.out);
+}
+
+/// What only asks the running server needs no table, and the server goes on with the one that it has.
+#[tokio::test]
+async fn queries_need_no_table() {
+    let provider = Provider::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plimsoll.toml");
+    let table = folder.path().join("models.json");
+    std::fs::write(&table, TABLE).unwrap();
+    std::fs::write(&file, "catalogue = \"models.json\"\n").unwrap();
+    let data = folder.path().join("data");
+    let places = ["--config", file.to_str().unwrap(), "--data", data.to_str().unwrap()];
+    let _serving = Serving::start(&provider.base(), &places).await;
+    for damage in [Some("{\"a\""), None] {
+        match damage {
+            Some(text) => std::fs::write(&table, text).unwrap(),
+            None => std::fs::remove_file(&table).unwrap(),
+        }
+        for command in [&["spend"][..], &["sessions"], &["line"], &["caps"]] {
+            let done = run(&[command, &places].concat()).await;
+            assert_eq!(done.code, 0, "{command:?}: {}", done.err);
+        }
+    }
+    let check = run(&["check", "--config", places[1]]).await;
+    assert_eq!(check.code, 1, "{}", check.out);
+}

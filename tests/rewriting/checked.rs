@@ -162,9 +162,7 @@ async fn prompt_is_counted_near_threshold_and_not_below_it() {
     play.config.catalogue = Catalogue::new(vec![ModelOverride {
         name: MODEL.into(),
         window: Some(40_000),
-        max_output: None,
-        family: None,
-        price: None,
+        ..ModelOverride::default()
     }]);
     play.restart().await;
     // A count would be the next request that the provider gets.

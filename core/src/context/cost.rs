@@ -31,16 +31,16 @@ pub fn billed(
 pub struct CostParts {
     /// Input that was in no cache, and is no audio.
     pub input: f64,
-    /// Input read from a cache.
+    /// Input read from a cache, but audio.
     pub cache_read: f64,
     /// Input written to a cache.
     pub cache_write: f64,
     /// Output, reasoning included.
     pub output: f64,
-    /// Input that is audio.
+    /// Input that is audio, cached or not.
     pub audio: f64,
-    /// Searches by the provider.
-    pub searches: f64,
+    /// Tools of the provider's: searches, and what a call costs beside its tokens.
+    pub tools: f64,
     /// What the provider said of a call whose prices are not known.
     pub stated: f64,
 }
@@ -55,7 +55,7 @@ pub enum CostKind {
     CacheWrite,
     Output,
     Audio,
-    Searches,
+    Tools,
     Stated,
 }
 
@@ -73,7 +73,7 @@ impl CostParts {
             CostKind::CacheWrite => self.cache_write,
             CostKind::Output => self.output,
             CostKind::Audio => self.audio,
-            CostKind::Searches => self.searches,
+            CostKind::Tools => self.tools,
             CostKind::Stated => self.stated,
         }
     }
@@ -91,7 +91,7 @@ impl CostParts {
             cache_write: self.cache_write * factor,
             output: self.output * factor,
             audio: self.audio * factor,
-            searches: self.searches * factor,
+            tools: self.tools * factor,
             stated: self.stated * factor,
         }
     }
@@ -100,7 +100,7 @@ impl CostParts {
 impl Turn {
     /// What it cost, US dollars: at the prices of its time if they were known then, else at these. `price`: that of a model.
     pub fn cost(&self, price: impl Fn(&str) -> Option<Price>) -> Option<f64> {
-        self.dollars.or_else(|| {
+        self.dollars.and_then(known).or_else(|| {
             billed(&self.usage, self.answered_by(), self.dialect, self.at, |model| {
                 self.price_of(model, &price)
             })
@@ -122,11 +122,11 @@ impl Turn {
         let mut costs = Vec::new();
         for (by, usage) in self.usage.billed() {
             let model = by.unwrap_or(self.answered_by());
-            let rates = self.price_of(model, &price).and_then(|price| {
-                let rates = price.rates(terms(usage, &self.usage.billing, self.at))?;
-                of_tokens(usage, rates, &usage.billing, &price, self.dialect)
+            let dollars = self.price_of(model, &price).and_then(|price| {
+                let terms = terms(usage, &self.usage.billing, self.at);
+                of_call(usage, terms, &price, self.dialect)
             });
-            costs.push((model, usage, rates.map(|parts| parts.total())));
+            costs.push((model, usage, dollars));
         }
         // What is known of the whole decides, and what others did for the reply is taken off.
         let others: Option<f64> = costs.iter().skip(1).map(|(_, _, dollars)| *dollars).sum();
@@ -145,21 +145,21 @@ impl Turn {
         for (name, usage, dollars) in self.costs_by_model(&price) {
             let Some(dollars) = dollars else { continue };
             let at_our_prices = self.price_of(name, &price).and_then(|price| {
-                let rates = price.rates(terms(usage, &self.usage.billing, self.at))?;
-                of_tokens(usage, rates, &usage.billing, &price, self.dialect)
+                let terms = terms(usage, &self.usage.billing, self.at);
+                parts_of_call(usage, terms, &price, self.dialect)
             });
             parts.push((name, at_our_prices.unwrap_or_default().scaled_to(dollars)));
         }
         parts
     }
 
-    /// What the input of the model that answered cost, without searches, US dollars. `price`: that of a model.
+    /// What the input of the model that answered cost, without tools, US dollars. `price`: that of a model.
     pub fn input_cost(&self, price: impl Fn(&str) -> Option<Price>) -> Option<f64> {
         let price = self.price_of(self.answered_by(), price)?;
-        let rates = price.rates(terms(&self.usage, &self.usage.billing, self.at))?;
-        let rates = Rates { output: 0.0, ..rates };
-        let billing = Billing { searches: 0, ..self.usage.billing.clone() };
-        Some(of_tokens(&self.usage, rates, &billing, &price, self.dialect)?.total())
+        let terms = terms(&self.usage, &self.usage.billing, self.at);
+        let billing = Billing { searches: 0, file_searches: 0, ..self.usage.billing.clone() };
+        let input = Usage { output: None, billing, ..self.usage.clone() };
+        of_call(&input, terms, &Price { call: None, ..price }, self.dialect)
     }
 
     /// The name by which the model that answered has its price.
@@ -179,11 +179,15 @@ pub fn computed(
     // The tier and the place are those of the whole reply, also for what other models did for it.
     let calls = usage.billed().map(|(by, one)| {
         let price = price(by.unwrap_or(model))?;
-        let rates = price.rates(terms(one, &usage.billing, at))?;
-        Some(of_tokens(one, rates, &one.billing, &price, dialect)?.total())
+        of_call(one, terms(one, &usage.billing, at), &price, dialect)
     });
     // The sum of no calls is -0.0.
-    calls.sum::<Option<f64>>().map(|dollars| dollars + 0.0)
+    calls.sum::<Option<f64>>().and_then(|dollars| known(dollars + 0.0))
+}
+
+/// The one rule for money: what is not a finite number of at least 0 is unknown, and is in no sum.
+pub fn known(dollars: f64) -> Option<f64> {
+    if dollars.is_finite() && dollars >= 0.0 { Some(dollars) } else { None }
 }
 
 /// What one model call cost at this price; `None` if its input was not reported.
@@ -191,8 +195,7 @@ pub fn call(usage: &Usage, price: &Price, dialect: Dialect, at: Millis) -> Optio
     if let Some(stated) = usage.billing.stated_dollars() {
         return Some(stated);
     }
-    let rates = price.rates(terms(usage, &usage.billing, at))?;
-    Some(of_tokens(usage, rates, &usage.billing, price, dialect)?.total())
+    of_call(usage, terms(usage, &usage.billing, at), price, dialect)
 }
 
 /// On which terms a call was made. `billing`: of the whole reply.
@@ -205,32 +208,57 @@ pub(super) fn terms(usage: &Usage, billing: &Billing, at: Millis) -> CallTerms {
     }
 }
 
-fn of_tokens(
+/// What the tokens of a call and its tools cost.
+fn of_call(usage: &Usage, terms: CallTerms, price: &Price, dialect: Dialect) -> Option<f64> {
+    known(parts_of_call(usage, terms, price, dialect)?.total())
+}
+
+/// The same by what it was for. Without one of its prices, the cost is unknown: a part would look like the whole.
+fn parts_of_call(
     usage: &Usage,
-    rates: Rates,
-    billing: &Billing,
+    terms: CallTerms,
     price: &Price,
     dialect: Dialect,
 ) -> Option<CostParts> {
+    let rates = price.rates(terms)?;
+    let billing = &usage.billing;
     let input = usage.input?;
     // Reported parts may be more than their sum: none is billed beyond the input.
     let read = usage.cache_read.unwrap_or(0).min(input);
     let written = usage.cache_write.unwrap_or(0).min(input - read);
     let uncached = input - read - written;
     let audio = billing.audio_input.min(uncached);
-    // Without one of its prices, the cost is unknown: a part would look like the whole.
-    Some(CostParts {
+    let cached_audio = billing.audio_cached.min(read);
+    let mut parts = CostParts {
         input: millionths(uncached - audio, rates.input),
-        cache_read: millionths(read, rates.cache_read),
+        cache_read: millionths(read - cached_audio, rates.cache_read),
         cache_write: millionths(written, write_price(usage, rates, dialect)),
         output: millionths(usage.output.unwrap_or(0), rates.output),
-        audio: if audio > 0 { millionths(audio, price.audio?) } else { 0.0 },
-        searches: match billing.searches {
-            0 => 0.0,
-            searches => searches as f64 * price.search?,
-        },
-        stated: 0.0,
-    })
+        tools: of_tools(billing, price)?,
+        ..CostParts::default()
+    };
+    if audio > 0 {
+        parts.audio = millionths(audio, price.audio_rates(terms)?.input);
+    }
+    if cached_audio > 0 {
+        parts.audio += millionths(cached_audio, price.audio_rates(terms)?.cached?);
+    }
+    Some(parts)
+}
+
+/// What tools at the provider cost beside tokens; `None` if one of them has no known price.
+fn of_tools(billing: &Billing, price: &Price) -> Option<f64> {
+    let mut dollars = price.call.unwrap_or(0.0);
+    if billing.searches > 0 {
+        dollars += match price.search_prompt {
+            Some(prompt) => prompt,
+            None => billing.searches as f64 * price.search?,
+        };
+    }
+    if billing.file_searches > 0 {
+        dollars += billing.file_searches as f64 * price.file_search?;
+    }
+    Some(dollars)
 }
 
 /// The price of a token written to the cache, long and short lifetimes mixed as reported. Without a fee in

@@ -166,7 +166,7 @@ impl<'a> SavingsInput<'a> {
     fn money(&self, reprocessed: u64) -> Option<Money> {
         let usage = self.usage;
         let price = self.price?.rates(cost::terms(usage, &usage.billing, self.at))?;
-        let spent = self.spent?;
+        let spent = cost::known(self.spent?)?;
         // What was removed would have been written to the cache, too.
         let process = match usage.cache_write {
             Some(written) if written > 0 => write_price(usage, price, self.dialect),
@@ -188,7 +188,7 @@ impl<'a> SavingsInput<'a> {
             saved = millionths(newborn, process) + millionths(rest + compacted, reread_price);
             broken = millionths(reprocessed, (process - price.cache_read).max(0.0));
         }
-        Some(Money { spent, saved, broken })
+        Some(Money { spent, saved: cost::known(saved)?, broken: cost::known(broken)? })
     }
 }
 
@@ -310,7 +310,7 @@ impl SummaryCosts {
     pub fn from_usage(spent: &Usage, dollars: Option<f64>) -> Self {
         Self {
             written: 1,
-            priced: u64::from(dollars.is_some()),
+            priced: u64::from(dollars.is_some() && !spent.billing.is_lower_bound()),
             input: spent.input.unwrap_or(0),
             output: spent.output.unwrap_or(0),
             dollars: dollars.unwrap_or(0.0),

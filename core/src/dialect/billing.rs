@@ -2,6 +2,7 @@
 //!
 //! Read where each dialect reports it. What is not said is the usual: the standard tier, no region, no searches.
 
+use http::HeaderMap;
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter};
 
@@ -11,10 +12,12 @@ use crate::wire::json::Value;
 ///
 /// | | Messages | Chat Completions | Responses | Gemini |
 /// |---|---|---|---|---|
-/// | tier | `usage.service_tier`, `usage.speed` ("Fast mode") | `service_tier` | `response.service_tier` | `usageMetadata.trafficType` (Vertex), `serviceTier` |
+/// | tier | `usage.service_tier`, `usage.speed` ("Fast mode") | `service_tier` | `response.service_tier` | `usageMetadata.trafficType` (Vertex), `serviceTier`, which may stand beside it; else the header `x-gemini-service-tier` |
 /// | place | `usage.inference_geo`, unless `global` or `not_available` | – | – | – |
 /// | searches | `usage.server_tool_use.web_search_requests` | the same at OpenRouter | `web_search_call` items, unless they open a page or look in it | `groundingMetadata.webSearchQueries` |
-/// | audio | – | `prompt_tokens_details.audio_tokens` | – | `promptTokensDetails`, less `cacheTokensDetails` |
+/// | searches of files | – | – | `file_search_call` items | – |
+/// | fees that it does not tell | `server_tool_use.code_execution_requests` | Groq `executed_tools` | items of code, shells and pictures | `groundingChunks` from maps |
+/// | audio | – | `prompt_tokens_details.audio_tokens` | – | `promptTokensDetails`, of which `cacheTokensDetails` are cached |
 /// | price | – | OpenRouter `usage.cost`, with one's own key also `cost_details.upstream_inference_cost`; Perplexity `usage.cost.total_cost`; xAI `usage.cost_in_usd_ticks`, ten billion to the dollar | `cost`, `cost_in_usd_ticks` | – |
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Billing {
@@ -27,9 +30,19 @@ pub struct Billing {
     /// Searches of the web that the provider made for it, each with a price of its own.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub searches: u64,
+    /// Searches of uploaded files, each with a price of its own.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub file_searches: u64,
+    /// Calls of tools at the provider that cost more than tokens by what the reply does not tell, such as the time of a
+    /// container: the cost is a lower bound.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub unmetered: u64,
     /// Tokens of audio in the uncached input.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub audio_input: u64,
+    /// Tokens of audio that were read from the cache.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub audio_cached: u64,
     /// What it costs by the provider's own word, billionths of a US dollar.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stated: Option<u64>,
@@ -81,6 +94,12 @@ impl ServiceTier {
         }
     }
 
+    /// The tier that Google's API says in a header where the reply does not ("Priority inference", Gemini API).
+    pub fn from_headers(headers: &HeaderMap) -> Option<Self> {
+        let name = headers.get("x-gemini-service-tier")?.to_str().ok()?;
+        Some(Self::from_name(name))
+    }
+
     fn is_standard(&self) -> bool {
         *self == Self::Standard
     }
@@ -125,6 +144,11 @@ impl Billing {
         self.searches = self.searches.max(searches);
     }
 
+    /// Counts calls of tools whose price the reply does not tell; reports are cumulative.
+    pub(super) fn grow_unmetered(&mut self, calls: u64) {
+        self.unmetered = self.unmetered.max(calls);
+    }
+
     /// Reads what a reply costs by a `usage` object: OpenRouter's `cost` and `cost_details`, Perplexity's `cost`, xAI's
     /// `cost_in_usd_ticks`.
     pub(super) fn read_cost(&mut self, usage: Value<'_>) {
@@ -143,6 +167,11 @@ impl Billing {
         if let Some(dollars) = dollars.filter(|dollars| (0.0..=MOST).contains(dollars)) {
             self.stated = Some((dollars * BILLION).round() as u64);
         }
+    }
+
+    /// Whether what can be told of its cost is a lower bound.
+    pub fn is_lower_bound(&self) -> bool {
+        self.unmetered > 0 && self.stated.is_none()
     }
 
     /// What the reply costs by the provider's own word, US dollars.

@@ -5,182 +5,34 @@
 //! [`Model::unknown`], never an error. Must not know who asks, or why.
 
 mod chatgpt;
+mod checks;
 mod facts;
 mod family;
+mod model;
+mod names;
+mod own_table;
 mod pictures;
 mod price;
 mod price_steps;
 mod tables;
+mod written;
 
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-pub use facts::ModelOverride;
+pub use facts::{ModelBehaviour, ModelOverride};
 pub use family::Family;
+pub use model::{Model, ReasoningBinding};
+pub use own_table::TableError;
 pub use pictures::PictureRule;
 pub(crate) use pictures::{PageCost, Patches, PictureCost, Shrinking};
 pub use price::{CallTerms, Price};
 pub use price_steps::{PriceSteps, Rates};
-pub use tables::{Difference, ModelTable, TableError};
+pub use tables::{Difference, ModelTable};
 
 use foldhash::HashMap;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
-use super::door::Door;
-
-/// Whether reasoning is bound to the prefix it was made from (`docs/protocols.md` 1.5, 3.5).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum ReasoningBinding {
-    /// Old parts may change.
-    Free,
-    /// A changed prefix invalidates the reasoning after it (`docs/protocols.md` 1.5, 3.5).
-    Prefix,
-}
-
-/// What is known about a model.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Model {
-    /// Context window, tokens.
-    pub window: u64,
-    /// Largest output, tokens.
-    pub max_output: u64,
-    /// Which tokenizer counts its tokens.
-    pub family: Family,
-    /// Whether its reasoning is bound to the prefix.
-    #[serde(default = "free")]
-    pub binding: ReasoningBinding,
-    /// Whether reasoning of earlier turns stays in the context (Claude Opus 4.5+, Sonnet 4.6+, GPT-5.6+;
-    /// `docs/estimates.md` 2).
-    #[serde(default)]
-    pub keeps_reasoning: bool,
-    /// Whether reasoning that is sent back is read at all, even in a tool loop (not by Gemini up to 2.5;
-    /// `docs/estimates.md` 2).
-    #[serde(default = "yes")]
-    pub reads_reasoning: bool,
-    /// Whether a turn's reasoning is more often dropped than kept if user text comes with tool results: GPT-5.5
-    /// dropped it in 25 of 32 recorded cases (`docs/estimates.md` 2).
-    #[serde(default)]
-    pub drops_steered: bool,
-    /// Whether tool results cost only their text and their tool's name (Gemini up to 2.0; later models read
-    /// them as JSON).
-    #[serde(default)]
-    pub plain_results: bool,
-    /// The additional cost of the first tool (the instructions for tool calls), tokens, if it differs from
-    /// that of the family.
-    #[serde(default)]
-    pub tool_offering: Option<u32>,
-    /// What the model's template puts before every prompt, tokens (the system message of gpt-oss).
-    #[serde(default)]
-    pub prompt_overhead: u64,
-    /// How pictures are counted: by the name and the family.
-    #[serde(skip)]
-    pub pictures: PictureRule,
-    /// Prices, US dollars per million tokens; `None` if unknown.
-    #[serde(default)]
-    pub price: Option<Price>,
-    /// The smallest prefix that is cached, tokens.
-    #[serde(default)]
-    pub cache_min: u64,
-    /// How long an unused cached prefix lives, seconds; 0 if nothing is promised.
-    #[serde(default)]
-    pub cache_ttl_s: u64,
-    /// The door that the window belongs to.
-    #[serde(skip)]
-    pub door: Door,
-    /// Whether the request has to stay in a region.
-    #[serde(skip)]
-    pub is_regional: bool,
-    /// Whether the configuration names the price: nothing else then changes it.
-    #[serde(skip)]
-    pub has_own_price: bool,
-    /// Whether the configuration names the window: nothing else then changes it but a refusal.
-    #[serde(skip)]
-    pub is_configured: bool,
-    /// Whether the name was found. If not, window and limits are safe guesses, and the caller logs the name
-    /// once.
-    #[serde(skip, default = "yes")]
-    pub known: bool,
-}
-
-fn free() -> ReasoningBinding {
-    ReasoningBinding::Free
-}
-
-fn yes() -> bool {
-    true
-}
-
-impl Model {
-    /// Safe defaults for a model that is not in the catalogue: a window that most models have today, and
-    /// reasoning treated as bound, so that nothing is cut that it may depend on.
-    pub fn unknown() -> Self {
-        Self {
-            window: 128_000,
-            max_output: 16_384,
-            family: Family::Other,
-            binding: ReasoningBinding::Prefix,
-            keeps_reasoning: true,
-            reads_reasoning: true,
-            drops_steered: false,
-            plain_results: false,
-            tool_offering: None,
-            prompt_overhead: 0,
-            pictures: PictureRule::default(),
-            price: None,
-            cache_min: 1024,
-            cache_ttl_s: 300,
-            door: Door::default(),
-            is_regional: false,
-            has_own_price: false,
-            is_configured: false,
-            known: false,
-        }
-    }
-
-    fn with_pictures(self, names: &[String]) -> Self {
-        // By its names, else by its family.
-        Self { pictures: PictureRule::by_name(names, self.family), ..self }
-    }
-
-    /// Whether a carriage return before a line feed costs nothing: Gemini from 3 on reads both as one.
-    pub(crate) fn folds_line_ends(&self) -> bool {
-        self.family == Family::Gemini && self.reads_reasoning
-    }
-
-    /// The same model behind an upstream with its own window or prices.
-    #[must_use]
-    pub fn behind(mut self, window: Option<u64>, price: Option<Price>) -> Self {
-        self.known |= window.is_some();
-        self.is_configured |= window.is_some();
-        self.window = window.unwrap_or(self.window);
-        self.has_own_price |= price.is_some();
-        self.price = price.or(self.price);
-        self
-    }
-
-    /// The same model, called `name`, with the window that it has at this door.
-    #[must_use]
-    pub fn through(mut self, door: Door, name: &str) -> Self {
-        self.door = door;
-        if door == Door::Chatgpt && !self.is_configured {
-            let names = spellings(&name.trim().to_lowercase());
-            self.window = chatgpt::window(&names).unwrap_or(self.window);
-        }
-        self
-    }
-
-    /// The same model, asked in a region or not.
-    #[must_use]
-    pub fn in_region(self, is_regional: bool) -> Self {
-        Self { is_regional, ..self }
-    }
-
-    /// The output tokens to reserve: the model's maximum output, at most `limit`, and at most half of the
-    /// window.
-    pub fn reserve(&self, limit: u64) -> u64 {
-        self.max_output.min(limit).min(self.window / 2)
-    }
-}
+use names::{cuts, has_month, is_alias, spellings};
 
 /// All known models, a table beside them, and the user's overrides. Clones share the table.
 #[derive(Clone, Debug, Default)]
@@ -324,17 +176,6 @@ impl ModelOverride {
     fn matches(&self, name: &str) -> bool {
         is_named(&self.name, name)
     }
-
-    fn apply(&self, model: &mut Model) {
-        model.known |= self.window.is_some();
-        model.window = self.window.unwrap_or(model.window);
-        model.max_output = self.max_output.unwrap_or(model.max_output);
-        if let Some(family) = self.family {
-            model.family = family;
-            model.pictures = PictureRule::of_family(family);
-        }
-        model.price = self.price.or(model.price);
-    }
 }
 
 /// Looks for the exact name, then for its other spellings, then for its start.
@@ -386,192 +227,7 @@ fn listed(name: &str) -> Option<Model> {
     None
 }
 
-/// Words after a model's name that name the same model: how it is served, not what it is.
-const SAME_MODEL: &[&str] = &[
-    "latest",
-    "preview",
-    "beta",
-    "exp",
-    "experimental",
-    "instruct",
-    "it",
-    "chat",
-    "versatile",
-    "instant",
-    "maas",
-    "tee",
-    "v1",
-    "v2",
-    "hf",
-    "gguf",
-    "awq",
-    "gptq",
-    "mlx",
-    "bf16",
-    "fp8",
-    "fp16",
-    "int4",
-    "int8",
-    "k",
-    "m",
-    "s",
-    "l",
-    "xs",
-    "non",
-    "reasoning",
-    "thinking",
-    "minimal",
-    "low",
-    "medium",
-    "high",
-    "xhigh",
-    "4bit",
-    "8bit",
-    "mxfp4",
-    "nvfp4",
-    "qat",
-];
-
-fn words(suffix: &str) -> impl Iterator<Item = &str> {
-    // The words of a suffix, up to a tag.
-    let end = suffix.find([':', '@', '[']).unwrap_or(suffix.len());
-    suffix[..end].split(['-', '_']).filter(|word| !word.is_empty())
-}
-
-fn is_alias(suffix: &str) -> bool {
-    words(suffix).all(|word| {
-        // Tags, dates, sizes (`70b`, `a17b`, `16e`), quantization (`q4_k_m`), `SAME_MODEL`.
-        let digits = word.trim_start_matches(['a', 'q']).trim_end_matches(['b', 'e']);
-        let is_number = digits.starts_with(|first: char| first.is_ascii_digit())
-            && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-        is_number || SAME_MODEL.contains(&word)
-    })
-}
-
-fn has_month(suffix: &str) -> bool {
-    let mut numbers = words(suffix).filter(|word| word.bytes().all(|byte| byte.is_ascii_digit()));
-    numbers.next().is_some_and(|word| word.len() == 4) && numbers.next().is_none()
-}
-
-/// Names of vendors and clouds that are put before a model's name with a dash.
-const DASHED: [&str; 8] =
-    ["databricks-", "openai-", "anthropic-", "google-", "azure-", "meta-", "xai-", "zai-"];
-
-/// Names longer than this, bytes, have no other spelling: the number of spellings grows with the length.
-const LONGEST: usize = 512;
-
-fn spellings(name: &str) -> Vec<String> {
-    if name.len() > LONGEST {
-        return vec![name.to_owned()];
-    }
-    // Each prefix of routers and clouds: `anthropic/…`, `models/…`, `us.anthropic.…`, `arn:…/…`,
-    // `ft:…`, `databricks-meta-…`.
-    let mut names = Vec::new();
-    without_prefixes(name, &mut names);
-    // A slash after a dot or colon at which the loop stopped still ends a prefix.
-    if let Some((_, last)) = name.rsplit_once('/') {
-        without_prefixes(last, &mut names);
-    }
-    for index in 0..names.len() {
-        let mut name = names[index].clone();
-        while let Some(rest) = DASHED.iter().find_map(|vendor| name.strip_prefix(vendor)) {
-            // SAP writes two dashes.
-            name = rest.trim_start_matches('-').to_owned();
-            names.push(name.clone());
-        }
-    }
-    let others: Vec<_> = names.iter().flat_map(|name| other_versions(name)).collect();
-    names.extend(others);
-    names
-}
-
-fn without_prefixes(name: &str, all: &mut Vec<String>) {
-    let mut rest = name;
-    all.push(rest.to_owned());
-    while let Some(at) = rest.find(['/', '.', ':']) {
-        let prefix = &rest[..at];
-        let is_prefix = match rest.as_bytes()[at] {
-            b'/' => true,
-            b':' => prefix == "ft",
-            // A region or vendor is a word without digits. In `gpt-4.1`, this is a version.
-            _ => !prefix.is_empty() && prefix.bytes().all(|byte| byte.is_ascii_alphabetic()),
-        };
-        if !is_prefix {
-            break;
-        }
-        rest = &rest[at + 1..];
-        all.push(rest.to_owned());
-    }
-}
-
-fn other_versions(name: &str) -> Vec<String> {
-    // With a dash for the dot (`claude-opus-4.5`, `grok-4.1-fast`) and a dot for the dash
-    // (`llama-3-3-70b`), with `p` for the dot (Fireworks: `v3p1`), before Claude's line
-    // (OpenRouter: `claude-4.5-haiku`), and without a dot (Azure: `gpt-35-turbo`).
-    let mut others = Vec::new();
-    let dashed = with_separator(name, '.', '-', usize::MAX);
-    let ordered = line_first(dashed.as_deref().unwrap_or(name));
-    others.extend(dashed);
-    others.extend(ordered);
-    // The first dash only: a later one may separate the parts of a date.
-    others.extend(with_separator(name, '-', '.', 1));
-    if let Some(dotted) = with_separator(name, 'p', '.', 1) {
-        others.extend(dotted.strip_prefix("llama-v").map(|rest| format!("llama-{rest}")));
-        others.push(dotted);
-    }
-    others.extend(name.strip_prefix("gpt-35-turbo").map(|rest| format!("gpt-3.5-turbo{rest}")));
-    others
-}
-
-fn with_separator(name: &str, old: char, new: char, most: usize) -> Option<String> {
-    let mut changed = name.as_bytes().to_vec();
-    // Only between a digit and a version: other dashes and dots are part of the name.
-    let places = name.match_indices(old).map(|(at, _)| at).filter(|at| {
-        let follows_digit = at.checked_sub(1).is_some_and(|last| changed[last].is_ascii_digit());
-        follows_digit && begins_with_version(&name[at + 1..])
-    });
-    let places: Vec<_> = places.take(most).collect();
-    for at in &places {
-        changed[*at] = new as u8;
-    }
-    if places.is_empty() {
-        return None;
-    }
-    String::from_utf8(changed).ok()
-}
-
-/// `claude-haiku-4-5-20251001` for `claude-4-5-haiku-20251001`; `None` for other names.
-fn line_first(name: &str) -> Option<String> {
-    let rest = name.strip_prefix("claude-")?;
-    let line = rest.find(|next: char| next.is_ascii_alphabetic())?;
-    let version = rest[..line].strip_suffix('-').filter(|version| !version.is_empty())?;
-    let ends = rest[line..].find(|next: char| !next.is_ascii_alphabetic());
-    let (line, after) = rest[line..].split_at(ends.unwrap_or(rest.len() - line));
-    Some(format!("claude-{line}-{version}{after}"))
-}
-
-fn cuts(name: &str) -> impl Iterator<Item = usize> {
-    let ends = name.char_indices().rev().filter(|(at, sign)| {
-        let rest = name.get(at + sign.len_utf8()..).unwrap_or_default();
-        // Before a date, a tag or a word (`-latest`, `-preview`, `:free`, `@001`, `[1m]`), but not
-        // before a version.
-        match sign {
-            '-' | '_' => !begins_with_version(rest),
-            ':' | '@' | '[' => true,
-            _ => false,
-        }
-    });
-    std::iter::once(name.len()).chain(ends.map(|(at, _)| at))
-}
-
-fn begins_with_version(rest: &str) -> bool {
-    // One or two digits: `-5`, `-4-5`, but not `-0613`, `-001`, `-2025-11-01`; nor a size, `-8b`,
-    // `-1.7b`.
-    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-    let number = rest.bytes().take_while(|byte| byte.is_ascii_digit() || *byte == b'.').count();
-    let is_size = rest[number..].starts_with(|next: char| next.is_ascii_alphabetic());
-    (1..=2).contains(&digits) && !is_size
-}
-
+#[cfg(test)]
+mod successors;
 #[cfg(test)]
 mod tests;

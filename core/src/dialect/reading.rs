@@ -8,6 +8,7 @@ mod socket;
 
 pub use socket::SocketReader;
 
+use super::billing::ServiceTier;
 use super::error_kind::ErrorKind;
 use super::note::note_once;
 use super::provider_error::error_in;
@@ -93,6 +94,8 @@ struct ReplyBuilder {
     done: bool,
     /// Reading stopped at its limit. (A dialect that only drops text continues.)
     gave_up: bool,
+    /// The tier that the response's headers say.
+    tier: Option<ServiceTier>,
 }
 
 enum DialectStream {
@@ -133,8 +136,16 @@ impl ResponseReader {
                 any: false,
                 done: false,
                 gave_up: false,
+                tier: None,
             },
         }
+    }
+
+    /// The same, at the tier that the response's headers say: it counts if the reply itself names none.
+    #[must_use]
+    pub fn with_tier(mut self, tier: Option<ServiceTier>) -> Self {
+        self.builder.tier = tier;
+        self
     }
 
     /// The same for a request that asks for several replies, one in each choice.
@@ -272,6 +283,12 @@ impl ResponseReader {
             }
         }
         builder.finish(is_whole);
+        let billing = &mut builder.reply.usage.billing;
+        if let Some(tier) = builder.tier
+            && billing.tier == ServiceTier::Standard
+        {
+            billing.tier = tier;
+        }
         // An error has no end of its own: it is complete if its body is.
         if self.status >= 400 {
             builder.reply.complete = is_whole;

@@ -173,6 +173,11 @@ impl Usage {
         1000 * if is_long { LONG_CACHE_TTL_S } else { ttl_s.max(SHORT_CACHE_TTL_S) }
     }
 
+    /// Whether it cost something that nobody knows. What reports nothing, such as a call that failed, does not. `dollars`: what is known of its cost.
+    pub fn is_unpriced(&self, dollars: Option<f64>) -> bool {
+        self.input.is_some() && (dollars.is_none() || self.billing.is_lower_bound())
+    }
+
     /// Everything that is billed: for each model (`None`: the requested one), its usage.
     pub fn billed(&self) -> impl Iterator<Item = (Option<&str>, &Self)> {
         let reply = if self.unbilled { None } else { Some((self.served_by.as_deref(), self)) };

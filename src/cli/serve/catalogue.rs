@@ -56,23 +56,28 @@ async fn follow_url(url: &Uri, copy: &Path, catalogue: &Catalogue, proxy: &Proxy
 }
 
 async fn follow_file(file: &Path, catalogue: &Catalogue) -> Infallible {
-    let place = file.display().to_string();
-    let mut last_change = changed_at(file).await;
+    let mut seen = changed_at(file).await;
     loop {
         tokio::time::sleep(EVERY).await;
-        let change = changed_at(file).await;
-        if change == last_change || change.is_none() {
-            continue;
-        }
-        last_change = change;
-        let used = match tokio::fs::read(file).await {
-            Ok(bytes) => use_table(&place, bytes.into(), None, catalogue).await,
-            Err(error) => Err(error.to_string()),
-        };
-        if let Err(reason) = used {
-            tracing::warn!("catalogue: {place}: {reason}; the table stays as it is");
+        if let Err(reason) = look(file, &mut seen, catalogue).await {
+            tracing::warn!("catalogue: {}: {reason}; the table stays as it is", file.display());
         }
     }
+}
+
+/// Reads the file again if it changed since it was `seen`. That it vanished is a change.
+async fn look(
+    file: &Path,
+    seen: &mut Option<SystemTime>,
+    catalogue: &Catalogue,
+) -> Result<(), String> {
+    let change = changed_at(file).await;
+    if change == *seen {
+        return Ok(());
+    }
+    *seen = change;
+    let bytes = tokio::fs::read(file).await.map_err(|error| error.to_string())?;
+    use_table(&file.display().to_string(), bytes.into(), None, catalogue).await
 }
 
 /// Uses the table from now on, and keeps a copy.
@@ -98,6 +103,9 @@ async fn use_table(
         Ok::<_, String>(table)
     });
     let table = reading.await.map_err(|error| error.to_string())??;
+    if let Some(told) = table.leftovers() {
+        tracing::warn!("catalogue: {place}: {told}");
+    }
     tracing::info!("catalogue: {place} has {} models", table.models.len());
     catalogue.set_table(table);
     Ok(())
@@ -105,4 +113,34 @@ async fn use_table(
 
 async fn changed_at(file: &Path) -> Option<SystemTime> {
     tokio::fs::metadata(file).await.ok()?.modified().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "[models]\n\"gpt-9\" = { window = 500_000 }";
+
+    /// A table that is broken, wrong or gone is told once for each change, and the last good one stays in use.
+    #[tokio::test]
+    async fn good_table_outlives_its_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let file = folder.path().join("models.toml");
+        let catalogue = Catalogue::default();
+        let mut seen = None;
+        std::fs::write(&file, GOOD).expect("written");
+        assert_eq!(look(&file, &mut seen, &catalogue).await, Ok(()));
+        let bad = "[models]\n\"gpt-9\" = { price = { input = -1000, output = 1, cache_read = 1, cache_write = 1 } }";
+        std::fs::write(&file, bad).expect("written");
+        // Both were written within one tick of the file's clock, perhaps.
+        seen = None;
+        let told = look(&file, &mut seen, &catalogue).await.expect_err("a bad price");
+        assert_eq!(told, "model \"gpt-9\": price.input = -1000 is not a number from 0 to 100,000");
+        assert_eq!(look(&file, &mut seen, &catalogue).await, Ok(()), "told once");
+        std::fs::remove_file(&file).expect("removed");
+        let told = look(&file, &mut seen, &catalogue).await.expect_err("no file");
+        assert!(told.contains("No such file"), "{told}");
+        assert_eq!(look(&file, &mut seen, &catalogue).await, Ok(()), "told once");
+        assert_eq!(catalogue.model("gpt-9", "").window, 500_000);
+    }
 }

@@ -38,7 +38,12 @@ impl Resolver<'_> {
         }
         let file = self.file(&["catalogue"], table);
         match read(&file) {
-            Ok(table) => models.catalogue.set_table(table),
+            Ok(table) => {
+                let told =
+                    table.leftovers().map(|told| format!("catalogue: {}: {told}", file.display()));
+                self.warnings.extend(told);
+                models.catalogue.set_table(table);
+            }
             Err(reason) => {
                 let todo = "Name a table of models that exists and is readable.";
                 self.wrong(&["catalogue"], format!("{table}: {reason}"), todo);
@@ -88,6 +93,7 @@ impl Resolver<'_> {
                 max_output: model.max_output_tokens,
                 family: model.family,
                 price: model.price,
+                ..ModelOverride::default()
             });
         }
         models

@@ -10,6 +10,7 @@ use http::HeaderMap;
 use http::header::CONTENT_TYPE;
 
 use super::request_body::RequestBody;
+use crate::dialect::billing::ServiceTier;
 use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
 use crate::dialect::{Dialect, Note, Reply};
 use crate::proxy::http::headers;
@@ -90,7 +91,10 @@ impl ResponseObserver {
         let codings = headers::codings(headers);
         let state = match Decoder::new(codings, limit, || memory.boxed(MemoryKind::Reply)) {
             Ok(decoder) => ObserverState::Reading(
-                Box::new(ResponseReader::new(dialect, status, framing, limit)),
+                Box::new(
+                    ResponseReader::new(dialect, status, framing, limit)
+                        .with_tier(ServiceTier::from_headers(headers)),
+                ),
                 decoder,
             ),
             Err(UnsupportedEncoding::Unknown) => {

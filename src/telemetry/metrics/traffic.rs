@@ -61,7 +61,7 @@ families! {
         cost: MetricFamily<CostLabels<'static>, Counter> = "plimsoll_cost_dollars_total",
             "What exchanges cost, under the model that is billed, at the prices of their time or by the provider's word (`stated`: for what is unknown).";
         unpriced: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_unpriced_total",
-            "Exchanges whose price is not known.";
+            "Exchanges whose price is not wholly known.";
         served: MetricFamily<ServedLabels<'static>, IntCounter> = "plimsoll_model_served_total",
             "Exchanges whose reply names another model (`served`) than the request, dates aside.";
         quota_used: MetricFamily<QuotaLabels<'static>, Gauge> = "plimsoll_quota_fill_ratio",
@@ -176,7 +176,7 @@ impl TrafficMetrics {
 
     /// Counts an exchange whose price is not known.
     pub(super) fn count_unpriced(&self, exchange: &Exchange, model: ModelLabels<'_>) {
-        if exchange.dollars.is_none() && exchange.usage.input.is_some() {
+        if exchange.usage.is_unpriced(exchange.dollars) {
             self.unpriced.get(model).inc();
         }
     }

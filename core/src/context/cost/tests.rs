@@ -50,12 +50,52 @@ fn tier_without_price_is_unknown() {
     assert_eq!(bill(&Usage { billing, ..usage(1_000, 10) }, "gpt-4o"), None);
 }
 
+/// Whatever a price is, a cost that is no number of 0 or more is in no sum, and no counter sees it.
+#[test]
+fn impossible_cost_is_unknown() {
+    for input in [-1.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        let broken = Price { input, ..price("gpt-4o").unwrap() };
+        let dollars = billed(&usage(9, 0), "gpt-4o", Dialect::OpenaiChat, NOON, |_| Some(broken));
+        assert_eq!(dollars, None, "{input}");
+        let dollars = call(&usage(9, 0), &broken, Dialect::OpenaiChat, NOON);
+        assert_eq!(dollars, None, "{input}");
+    }
+}
+
 #[test]
 fn searches_have_price_of_their_own() {
     let billing = Billing { searches: 3, ..Billing::default() };
     near(bill(&Usage { billing: billing.clone(), ..usage(0, 0) }, "claude-opus-5-5"), 0.03);
     let unknown = Usage { billing, ..usage(0, 0) };
     assert_eq!(bill(&unknown, "deepseek-chat"), None, "without a price for a search");
+}
+
+/// By the price pages of 2026-11: $2.50 for a thousand searches of files, $25 and $10 for a thousand calls of models that
+/// always search, $35 for a thousand prompts of Gemini 2.5 that searched, $14 for a thousand searches of later ones.
+#[test]
+fn tools_at_the_provider_have_their_price() {
+    let billing = Billing { file_searches: 4, ..Billing::default() };
+    near(bill(&Usage { billing, ..usage(0, 0) }, "gpt-6.2-sol"), 0.01);
+    near(bill(&usage(0, 0), "gpt-4o-search-preview"), 0.025);
+    near(bill(&usage(0, 0), "gpt-4o-mini-search-preview"), 0.025);
+    near(bill(&usage(0, 0), "gpt-5-search-api"), 0.01);
+    let billing = Billing { searches: 5, ..Billing::default() };
+    let searched = Usage { billing, ..usage(0, 0) };
+    near(bill(&searched, "gemini-2.5-pro"), 0.035);
+    near(bill(&searched, "gemini-4-hydrogen"), 0.07);
+    near(bill(&searched, "gpt-6.2-astra"), 0.05);
+}
+
+/// What the reply does not tell is in no sum, and the call is counted as one whose price is not wholly known.
+#[test]
+fn untold_fee_makes_a_lower_bound() {
+    let billing = Billing { unmetered: 1, ..Billing::default() };
+    let ran = Usage { billing, ..usage(1_000_000, 0) };
+    let dollars = bill(&ran, "claude-opus-5-5");
+    near(dollars, 4.0);
+    assert!(ran.is_unpriced(dollars));
+    assert!(!usage(9, 9).is_unpriced(Some(1.0)));
+    assert!(usage(9, 9).is_unpriced(None));
 }
 
 #[test]
@@ -115,6 +155,19 @@ fn parts_add_up_to_cost() {
     turn.model = "unheard-of".into();
     turn.usage = usage(100_000, 10_000);
     near(Some(turn.cost_parts(price)[0].1.stated), 9.0);
+}
+
+/// Google's price page, 2026-11: cached audio of Gemini 2.5 Flash is $0.10, at flex half of the uncached price; later models
+/// have one price for all kinds of input.
+#[test]
+fn cached_audio_has_price_of_its_own() {
+    let billing = Billing { audio_input: 100_000, audio_cached: 200_000, ..Billing::default() };
+    let call = Usage { cache_read: Some(300_000), billing, ..usage(500_000, 0) };
+    near(bill(&call, "gemini-2.5-flash"), 0.1 * 0.3 + 0.1 * 1.0 + 0.1 * 0.03 + 0.2 * 0.1);
+    near(bill(&call, "gemini-3.8-flash"), 0.2 * 0.75 + 0.3 * 0.075);
+    let billing = Billing { tier: ServiceTier::Flex, ..call.billing.clone() };
+    let flex = Usage { billing, ..call };
+    near(bill(&flex, "gemini-2.5-flash"), 0.1 * 0.15 + 0.1 * 0.5 + 0.1 * 0.03 + 0.2 * 0.1);
 }
 
 #[test]

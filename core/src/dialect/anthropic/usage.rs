@@ -94,6 +94,9 @@ impl UsageFields {
         self.billing.read_anthropic(usage.service_tier, usage.speed, usage.inference_geo);
         let searches = usage.server_tool_use.and_then(|tools| tools.get("web_search_requests"));
         self.billing.grow_searches(searches);
+        // Containers are billed by the hour, beyond free hours ("Code execution tool", Anthropic's documentation).
+        let runs = usage.server_tool_use.and_then(|tools| tools.get("code_execution_requests"));
+        self.billing.grow_unmetered(runs.and_then(|runs| runs.as_u64()).unwrap_or(0));
         let iterations = usage.iterations.and_then(|calls| self.iterations(calls));
         // Calls stand for themselves, because the start of a stream may have reported a compaction,
         // which the end does not include.

@@ -106,13 +106,62 @@ fn responses_count_searches_but_not_opened_pages() {
 }
 
 #[test]
+fn tools_with_fees_are_counted() {
+    let output = r#"
+        {"type":"file_search_call","id":"fs_1","status":"completed","queries":["a","b"]},
+        {"type":"file_search_call","id":"fs_2","status":"completed"},
+        {"type":"code_interpreter_call","id":"ci_1","status":"completed","code":"1","container_id":"c"},
+        {"type":"image_generation_call","id":"ig_1","status":"completed"},
+        {"type":"shell_call","id":"sh_1","call_id":"s","status":"completed","action":{"commands":["ls"]}},
+        {"type":"shell_call_output","id":"so_1","call_id":"s","output":[]},
+        {"type":"mcp_call","id":"m_1","name":"n","server_label":"l","arguments":"{}"}"#;
+    let billed = response(output, r#""usage":{"input_tokens":9,"output_tokens":1}"#);
+    assert_eq!(billed, Billing { file_searches: 2, unmetered: 3, ..Billing::default() });
+    assert!(billed.is_lower_bound());
+    let ran = message(r#""server_tool_use":{"code_execution_requests":2}"#);
+    assert_eq!(ran, Billing { unmetered: 2, ..Billing::default() });
+    let maps = content(
+        r#","groundingMetadata":{"groundingChunks":[{"maps":{"uri":"u"}},{"maps":{}}]}"#,
+        "",
+    );
+    assert_eq!(maps, Billing { unmetered: 1, ..Billing::default() });
+    let stated = Billing { stated: Some(1), ..ran };
+    assert!(!stated.is_lower_bound(), "the provider knows");
+}
+
+#[test]
 fn gemini_says_its_tier_audio_and_searches() {
     let grounding = r#","groundingMetadata":{"webSearchQueries":["a","b"]}"#;
     let usage = r#","trafficType":"ON_DEMAND_PRIORITY","promptTokensDetails":[{"modality":"TEXT","tokenCount":2},{"modality":"AUDIO","tokenCount":7}],"cacheTokensDetails":[{"modality":"AUDIO","tokenCount":3}]"#;
-    let expected =
-        Billing { tier: ServiceTier::Priority, searches: 2, audio_input: 4, ..Billing::default() };
+    let expected = Billing {
+        tier: ServiceTier::Priority,
+        searches: 2,
+        audio_input: 4,
+        audio_cached: 3,
+        ..Billing::default()
+    };
     assert_eq!(content(grounding, usage), expected);
     assert_eq!(content("", r#","trafficType":"ON_DEMAND""#), Billing::default());
+}
+
+/// "Priority inference", Gemini API: the header says what served it, as the reply may do itself.
+#[test]
+fn gemini_says_its_tier_in_a_header() {
+    let mut headers = HeaderMap::new();
+    headers.insert("x-gemini-service-tier", "flex".parse().expect("a value"));
+    let tier = |body: &str| {
+        let mut reader = ResponseReader::new(Dialect::Gemini, 200, Framing::Unknown, 1 << 20)
+            .with_tier(ServiceTier::from_headers(&headers));
+        reader.push(body.as_bytes());
+        reader.finish(BodyEnd::Whole).usage.billing.tier
+    };
+    let usage = r#""usageMetadata":{"promptTokenCount":9}"#;
+    assert_eq!(tier(&format!("{{{usage}}}")), ServiceTier::Flex);
+    let said = format!(r#"{{{usage},"serviceTier":"priority"}}"#);
+    assert_eq!(tier(&said), ServiceTier::Priority);
+    assert_eq!(ServiceTier::from_headers(&HeaderMap::new()), None);
+    let interaction = r#"{"object":"interaction","id":"i","status":"completed","service_tier":"priority","usage":{"total_input_tokens":9}}"#;
+    assert_eq!(tier(interaction), ServiceTier::Priority);
 }
 
 /// A turn stored before this was read says nothing of it.

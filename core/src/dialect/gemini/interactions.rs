@@ -3,6 +3,7 @@
 //! Its requests are never rewritten. A request is only as large as its new input if the provider holds what came
 //! before. Older names of events and members are read, too.
 
+use crate::dialect::billing::Billing;
 use crate::dialect::count::Count;
 use crate::dialect::key::Keyer;
 use crate::dialect::note::note_once;
@@ -163,13 +164,23 @@ impl InteractionReply {
 
     /// Reads an interaction object: the whole reply, or its head or end in a stream.
     fn interaction(&mut self, value: Value<'_>, reply: &mut Reply) {
-        let InteractionMembers { id, model, agent, status, steps, outputs, usage, error } =
-            InteractionMembers::from_value(value);
+        let InteractionMembers {
+            id,
+            model,
+            agent,
+            status,
+            steps,
+            outputs,
+            usage,
+            service_tier,
+            error,
+        } = InteractionMembers::from_value(value);
         reply.id = owned_text(id).or(reply.id.take());
         reply.model = owned_text(first([model, agent])).or(reply.model.take());
         for step in first([steps, outputs]).iter().flat_map(Value::items) {
             self.step(step, reply);
         }
+        self.usage.billing.read_tier(service_tier);
         if let Some(usage) = first([usage]) {
             self.usage.merge(usage);
         }
@@ -199,6 +210,10 @@ impl InteractionReply {
             Some(other) => {
                 // A call or result of a tool that runs at the provider.
                 self.usage.hosted |= other.ends_with("_call") || other.ends_with("_result");
+                // How often each of its calls searched is not told.
+                if matches!(other, "google_search_call" | "google_maps_call" | "file_search_call") {
+                    self.usage.billing.unmetered += 1;
+                }
                 PartKind::Opaque
             }
         };
@@ -249,7 +264,7 @@ members! {
 
 members! {
     /// The members of an interaction that are read.
-    InteractionMembers { id, model, agent, status, steps, outputs, usage, error }
+    InteractionMembers { id, model, agent, status, steps, outputs, usage, service_tier, error }
 }
 
 /// The API's own usage fields, before they are normalised. Tokens.
@@ -263,6 +278,7 @@ struct UsageFields {
     total: Count,
     /// Tools ran at the provider.
     hosted: bool,
+    billing: Billing,
 }
 
 members! {
@@ -298,7 +314,7 @@ impl UsageFields {
     }
 
     fn normalised(&self) -> Usage {
-        let Self { input, output, thought, cached, tool_use, total, hosted } = *self;
+        let Self { input, output, thought, cached, tool_use, total, hosted, .. } = *self;
         // Agents report no prompts of tools, which are then the rest of the total.
         let visible = output.plus(thought);
         let spoken = input.plus(visible).value();
@@ -316,6 +332,7 @@ impl UsageFields {
             last_call: last_call.map(|(input, output)| LastCall { input, output }),
             hosted_tools: hosted || tool_use.is_some(),
             tool_use_prompt: tool_use,
+            billing: self.billing.clone(),
             ..Usage::default()
         }
     }

@@ -146,6 +146,7 @@ impl ReplyStream {
             self.finished = true;
             reply.stop = Some(StopReason::Refused);
         }
+        self.usage.read_tier(first([answer.tier, answer.snake_tier]));
         if let Some(usage) = first([answer.usage, answer.snake_usage]) {
             self.usage.merge(usage);
         }
@@ -369,6 +370,8 @@ members! {
         snake_id = "response_id",
         model = "modelVersion",
         snake_model = "model_version",
+        tier = "serviceTier",
+        snake_tier = "service_tier",
     }
 }
 

@@ -87,9 +87,9 @@ impl UsageFields {
         self.billing.read_tier(first(tiers));
         if let Some(details) = first([reported.details, reported.snake_details]) {
             let cached = first([reported.cached_details, reported.snake_cached_details]);
-            let cached = cached.map_or(0, audio_tokens);
-            // Audio from the cache is billed like all that is read from it.
-            self.billing.audio_input = audio_tokens(details).saturating_sub(cached);
+            self.billing.audio_cached = cached.map_or(0, audio_tokens);
+            self.billing.audio_input =
+                audio_tokens(details).saturating_sub(self.billing.audio_cached);
         }
     }
 
@@ -98,6 +98,16 @@ impl UsageFields {
         let queries = grounding.get_any(&["webSearchQueries", "web_search_queries"]);
         let queries = queries.map_or(0, |queries| queries.items().count());
         self.billing.searches = self.billing.searches.max(queries as u64);
+        // Maps have a fee of their own.
+        let chunks = grounding.get_any(&["groundingChunks", "grounding_chunks"]);
+        let from_maps =
+            chunks.iter().flat_map(Value::items).filter(|chunk| chunk.get("maps").is_some());
+        self.billing.grow_unmetered(from_maps.count().min(1) as u64);
+    }
+
+    /// Reads the tier, if it is said beside the usage.
+    pub(super) fn read_tier(&mut self, tier: Option<Value<'_>>) {
+        self.billing.read_tier(tier);
     }
 
     pub(super) fn normalised(&self, notes: &mut Vec<Note>) -> Usage {

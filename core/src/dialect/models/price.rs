@@ -12,6 +12,7 @@ use crate::dialect::billing::ServiceTier;
 
 /// US dollars per million tokens, as everybody pays them unless one of the other members says otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(deny_unknown_fields)]
 pub struct Price {
     /// Uncached input.
     pub input: f64,
@@ -29,10 +30,30 @@ pub struct Price {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(skip)]
     pub audio: Option<f64>,
+    /// Audio that is read from the cache; `None` if that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
+    pub cached_audio: Option<f64>,
+    /// Audio costs what text costs.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    #[schemars(skip)]
+    pub audio_as_text: bool,
     /// A search of the web, US dollars; `None` if that is not known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(skip)]
     pub search: Option<f64>,
+    /// All searches of one prompt together, US dollars, where they are not billed one by one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
+    pub search_prompt: Option<f64>,
+    /// A search of uploaded files, US dollars; `None` if that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
+    pub file_search: Option<f64>,
+    /// Each call, beside its tokens, US dollars: of models that always search.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(skip)]
+    pub call: Option<f64>,
     /// How many times as much each tier costs.
     #[serde(default, skip_serializing_if = "TierFactors::is_empty")]
     #[schemars(skip)]
@@ -53,6 +74,7 @@ pub struct Price {
 
 /// How many times as much as the standard tier each other one costs; `None` if that is not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct TierFactors {
     /// Served first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -72,7 +94,7 @@ pub struct TierFactors {
 }
 
 /// How many times as much as at the standard tier.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum TierFactor {
     /// All tokens.
@@ -86,8 +108,32 @@ pub enum TierFactor {
     },
 }
 
+struct TierParts {
+    other: f64,
+    cache_read: f64,
+}
+
+impl TierFactor {
+    fn parts(self) -> TierParts {
+        match self {
+            Self::All(factor) => TierParts { other: factor, cache_read: factor },
+            Self::Apart { other, cache_read } => TierParts { other, cache_read },
+        }
+    }
+}
+
+/// What audio costs, US dollars per million tokens.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AudioRates {
+    /// Uncached.
+    pub input: f64,
+    /// Read from the cache; `None` if that is not known.
+    pub cached: Option<f64>,
+}
+
 /// Hours at which everything costs less: those that are not peak hours.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct OffPeak {
     /// How many times as much as at peak hours.
     pub factor: f64,
@@ -97,12 +143,31 @@ pub struct OffPeak {
 
 /// What tokens cost from a day on.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "KeysOfChange")]
 pub struct PriceChange {
     /// The first day, UTC.
     pub from: Date,
     /// What they cost then.
     #[serde(flatten)]
     pub rates: Rates,
+}
+
+// `flatten` and `deny_unknown_fields` exclude each other.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeysOfChange {
+    from: Date,
+    input: f64,
+    output: f64,
+    cache_read: f64,
+    cache_write: f64,
+}
+
+impl From<KeysOfChange> for PriceChange {
+    fn from(keys: KeysOfChange) -> Self {
+        let KeysOfChange { from, input, output, cache_read, cache_write } = keys;
+        Self { from, rates: Rates { input, output, cache_read, cache_write } }
+    }
 }
 
 /// What decides about the price of a call, beside its model.
@@ -123,13 +188,8 @@ impl Price {
     #[must_use]
     pub fn rates(&self, terms: CallTerms) -> Option<Rates> {
         let mut rates = self.standard(terms);
-        match self.tiers.factor(terms.tier)? {
-            TierFactor::All(factor) => rates = rates.times(factor),
-            TierFactor::Apart { other, cache_read } => {
-                let apart = rates.cache_read * cache_read;
-                rates = Rates { cache_read: apart, ..rates.times(other) };
-            }
-        }
+        let TierParts { other, cache_read } = self.tiers.factor(terms.tier)?.parts();
+        rates = Rates { cache_read: rates.cache_read * cache_read, ..rates.times(other) };
         if terms.is_regional {
             rates = rates.times(self.regional.unwrap_or(1.0));
         }
@@ -139,7 +199,22 @@ impl Price {
         }
     }
 
-    /// A price that is the same on all terms, with no price for searches and audio.
+    /// What a million tokens of audio cost on these terms, uncached and from the cache; `None` if that is not known.
+    #[must_use]
+    pub fn audio_rates(&self, terms: CallTerms) -> Option<AudioRates> {
+        if self.audio_as_text {
+            let Rates { input, cache_read, .. } = self.rates(terms)?;
+            return Some(AudioRates { input, cached: Some(cache_read) });
+        }
+        let region = if terms.is_regional { self.regional.unwrap_or(1.0) } else { 1.0 };
+        let TierParts { other, cache_read } = self.tiers.factor(terms.tier)?.parts();
+        Some(AudioRates {
+            input: self.audio? * other * region,
+            cached: self.cached_audio.map(|cached| cached * cache_read * region),
+        })
+    }
+
+    /// A price that is the same on all terms, with no price for searches and audio, and no fees.
     #[must_use]
     pub const fn from_rates(rates: Rates) -> Self {
         let Rates { input, output, cache_read, cache_write } = rates;
@@ -152,7 +227,12 @@ impl Price {
             cache_write,
             long: PriceSteps::NONE,
             audio: None,
+            cached_audio: None,
+            audio_as_text: false,
             search: None,
+            search_prompt: None,
+            file_search: None,
+            call: None,
             tiers,
             regional: None,
             off_peak: None,

@@ -7,12 +7,31 @@ use serde::{Deserialize, Serialize};
 
 /// What all tokens of a call cost if its prompt is long, US dollars per million.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "KeysOfStep")]
 pub struct LongPrice {
     /// A prompt with more tokens than this is long; those from the cache count.
     pub above: u64,
     /// What its tokens cost.
     #[serde(flatten)]
     pub rates: Rates,
+}
+
+// `flatten` and `deny_unknown_fields` exclude each other.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct KeysOfStep {
+    above: u64,
+    input: f64,
+    output: f64,
+    cache_read: f64,
+    cache_write: f64,
+}
+
+impl From<KeysOfStep> for LongPrice {
+    fn from(keys: KeysOfStep) -> Self {
+        let KeysOfStep { above, input, output, cache_read, cache_write } = keys;
+        Self { above, rates: Rates { input, output, cache_read, cache_write } }
+    }
 }
 
 /// What the tokens of a call cost, US dollars per million.
@@ -43,17 +62,9 @@ impl Rates {
 const MOST_STEPS: usize = 3;
 
 /// What all tokens of a call cost if its prompt is long, by how long it is, the shortest first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "OneOrMore", into = "Vec<LongPrice>")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[serde(into = "Vec<LongPrice>")]
 pub struct PriceSteps([Option<LongPrice>; MOST_STEPS]);
-
-/// As a table of facts has them.
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum OneOrMore {
-    One(LongPrice),
-    More(Vec<LongPrice>),
-}
 
 impl PriceSteps {
     /// No step.
@@ -90,17 +101,6 @@ impl PriceSteps {
     /// What tokens cost with a prompt of so many; `None` if it is not long.
     pub(super) fn at(&self, prompt: u64) -> Option<Rates> {
         self.iter().rev().find(|step| prompt > step.above).map(|step| step.rates)
-    }
-}
-
-impl TryFrom<OneOrMore> for PriceSteps {
-    type Error = String;
-
-    fn try_from(steps: OneOrMore) -> Result<Self, String> {
-        match steps {
-            OneOrMore::One(step) => Self::new(&[step]),
-            OneOrMore::More(steps) => Self::new(&steps),
-        }
     }
 }
 

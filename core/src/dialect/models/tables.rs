@@ -1,14 +1,16 @@
 //! Tables of model facts that others keep: LiteLLM's prices, models.dev's list, and files in our own form.
 //!
 //! A table says windows, limits and prices of names. What it does not say (tokenizer, binding, cache) stays as the built-in
-//! catalogue has it. Facts are read, nothing else: an entry that cannot be understood is left out and counted.
+//! catalogue has it. Facts are read, nothing else: what cannot be is left out of the tables of others, and told; our own form is
+//! refused.
 
 use foldhash::HashMap;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::Value;
 
+use super::checks::{is_amount, is_count};
 use super::facts::ModelOverride;
-use super::family::Family;
+use super::own_table::{self, TableError};
 use super::price::Price;
 use super::price_steps::PriceSteps;
 use super::price_steps::{LongPrice, Rates};
@@ -18,8 +20,8 @@ use super::price_steps::{LongPrice, Rates};
 pub struct ModelTable {
     /// The facts.
     pub models: HashMap<Box<str>, ModelOverride>,
-    /// How many entries for chat models could not be understood.
-    pub skipped: usize,
+    /// What of its chat models is not used, because it cannot be: the model, the key, and the value.
+    pub left_out: Vec<Box<str>>,
 }
 
 /// Where a table says something else about a model than a catalogue.
@@ -33,19 +35,6 @@ pub struct Difference {
     pub ours: f64,
     /// What the table says.
     pub theirs: f64,
-}
-
-/// Why a table cannot be read.
-#[derive(Debug, thiserror::Error)]
-pub enum TableError {
-    /// It is neither JSON nor TOML.
-    #[error("it is neither JSON nor TOML: {0}")]
-    Syntax(String),
-    /// It has no models in a form that is known.
-    #[error(
-        "no models are in it: it must be a table like LiteLLM's, models.dev's, or Plimsoll's config/models.toml"
-    )]
-    Empty,
 }
 
 /// Who makes models, as LiteLLM and models.dev call them: a name alone is their model, not a reseller's.
@@ -70,6 +59,9 @@ const MAKERS: [&str; 18] = [
     "cohere_chat",
 ];
 
+/// How many of the facts that are left out are named.
+const MOST_TOLD: usize = 5;
+
 impl ModelTable {
     /// Reads a table in any of the known forms.
     pub fn read(text: &str) -> Result<Self, TableError> {
@@ -77,31 +69,25 @@ impl ModelTable {
             let value = serde_json::from_str(text);
             Self::from_json(&value.map_err(|error| TableError::Syntax(error.to_string()))?)
         } else {
-            Self::from_toml(text)?
+            let mut table = Self::default();
+            for facts in own_table::read(text)? {
+                table.add(facts);
+            }
+            table
         };
         if table.models.is_empty() { Err(TableError::Empty) } else { Ok(table) }
     }
 
-    fn from_toml(text: &str) -> Result<Self, TableError> {
-        #[derive(Deserialize)]
-        struct File {
-            #[serde(default)]
-            models: HashMap<Box<str>, Entry>,
-        }
-        #[derive(Deserialize)]
-        struct Entry {
-            window: Option<u64>,
-            max_output: Option<u64>,
-            family: Option<Family>,
-            price: Option<Price>,
-        }
-        let file: File =
-            toml::from_str(text).map_err(|error| TableError::Syntax(error.to_string()))?;
-        let mut table = Self::default();
-        for (name, Entry { window, max_output, family, price }) in file.models {
-            table.add(ModelOverride { name, window, max_output, family, price });
-        }
-        Ok(table)
+    /// What of it is not used, in one sentence; `None` if all is.
+    pub fn leftovers(&self) -> Option<String> {
+        let count = self.left_out.len();
+        let first = self.left_out.get(..MOST_TOLD.min(count))?;
+        let more = if count > MOST_TOLD { ", …" } else { "" };
+        let told = format!(
+            "{count} numbers are left out, because they cannot be: {}{more}",
+            first.join(", ")
+        );
+        if count == 0 { None } else { Some(told) }
     }
 
     fn from_json(value: &Value) -> Self {
@@ -110,13 +96,13 @@ impl ModelTable {
             match entry.get("models").and_then(Value::as_object) {
                 Some(models) => {
                     for (model, entry) in models {
-                        table.add_named(name, model, models_dev(entry));
+                        table.add_named(name, model, models_dev(entry), entry, &MODELS_DEV);
                     }
                 }
                 None if is_chat(entry) => {
                     let provider = entry["litellm_provider"].as_str().unwrap_or_default();
                     let model = name.strip_prefix(&format!("{provider}/")).unwrap_or(name);
-                    table.add_named(provider, model, litellm(entry));
+                    table.add_named(provider, model, litellm(entry), entry, &LITELLM);
                 }
                 None => {}
             }
@@ -124,12 +110,25 @@ impl ModelTable {
         table
     }
 
-    fn add_named(&mut self, provider: &str, model: &str, facts: Option<ModelOverride>) {
-        let Some(facts) = facts else {
-            self.skipped += 1;
-            return;
-        };
+    fn add_named(
+        &mut self,
+        provider: &str,
+        model: &str,
+        mut facts: ModelOverride,
+        entry: &Value,
+        form: &Form,
+    ) {
         let full: Box<str> = format!("{provider}/{model}").into();
+        for (key, value, is_price) in form.impossible(entry) {
+            self.left_out.push(format!("{full}: {key} = {value}").into());
+            if is_price {
+                // What is left of a price would be another price.
+                facts.price = None;
+            }
+        }
+        if facts.window.is_none() && facts.price.is_none() {
+            return;
+        }
         if MAKERS.contains(&provider) && !model.contains('/') {
             self.add(ModelOverride { name: model.into(), ..facts.clone() });
         }
@@ -142,12 +141,88 @@ impl ModelTable {
     }
 }
 
+/// Where a form has numbers that are used.
+struct Form {
+    /// Tokens.
+    counts: &'static [&'static str],
+    /// What parts of the keys of prices, or the objects that they are in, are called.
+    prices: &'static [&'static str],
+    /// How many tokens a price is for, as a share of a million.
+    millions: f64,
+}
+
+const LITELLM: Form = Form {
+    counts: &["/max_input_tokens", "/max_output_tokens"],
+    prices: &["cost_per_token", "token_cost", "tiered_pricing"],
+    millions: 1e6,
+};
+const MODELS_DEV: Form = Form {
+    counts: &["/limit/input", "/limit/context", "/limit/output"],
+    prices: &["cost"],
+    millions: 1.0,
+};
+
+impl Form {
+    /// Key and value of each number that cannot be; and whether it is one of the price.
+    fn impossible<'e>(&self, entry: &'e Value) -> Vec<(String, &'e Value, bool)> {
+        let mut wrong = Vec::new();
+        for count in self.counts {
+            // Many say 0 for a limit that they do not know.
+            match entry.pointer(count) {
+                Some(value)
+                    if value.is_number()
+                        && value.as_u64() != Some(0)
+                        && !value.as_u64().is_some_and(is_count) =>
+                {
+                    wrong.push((count[1..].replace('/', "."), value, false));
+                }
+                _ => {}
+            }
+        }
+        for (key, value) in entry.as_object().into_iter().flatten() {
+            if self.prices.iter().any(|part| key.contains(part)) {
+                self.impossible_prices(key, value, &mut wrong);
+            }
+        }
+        wrong
+    }
+
+    fn impossible_prices<'e>(
+        &self,
+        key: &str,
+        value: &'e Value,
+        wrong: &mut Vec<(String, &'e Value, bool)>,
+    ) {
+        match value {
+            Value::Number(number)
+                if !number.as_f64().is_some_and(|price| is_amount(price * self.millions)) =>
+            {
+                wrong.push((key.to_owned(), value, true));
+            }
+            Value::Array(steps) => {
+                for step in steps {
+                    self.impossible_prices(key, step, wrong);
+                }
+            }
+            Value::Object(members) => {
+                for (name, member) in members {
+                    // From how many tokens on a step holds is no price.
+                    if !matches!(&**name, "range" | "tier") {
+                        self.impossible_prices(&format!("{key}.{name}"), member, wrong);
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
 fn is_chat(entry: &Value) -> bool {
     matches!(entry["mode"].as_str(), Some("chat" | "responses"))
 }
 
 /// An entry of LiteLLM's table: prices of a token.
-fn litellm(entry: &Value) -> Option<ModelOverride> {
+fn litellm(entry: &Value) -> ModelOverride {
     let steps = entry["tiered_pricing"].as_array().map(Vec::as_slice).unwrap_or_default();
     let (first, price) = match steps {
         // Qwen's: each step has all of its prices.
@@ -197,7 +272,7 @@ fn priced(base: Rates, steps: &[LongPrice]) -> Option<Price> {
 }
 
 /// An entry of models.dev's list: prices of a million tokens.
-fn models_dev(entry: &Value) -> Option<ModelOverride> {
+fn models_dev(entry: &Value) -> ModelOverride {
     let limit = &entry["limit"];
     let cost = &entry["cost"];
     let long: Option<Vec<LongPrice>> = match (cost["tiers"].as_array(), &cost["context_over_200k"])
@@ -222,20 +297,13 @@ fn models_dev(entry: &Value) -> Option<ModelOverride> {
     facts(window, limit["output"].as_u64(), price)
 }
 
-fn facts(
-    window: Option<u64>,
-    max_output: Option<u64>,
-    price: Option<Price>,
-) -> Option<ModelOverride> {
-    let window = window.filter(|window| *window > 0);
-    let max_output = max_output.filter(|output| *output > 0);
-    (window.is_some() || price.is_some()).then(|| ModelOverride {
-        name: Box::default(),
-        window,
-        max_output,
-        family: None,
+fn facts(window: Option<u64>, max_output: Option<u64>, price: Option<Price>) -> ModelOverride {
+    ModelOverride {
+        window: window.filter(|window| is_count(*window)),
+        max_output: max_output.filter(|output| is_count(*output)),
         price,
-    })
+        ..ModelOverride::default()
+    }
 }
 
 fn rates(
@@ -245,13 +313,12 @@ fn rates(
     cache_write: Option<f64>,
 ) -> Option<Rates> {
     // Without a price of its own, reading from the cache and writing to it cost what input costs.
-    let is_price = |price: &f64| price.is_finite() && *price >= 0.0;
-    let input = input.filter(is_price)?;
+    let input = input?;
     Some(Rates {
         input,
-        output: output.filter(is_price)?,
-        cache_read: cache_read.filter(is_price).unwrap_or(input),
-        cache_write: cache_write.filter(|price| is_price(price) && *price > 0.0).unwrap_or(input),
+        output: output?,
+        cache_read: cache_read.unwrap_or(input),
+        cache_write: cache_write.filter(|price| *price > 0.0).unwrap_or(input),
     })
 }
 
@@ -273,7 +340,9 @@ mod tests {
                 {"input_cost_per_token": 2e-06, "output_cost_per_token": 9e-06, "range": [32000, 128000]},
                 {"input_cost_per_token": 3e-06, "output_cost_per_token": 1.5e-05, "range": [128000, 256000]}]},
             "dall-e": {"litellm_provider": "openai", "mode": "image_generation"},
-            "broken": {"litellm_provider": "openai", "mode": "chat", "input_cost_per_token": -1}
+            "broken": {"litellm_provider": "openai", "mode": "chat", "max_input_tokens": 9000, "input_cost_per_token": -1,
+                "output_cost_per_token": 1e-06, "cache_read_input_token_cost": 1e24},
+            "endless": {"litellm_provider": "openai", "mode": "chat", "max_input_tokens": 9000000000}
         }"#,
         )
         .expect("a table");
@@ -291,7 +360,19 @@ mod tests {
         assert!((qwen.output - 5.0).abs() < 1e-9, "{qwen:?}");
         assert_eq!(table.models["azure/gpt-9"].window, Some(400_000));
         assert!(!table.models.contains_key("gpt-9"), "a reseller's is not the maker's");
-        assert_eq!(table.skipped, 1);
+        let mut left_out: Vec<&str> = table.left_out.iter().map(AsRef::as_ref).collect();
+        left_out.sort_unstable();
+        assert_eq!(
+            left_out,
+            [
+                "openai/broken: cache_read_input_token_cost = 1e+24",
+                "openai/broken: input_cost_per_token = -1",
+                "openai/endless: max_input_tokens = 9000000000",
+            ]
+        );
+        assert_eq!(table.models["broken"].price, None, "what is left would be another price");
+        assert_eq!(table.models["broken"].window, Some(9_000));
+        assert!(!table.models.contains_key("endless"), "nothing else is said of it");
     }
 
     #[test]
@@ -305,7 +386,9 @@ mod tests {
                     "tiers": [{"input": 4, "output": 15, "tier": {"type": "context", "size": 272000}}],
                     "context_over_200k": {"input": 4, "output": 15}}},
                 "gpt-7": {"limit": {"context": 1050000}, "cost": {"input": 2, "output": 10,
-                    "tiers": [{"input": 4, "output": 15, "tier": {"type": "moon"}}]}}}}}"#,
+                    "tiers": [{"input": 4, "output": 15, "tier": {"type": "moon"}}]}},
+                "gpt-6": {"limit": {"context": 1050000}, "cost": {"input": 2, "output": 10,
+                    "context_over_200k": {"input": -4, "output": 15}}}}}}"#,
         )
         .expect("a table");
         let model = &table.models["gpt-9"];
@@ -319,6 +402,8 @@ mod tests {
         assert_eq!(tiered.long.iter().map(|step| step.above).collect::<Vec<_>>(), [272_000]);
         assert_eq!(table.models["gpt-7"].price, None, "a step that is not understood");
         assert_eq!(table.models["openai/gpt-9"].window, Some(922_000));
+        assert_eq!(table.models["gpt-6"].price, None);
+        assert_eq!(*table.left_out, ["openai/gpt-6: cost.context_over_200k.input = -4".into()]);
     }
 
     #[test]

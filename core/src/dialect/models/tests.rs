@@ -3,6 +3,7 @@
 use serde::Deserialize;
 
 use super::*;
+use crate::dialect::door::Door;
 
 fn model(name: &str) -> Model {
     Catalogue::default().model(name, "")
@@ -266,9 +267,7 @@ fn configured_models_win() {
     let better = |name: &str, window| ModelOverride {
         name: name.into(),
         window: Some(window),
-        max_output: None,
-        family: None,
-        price: None,
+        ..ModelOverride::default()
     };
     let catalogue = Catalogue::new(vec![
         better("my-*", 5_000),
@@ -328,13 +327,8 @@ fn recorded_models_are_known() {
 
 #[test]
 fn largest_window_is_known() {
-    let small = ModelOverride {
-        name: "gpt-5*".into(),
-        window: Some(4_000),
-        max_output: None,
-        family: None,
-        price: None,
-    };
+    let small =
+        ModelOverride { name: "gpt-5*".into(), window: Some(4_000), ..ModelOverride::default() };
     let catalogue = Catalogue::new(vec![small]);
     let known = Catalogue::default().model("gpt-5", "").window;
     assert_eq!(catalogue.model("gpt-5", "").window, 4_000);
@@ -425,9 +419,7 @@ fn table_stands_between_catalogue_and_configuration() {
     let small = ModelOverride {
         name: "gpt-9-mini".into(),
         window: Some(4_000),
-        max_output: None,
-        family: None,
-        price: None,
+        ..ModelOverride::default()
     };
     let catalogue = Catalogue::new(vec![small.clone()]);
     let clone = catalogue.clone();

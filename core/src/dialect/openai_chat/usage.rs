@@ -167,9 +167,10 @@ impl UsageFields {
         self.billing.read_tier(tier);
     }
 
-    /// Records that tools ran at the provider.
+    /// Records that tools ran at the provider. Each has its fee (Groq's "Pricing"), which the reply does not tell.
     pub(super) fn record_hosted_tools(&mut self) {
         self.hosted = true;
+        self.billing.grow_unmetered(1);
     }
 
     /// The normalised usage. `output` is at least the total less the input: xAI, Gemini's compatible API and

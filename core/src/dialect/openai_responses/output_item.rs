@@ -21,12 +21,45 @@ pub(super) struct OutputItem {
     pub(super) kind: Option<Box<str>>,
     /// The item as last received: kind, name, call id.
     pub(super) shown: Vec<ReplyPart>,
-    /// It is a search of the web, which has a price of its own.
-    pub(super) is_search: bool,
+    /// What it costs beside tokens.
+    pub(super) fee: ItemFee,
     /// It has arrived whole.
     pub(super) done: bool,
     /// The text of its deltas, by place: content or summary, with its index.
     pub(super) grown: BTreeMap<(DeltaTarget, u64), String>,
+}
+
+/// What an item costs beside its tokens ("Pricing", OpenAI's documentation).
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum ItemFee {
+    /// Nothing.
+    #[default]
+    Free,
+    /// A search of the web.
+    Search,
+    /// A search of uploaded files.
+    FileSearch,
+    /// The time of a container, or a picture: the reply does not tell how much.
+    Untold,
+}
+
+impl ItemFee {
+    pub(super) fn from_item(item: Value<'_>) -> Self {
+        let action = item.path(&["action", "type"]).and_then(|action| action.text());
+        match item.get_text("type").as_deref() {
+            // Opening a page that was found, and looking for words in it, are free ("Web search", OpenAI's
+            // documentation).
+            Some("web_search_call") if action.is_none_or(|action| action == "search") => {
+                Self::Search
+            }
+            Some("file_search_call") => Self::FileSearch,
+            // Of a shell that the client runs, the result is in its next request.
+            Some("code_interpreter_call" | "shell_call_output" | "image_generation_call") => {
+                Self::Untold
+            }
+            _ => Self::Free,
+        }
+    }
 }
 
 /// The target of a delta.

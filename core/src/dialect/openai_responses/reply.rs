@@ -6,7 +6,7 @@
 //! Ids of items may change between their events, so the index identifies an item.
 
 use super::items;
-use super::output_item::{DeltaTarget, OutputItem, StreamedItems, is_empty_text};
+use super::output_item::{DeltaTarget, ItemFee, OutputItem, StreamedItems, is_empty_text};
 use super::usage::UsageFields;
 use crate::dialect::cache::CacheMiss;
 use crate::dialect::count::Count;
@@ -136,7 +136,10 @@ impl ReplyStream {
         let mut usage = reply.usage.clone();
         usage.hosted_tools = self.hosted;
         usage.compacted = self.compacted;
-        usage.billing.searches = self.slots.iter().filter(|slot| slot.is_search).count() as u64;
+        let count = |fee| self.slots.iter().filter(|slot| slot.fee == fee).count() as u64;
+        usage.billing.searches = count(ItemFee::Search);
+        usage.billing.file_searches = count(ItemFee::FileSearch);
+        usage.billing.unmetered = count(ItemFee::Untold);
         usage
     }
 
@@ -196,7 +199,7 @@ impl ReplyStream {
         self.compacted |= read.parts.iter().any(items::is_compaction);
         let Some(slot) = self.slots.get_mut(at) else { return };
         slot.id = item.get_text("id").map(Into::into);
-        slot.is_search = is_search(item);
+        slot.fee = ItemFee::from_item(item);
         let shown: Vec<_> = read.parts.into_iter().map(|part| reply_part(part, item)).collect();
         slot.kind = item.get_text("type").map(Into::into);
         let earlier = std::mem::replace(&mut slot.shown, shown);
@@ -443,14 +446,6 @@ fn is_passing(kind: &str) -> bool {
         "response.compaction.",
     ];
     FAMILIES.iter().any(|family| kind.starts_with(family))
-}
-
-fn is_search(item: Value<'_>) -> bool {
-    // Opening a page that was found, and looking for words in it, are free ("Web search", OpenAI's
-    // documentation).
-    let action = item.path(&["action", "type"]).and_then(|action| action.text());
-    item.get_text("type").as_deref() == Some("web_search_call")
-        && action.is_none_or(|action| action == "search")
 }
 
 fn identify(id: Option<Value<'_>>, model: Option<Value<'_>>, reply: &mut Reply) {
