@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::Uri;
 
 use crate::cli::whole_file::write_whole;
-use crate::config::Config;
+use crate::config::{Config, day};
 use crate::dialect::credentials::redact;
 use crate::dialect::models::{Catalogue, ModelTable};
 use crate::proxy::Proxy;
@@ -40,7 +40,9 @@ async fn follow_url(url: &Uri, copy: &Path, catalogue: &Catalogue, proxy: &Proxy
     loop {
         let fetched = proxy.fetch(url, LARGEST).await;
         let used = match fetched {
-            Ok(bytes) => use_table(&place, bytes, Some(copy), catalogue).await,
+            Ok(bytes) => {
+                use_table(&place, bytes, Some(SystemTime::now()), Some(copy), catalogue).await
+            }
             Err(reason) => Err(reason),
         };
         let wait = if used.is_ok() { FETCHED } else { AGAIN };
@@ -77,13 +79,14 @@ async fn look(
     }
     *seen = now;
     let bytes = tokio::fs::read(file).await.map_err(|error| error.to_string())?;
-    use_table(&file.display().to_string(), bytes.into(), None, catalogue).await
+    use_table(&file.display().to_string(), bytes.into(), now, None, catalogue).await
 }
 
 /// Uses the table from now on, and keeps a copy. On a thread of its own: it may have megabytes.
 async fn use_table(
     place: &str,
     bytes: Bytes,
+    changed: Option<SystemTime>,
     copy: Option<&Path>,
     catalogue: &Catalogue,
 ) -> Result<(), String> {
@@ -102,8 +105,9 @@ async fn use_table(
         Ok::<_, String>(table)
     });
     let table = reading.await.map_err(|error| error.to_string())??;
-    if let Some(told) = table.leftovers() {
-        tracing::warn!("catalogue: {place}: {told}");
+    let table = table.at(place, changed.and_then(day));
+    for oddity in table.oddities() {
+        tracing::warn!("catalogue: {place}: {oddity}");
     }
     tracing::info!("catalogue: {place} has {} models", table.models.len());
     catalogue.set_table(table);
