@@ -230,6 +230,52 @@ PRICED_BY_LITELLM = re.compile(
     r"|magistral-(medium|small)-latest$|mistral-(large|medium)-latest$|mistral-medium$"
 )
 
+# Other names of the same model at the same price, by what follows its name: those that the makers' lists of models have, or
+# had before they ended, where LiteLLM has them no more; what OpenRouter calls two efforts and one mode.
+ALIASES = {
+    "claude-3-5-haiku": "-20241022 -latest",
+    "claude-3-5-sonnet": "-20240620 -20241022 -latest",
+    "claude-3-7-sonnet": "-20250219 -latest :thinking",
+    "claude-3-haiku": "-20240307",
+    "claude-3-opus": "-20240229 -latest",
+    "claude-opus-4": "-20250514 -20250522",
+    "claude-sonnet-4": "-20250514 -20250522",
+    "claude-opus-4-1": "-20250805",
+    "claude-opus-4-5": "-20251101",
+    "claude-sonnet-4-5": "-20250929",
+    "claude-sonnet-4-6": "-20260217",
+    "claude-haiku-4-5": "-20251001",
+    "gpt-4.5-preview": "-2025-02-27",
+    "o1-mini": "-2024-09-12",
+    "o1-preview": "-2024-09-12",
+    "o3-mini": "-high",
+    "o4-mini": "-high",
+    "gemini-1.5-flash": "-001 -002 -latest",
+    "gemini-1.5-pro": "-001 -002 -latest",
+    "gemini-2.0-flash": "-001 -exp",
+    "gemini-2.0-flash-lite": "-001",
+    "gemini-2.5-flash": "-preview-09-2025",
+    "gemini-2.5-flash-lite": "-preview-06-17 -preview-09-2025",
+    "gemini-2.5-pro": "-preview-03-25 -preview-05-06 -preview-06-05",
+    "gemini-3-pro": "-preview",
+    "gemini-3-flash": "-preview",
+    "kimi-k2": "-0905-preview -thinking",
+    "grok-4": "-0709 -latest",
+    "grok-4-1-fast": "-reasoning -non-reasoning",
+    "grok-4-fast": "-reasoning -non-reasoning",
+    "grok-4.20": "-beta -beta-latest -beta-0309 -beta-reasoning -beta-non-reasoning -beta-0309-reasoning"
+    " -beta-0309-non-reasoning -beta-latest-reasoning -beta-latest-non-reasoning",
+    "grok-4.20-multi-agent": "-beta-0309 -beta-latest",
+    "grok-3": "-latest -beta",
+    "grok-3-mini": "-latest -beta",
+}
+
+# Models whose weights are open, so that hosts serve them under names of their own.
+OPEN = re.compile(
+    r"gpt-oss|gemma|llama|smollm|deepseek-[vr]|kimi-k[12]|glm-\d|minimax-m|mimo-|command-r|c4ai|qwq"
+    r"|qwen(-3-coder|2\.5|3|3\.5)(-coder|-vl|-next)?$|qwen.*\d+b|devstral|magistral-small|ministral|mistral-small-\d"
+)
+
 # By the beginning of a name, for models newer than this file: the tokenizer is certain, the rest is a guess.
 FAMILIES = {
     "claude": (200_000, 64_000),
@@ -364,11 +410,14 @@ def toml(value):
     return f"{value:_}" if isinstance(value, int) else number(value)
 
 
-def line(maker, listed_as, window, output, price):
+def line(maker, listed_as, window, output, price, aliases=()):
     name = listed_as.removeprefix("ft:")
     least, ttl = cache(maker, name)
     window = next((fits for start, fits in WINDOWS.items() if re.match(start, name)), window)
-    fields = [f"window = {window:_}", f"max_output = {output:_}", f'family = "{family(name)}"']
+    fields = [f"aliases = {toml(sorted(aliases))}"] if aliases else []
+    if OPEN.match(name):
+        fields.append("open = true")
+    fields += [f"window = {window:_}", f"max_output = {output:_}", f'family = "{family(name)}"']
     if binding(name) == "prefix":
         fields.append('binding = "prefix"')
     if keeps_reasoning(name):
@@ -548,7 +597,8 @@ def makers_prices(wheel, today):
 
 
 def models_of(data, provider, prefix):
-    found = {}
+    """The models of a provider, and the names that are aliases of each."""
+    found, aliases = {}, {}
     for key, entry in data.items():
         if entry.get("litellm_provider") != provider or entry.get("mode") not in ("chat", "responses"):
             continue
@@ -565,7 +615,8 @@ def models_of(data, provider, prefix):
         plain = re.sub(r"-(\d{8}|\d{4}-\d{2}-\d{2}|latest)$", "", name)
         if plain != name and found.get(plain) == found[name]:
             del found[name]
-    return found
+            aliases.setdefault(plain, set()).add(name)
+    return found, aliases
 
 
 def main():
@@ -580,7 +631,8 @@ def main():
 #   Copyright (c) 2023 Berri AI; prices of genai-prices {other_version}, MIT, Copyright (c) 2025 Pydantic Services;
 #   retired and open models, tokenizer families, binding, reasoning and cache rules by hand. Date: {today}.
 #
-# window: most input tokens; max_output: most output tokens; family: tokenizer; binding: "prefix" if
+# aliases: other names of the same model, at the same price; open: what hosts write after the name of open
+# weights (sizes, formats, dates) is the same model, at another price; window: most input tokens; max_output: most output tokens; family: tokenizer; binding: "prefix" if
 # reasoning becomes invalid once anything before it changes; keeps_reasoning: the reasoning of earlier
 # turns stays in the context; reads_reasoning = false: none is read, even in a tool loop; drops_steered:
 # a turn's reasoning is dropped if text comes with tool results; plain_results: tool results cost no more
@@ -596,10 +648,12 @@ def main():
 [models]""")
     makers = dict.fromkeys([maker for _, maker, _ in MAKERS] + list(BY_HAND))
     for maker in makers:
-        found = dict(BY_HAND.get(maker, {}))
+        found, aliases = dict(BY_HAND.get(maker, {})), {}
         for provider, name, prefix in MAKERS:
             if name == maker:
-                found.update(models_of(data, provider, prefix))
+                listed, named = models_of(data, provider, prefix)
+                found.update(listed)
+                aliases.update(named)
         print(f"\n# {maker}")
         for name in sorted(found):
             window, output, listed = found[name]
@@ -615,7 +669,8 @@ def main():
             price = {**kept, **(own or {}), "regional": regional(name)} if own or listed else None
             if price:
                 add_terms(maker, name, price)
-            print(line(maker, name, window, output, price))
+            others = {name + rest for rest in ALIASES.get(name, "").split()} | aliases.get(name, set())
+            print(line(maker, name, window, output, price, others - set(found)))
     print("\n# By the beginning of a name, for models newer than this file: the family is certain, the rest is a guess.")
     print("[families]")
     for start, (window, output) in FAMILIES.items():

@@ -32,6 +32,9 @@ pub(crate) struct StatusLine {
     /// The model's window, tokens.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u64>,
+    /// Nobody knows the model: its window is a guess.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub window_guessed: bool,
     /// What the next call's input will cost.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub next_input: Option<NextInput>,
@@ -94,6 +97,7 @@ impl StatusLine {
         if let Some(context) = context {
             self.total = Some(context.view.total);
             self.window = Some(context.view.window);
+            self.window_guessed = context.view.window_guessed;
             self.next_input = context.view.next_input;
         }
         self.cap = admin.ledgers.caps().fullest(&spender, now());
@@ -109,7 +113,8 @@ impl fmt::Display for StatusLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let (Some(total), Some(window)) = (self.total, self.window) {
             let share = total as f64 * 100.0 / window.max(1) as f64;
-            write!(f, "{} / {} ({share:.0}%) · ", grouped(total), grouped(window))?;
+            let guess = if self.window_guessed { ", a guess" } else { "" };
+            write!(f, "{} / {}{guess} ({share:.0}%) · ", grouped(total), grouped(window))?;
         }
         if let Some(next_input) = self.next_input {
             let NextInput { dollars, warm, cold, cached_until } = next_input;

@@ -197,19 +197,19 @@ async fn selected(admin: &Admin, query: Option<&str>, wanted: &ListQuery) -> Adm
     let skip = number(query, "skip")?.unwrap_or(0);
     let limit = responses::page_limit(query)?;
     let index = admin.index.refreshed(&admin.ledgers, &admin.prices).await?;
-    let mut found: Vec<&IndexedSession> =
+    let mut matches: Vec<&IndexedSession> =
         index.sessions.values().filter(|session| wanted.has(session)).collect();
     let end = skip.saturating_add(limit);
     // Only what comes before the end of the page is sorted.
-    if end < found.len() {
-        found.select_nth_unstable_by(end, |one, other| wanted.compare(one, other));
+    if end < matches.len() {
+        matches.select_nth_unstable_by(end, |one, other| wanted.compare(one, other));
     }
-    let count = found.len();
-    found.truncate(end);
-    found.sort_unstable_by(|one, other| wanted.compare(one, other));
+    let count = matches.len();
+    matches.truncate(end);
+    matches.sort_unstable_by(|one, other| wanted.compare(one, other));
     let now = wall();
-    let mut sessions = Vec::with_capacity(limit.min(found.len()));
-    for session in found.into_iter().skip(skip) {
+    let mut sessions = Vec::with_capacity(limit.min(matches.len()));
+    for session in matches.into_iter().skip(skip) {
         let mut details = session.details.clone();
         // What was cached when the session was read may be gone.
         if let Some(next_input) = &mut details.next_input

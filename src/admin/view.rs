@@ -180,6 +180,9 @@ pub(crate) struct SessionDetails {
     /// The window of that model, tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<u64>,
+    /// Nobody knows the model: its window is a guess.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub window_guessed: bool,
     /// The upstream of that request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub upstream: Option<String>,
@@ -529,6 +532,7 @@ impl SessionDetails {
             upstream: newest.map(|turn| turn.upstream.to_string()),
             outcome: newest.map(|turn| turn.outcome),
             context: context.as_ref().map(|context| context.total),
+            window_guessed: context.as_ref().is_some_and(|context| context.window_guessed),
             percent: context.as_ref().map(|context| context.percent),
             dollars: cost.dollars,
             unpriced: Some(cost.unpriced),

@@ -148,9 +148,9 @@ fn clock(about: Option<&ServerInfo>, findings: &mut Findings) {
         let text = "it was set back since Plimsoll started: new turns seem older than stored ones";
         return findings.add(Level::Fault, "clock", text);
     }
-    let shown = i64::try_from(now).ok().and_then(|now| Timestamp::from_millisecond(now).ok());
-    let shown = shown.map_or(String::new(), |now| now.strftime("%Y-%m-%d %H:%M UTC").to_string());
-    findings.add(Level::Ok, "clock", shown);
+    let time = i64::try_from(now).ok().and_then(|now| Timestamp::from_millisecond(now).ok());
+    let text = time.map_or(String::new(), |now| now.strftime("%Y-%m-%d %H:%M UTC").to_string());
+    findings.add(Level::Ok, "clock", text);
 }
 
 fn keys(config: &Config, environment: &Environment, findings: &mut Findings) {

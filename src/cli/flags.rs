@@ -68,6 +68,18 @@ impl AdminTarget {
         runtime.block_on(async { question(AdminClient::configured(&self.sources()).await?).await })
     }
 
+    /// Like [`Self::ask`], but `None` if nothing serves, or it does not answer.
+    pub(super) fn try_ask<T>(
+        &self,
+        question: impl AsyncFnOnce(&AdminClient) -> Result<T, CliError>,
+    ) -> Result<Option<T>, CliError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+        Ok(runtime.block_on(async {
+            let client = AdminClient::configured(&self.sources()).await.ok()?;
+            question(&client).await.ok()
+        }))
+    }
+
     /// The sources that the configuration is read from.
     pub(super) fn sources(&self) -> ConfigSources {
         let flags = ConfigFlags {

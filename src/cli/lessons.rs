@@ -45,11 +45,11 @@ pub(super) async fn run(
 }
 
 async fn list(client: &AdminClient, now: Millis, as_json: bool) -> Result<(), CliError> {
-    let all: LessonList = client.value(PATH).await?;
+    let list: LessonList = client.value(PATH).await?;
     match as_json {
-        true => print::json(&all),
-        false if all.lessons.is_empty() => print::line("There are no lessons."),
-        false => print::out(&table(&all.lessons, now)),
+        true => print::json(&list),
+        false if list.lessons.is_empty() => print::line("There are no lessons."),
+        false => print::out(&table(&list.lessons, now)),
     }
     Ok(())
 }

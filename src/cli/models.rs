@@ -1,30 +1,24 @@
-//! `plimsoll models`: what is known about models, where a table of others differs, and which used models nobody knows.
+//! `plimsoll models`: what is known about models and from where, what lists and refusals taught about them, where a table of
+//! others differs, and which used models nobody knows.
 //!
-//! Reads the configuration and its table. Asks no provider.
+//! Reads the configuration and its table, and asks the running Plimsoll what it was taught. Asks no provider.
 
-use std::fmt::Write as _;
+mod described;
+
 use std::path::Path;
 
-use serde::Serialize;
-
+use super::admin_client::AdminClient;
 use super::flags::AdminTarget;
 use super::print::{self, CliError};
 use super::table::columns;
+use crate::admin::lessons::{LessonList, LessonView};
 use crate::admin::spend::SpendPage;
 use crate::config;
 use crate::context::budget::grouped;
-use crate::dialect::models::{Catalogue, Difference, Model, ModelTable};
+use crate::dialect::models::{Catalogue, Difference, ModelTable, is_named};
 use crate::telemetry::log::clean;
-
-/// What is known about a name.
-#[derive(Serialize)]
-struct KnownModel<'n> {
-    name: &'n str,
-    /// Whether the name was found; else window and limits are guesses.
-    known: bool,
-    #[serde(flatten)]
-    model: Model,
-}
+use described::KnownModel;
+use serde::Serialize;
 
 /// Prints what is known about `names`, or of how many models; with `compare`, where that table differs.
 pub(super) fn run(
@@ -55,11 +49,14 @@ pub(super) fn run(
         ));
         return Ok(());
     }
+    let lessons = at.try_ask(async |client| lessons(client).await)?.unwrap_or_default();
     let models: Vec<KnownModel<'_>> = names
         .iter()
         .map(|name| {
             let model = catalogue.model(name, "");
-            KnownModel { name, known: model.known, model }
+            let sources = catalogue.sources(name);
+            let taught = taught(&lessons, name).cloned().collect();
+            KnownModel { name, known: model.known, model, sources, taught }
         })
         .collect();
     if at.json {
@@ -67,53 +64,23 @@ pub(super) fn run(
         return Ok(());
     }
     for model in &models {
-        print::out(&described(model));
+        print::out(&model.described());
     }
     Ok(())
 }
 
-fn described(KnownModel { name, model, .. }: &KnownModel<'_>) -> String {
-    let guess = if model.known { "" } else { " (a guess: the name is not known)" };
-    let mut text = format!(
-        "{name}\n  window:     {} tokens of input{guess}\n  output:     {} tokens at most\n  tokenizer:  {}\n",
-        grouped(model.window),
-        grouped(model.max_output),
-        model.family.as_ref(),
-    );
-    let Some(price) = &model.price else {
-        text += "  price:      unknown\n";
-        return text;
-    };
-    let base = price.base();
-    // Writing to a string cannot fail.
-    let _ = writeln!(
-        text,
-        "  price:      ${} input, ${} output, ${} cache read, ${} cache write, a million tokens",
-        base.input, base.output, base.cache_read, base.cache_write
-    );
-    for long in price.long.iter() {
-        let _ = writeln!(
-            text,
-            "              ${} input, ${} output for prompts above {} tokens",
-            long.rates.input,
-            long.rates.output,
-            grouped(long.above)
-        );
-    }
-    if let Some(search) = price.search {
-        let _ = writeln!(text, "              ${search} a search");
-    }
-    if let Some(off_peak) = &price.off_peak {
-        let _ = writeln!(text, "              times {} outside peak hours", off_peak.factor);
-    }
-    if let Some(change) = &price.change {
-        let _ = writeln!(
-            text,
-            "              ${} input, ${} output from {} on",
-            change.rates.input, change.rates.output, change.from
-        );
-    }
-    text
+async fn lessons(client: &AdminClient) -> Result<Vec<LessonView>, CliError> {
+    let list: LessonList = client.value("/api/v1/lessons").await?;
+    Ok(list.lessons)
+}
+
+/// What was taught about the window of the model that a client calls `name`.
+fn taught<'l>(lessons: &'l [LessonView], name: &str) -> impl Iterator<Item = &'l LessonView> {
+    lessons.iter().filter(move |lesson| {
+        lesson.lesson.contains("window")
+            && !lesson.model.is_empty()
+            && is_named(&lesson.model, name)
+    })
 }
 
 fn listed(compared: usize, differences: &[Difference]) -> String {
@@ -142,11 +109,13 @@ pub(super) fn missing(at: &AdminTarget) -> Result<(), CliError> {
     let catalogue = catalogue(at)?;
     at.ask(async |client| {
         let spent: SpendPage = client.value("/api/v1/spend?by=model").await?;
+        let lessons = lessons(&client).await?;
         let mut missing = Vec::new();
         for line in spent.lines {
             let model = catalogue.model(&line.name, "");
-            if !model.known || model.price.is_none() {
-                let (window, price) = (!model.known, model.price.is_none());
+            let window = !model.known && taught(&lessons, &line.name).next().is_none();
+            let price = model.price.is_none();
+            if window || price {
                 missing.push(MissingModel { model: line.name, calls: line.calls, window, price });
             }
         }

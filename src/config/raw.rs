@@ -107,8 +107,9 @@ pub struct RawConfig {
     pub output_reserve_tokens: u64,
     /// File or https URL with windows, limits and prices of models, over the built-in ones and under `[model."NAME"]`:
     /// LiteLLM's `model_prices_and_context_window.json`, models.dev's `api.json`, or the form of Plimsoll's
-    /// `config/models.toml`. A file is read again when it changes. A URL is fetched at the start and every six hours; until
-    /// it answers, the last copy in the data folder is used. Without one, Plimsoll fetches nothing.
+    /// `config/models.toml`. A file is read again when it changes; a warning says if it is older than the built-in
+    /// table. A URL is fetched at the start and every six hours; until it answers, the last copy in the data folder is
+    /// used. Without one, Plimsoll fetches nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub catalogue: Option<String>,
     /// PEM file with certificate authorities to trust, in addition to the platform's and the bundled ones.

@@ -27,6 +27,7 @@ use super::{memory_limits, permissions};
 use crate::dialect::models::Price;
 
 pub(super) use clients::oddities;
+pub(crate) use models::day;
 
 /// The days that a lesson may hold.
 const LESSON_DAYS: std::ops::RangeInclusive<u64> = 1..=90;

@@ -20,9 +20,22 @@ async fn models_facts_are_shown() {
     assert!(done.out.contains("window:     1,000,000 tokens of input\n"), "{}", done.out);
     assert!(done.out.contains("$4 input, $20 output, $0.2 cache read"), "{}", done.out);
     assert!(done.out.contains("128,000 tokens of input (a guess"), "{}", done.out);
+    assert!(done.out.contains("times 0.5 at batch, 2 at fast\n"), "{}", done.out);
+    assert!(done.out.contains("times 1.1 in a region\n"), "{}", done.out);
+    assert!(done.out.contains("  source:     built in (2026-"), "{}", done.out);
+    assert!(done.out.contains("window: a guess; output: a guess"), "{}", done.out);
+    let deepseek = run(&["models", "deepseek-v4-flash", "gpt-6.1-sol"]).await;
+    assert!(
+        deepseek.out.contains("outside peak hours (01:00:00 to 04:00:00 and"),
+        "{}",
+        deepseek.out
+    );
+    let step = "$4 input, $15 output, $0.2 cache read, $5 cache write for prompts above 272,000";
+    assert!(deepseek.out.contains(step), "{}", deepseek.out);
     let json = run(&["models", "gemini-4-argon", "--json"]).await;
     let value: serde_json::Value = serde_json::from_str(&json.out).unwrap();
     assert_eq!(value[0]["price"]["change"]["from"], "2026-12-01");
+    assert_eq!(value[0]["sources"]["window"]["from"], "built-in");
 }
 
 #[tokio::test]
@@ -38,6 +51,7 @@ async fn table_brings_models_that_are_not_built_in() {
     assert_eq!(done.err.as_str(), "");
     assert!(done.out.contains("window:     500,000 tokens of input\n"), "{}", done.out);
     assert!(done.out.contains("$3 input, $9 output"), "{}", done.out);
+    assert!(done.out.contains("models.json (20"), "{}", done.out);
     std::fs::write(&table, "{\"a\"").unwrap();
     let broken = run(&["check", "--config", config]).await;
     assert_eq!(broken.code, 1);
@@ -84,6 +98,13 @@ async fn used_models_that_nobody_knows_are_listed() {
     assert!(missing.out.contains("our-own-model  1      window (a guess"), "{}", missing.out);
     assert!(missing.out.contains("[model.\"our-own-model\"]"), "{}", missing.out);
     assert!(!missing.out.contains("claude"), "{}", missing.out);
+    // Wherever its window is shown, it is labelled.
+    let line = run(&["line", "--data", data]).await;
+    assert!(line.out.contains(" / 128,000, a guess ("), "{}{}", line.out, line.err);
+    for command in ["line", "sessions", "context"] {
+        let json = run(&[command, "--data", data, "--json"]).await.out.replace(' ', "");
+        assert!(json.contains("\"window_guessed\":true"), "{command}: {json}");
+    }
 }
 
 /// A table at a URL is fetched, and its copy is what commands and the next start read.
@@ -164,11 +185,66 @@ async fn queries_need_no_table() {
             Some(text) => std::fs::write(&table, text).unwrap(),
             None => std::fs::remove_file(&table).unwrap(),
         }
-        for command in [&["spend"][..], &["sessions"], &["line"], &["caps"]] {
+        for command in [&["spend"][..], &["sessions"], &["line"], &["caps"], &["lessons"]] {
             let done = run(&[command, &places].concat()).await;
             assert_eq!(done.code, 0, "{command:?}: {}", done.err);
         }
     }
     let check = run(&["check", "--config", places[1]]).await;
     assert_eq!(check.code, 1, "{}", check.out);
+}
+
+/// What the server's list of models taught is shown with its place and its end, and is not missing.
+#[tokio::test]
+async fn listed_windows_are_known() {
+    let provider = Provider::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().to_str().unwrap();
+    let upstream = format!("vllm={}", provider.base());
+    let mut serving =
+        Serving::start(&provider.base(), &["--data", data, "--upstream", &upstream]).await;
+    let mut client = serving.get("/vllm/v1/models", &[("authorization", "Bearer k")]).await;
+    let list = json!({"object": "list", "data": [{"id": "our-own-model", "object": "model", "max_model_len": 77_000}]});
+    provider.call().await.answer("200 OK", &list.to_string()).await;
+    client.response().await;
+    serving.wait_for_log("lists other windows").await;
+    let body =
+        json!({"model": "our-own-model", "messages": [{"role": "user", "content": "Hail."}]});
+    let headers = [("authorization", "Bearer k")];
+    let mut client = serving.post("/vllm/v1/chat/completions", &body.to_string(), &headers).await;
+    let reply = json!({
+        "id": "c", "object": "chat.completion", "model": "our-own-model",
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "Aye."}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15},
+    });
+    provider.call().await.answer("200 OK", &reply.to_string()).await;
+    client.response().await;
+    let told = run(&["models", "our-own-model", "--data", data]).await;
+    let expected =
+        "window:     77,000 tokens of input through vllm, as its list of models says, until 20";
+    assert!(told.out.contains(expected), "{}{}", told.out, told.err);
+    assert!(!told.out.contains("the name is not known"), "{}", told.out);
+    let missing = run(&["models", "--missing", "--data", data]).await;
+    assert!(
+        missing.out.contains("our-own-model  1      price\n"),
+        "{}{}",
+        missing.out,
+        missing.err
+    );
+}
+
+/// A table of another year goes over the built-in one, and says so.
+#[tokio::test]
+async fn old_table_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("plimsoll.toml");
+    let table = "# Date: 2023-01-05\n[models]\n\"gpt-4o\" = { window = 9_000 }\n";
+    std::fs::write(folder.path().join("mine.toml"), table).unwrap();
+    std::fs::write(&file, "catalogue = \"mine.toml\"\n").unwrap();
+    let config = file.to_str().unwrap();
+    let noted = run(&["check", "--config", config]).await;
+    assert_eq!(noted.code, 0, "{}", noted.err);
+    assert_eq!(noted.out.matches("it is of 2023-01-05").count(), 1, "{}", noted.out);
+    let shown = run(&["models", "gpt-4o", "--config", config]).await;
+    assert!(shown.out.contains("mine.toml (2023-01-05); output: built in (2026-"), "{}", shown.out);
 }

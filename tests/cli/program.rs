@@ -121,6 +121,15 @@ impl Serving {
         post(self.clients, path, body, headers).await
     }
 
+    /// Sends a GET to the client listener.
+    pub async fn get(&self, path: &str, headers: &[(&str, &str)]) -> Wire {
+        let mut wire = Wire::connect(self.clients).await;
+        let headers: String =
+            headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        wire.send(format!("GET {path} HTTP/1.1\r\nhost: {}\r\n{headers}\r\n", self.clients)).await;
+        wire
+    }
+
     /// Sends a GET to the admin listener.
     pub async fn ask(&self, path: &str) -> Message {
         let mut wire = Wire::connect(self.admin).await;

@@ -1,9 +1,10 @@
 //! The model catalogue: windows, limits, tokenizer families, prices and cache rules.
 //!
 //! From `config/models.toml`, which a script makes from public data (source and date inside), then the user's
-//! overrides. Names have many spellings (provider prefixes, dates, tags); an unknown name gets
+//! overrides. Names have many spellings (prefixes of providers, other separators); an unknown name gets
 //! [`Model::unknown`], never an error. Must not know who asks, or why.
 
+mod built_in;
 mod chatgpt;
 mod checks;
 mod facts;
@@ -14,10 +15,11 @@ mod own_table;
 mod pictures;
 mod price;
 mod price_steps;
+mod sources;
 mod tables;
 mod written;
 
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock};
 
 pub use facts::{ModelBehaviour, ModelOverride};
 pub use family::Family;
@@ -25,44 +27,19 @@ pub use model::{Model, ReasoningBinding};
 pub use own_table::TableError;
 pub use pictures::PictureRule;
 pub(crate) use pictures::{PageCost, Patches, PictureCost, Shrinking};
-pub use price::{CallTerms, Price};
+pub use price::{CallTerms, OffPeak, Price, TierFactor};
 pub use price_steps::{PriceSteps, Rates};
+pub use sources::{FactSource, FactSources};
 pub use tables::{Difference, ModelTable};
 
-use foldhash::HashMap;
-use serde::Deserialize;
-
-use names::{cuts, has_month, is_alias, spellings};
+use built_in::{built_in, find};
+use names::spellings;
 
 /// All known models, a table beside them, and the user's overrides. Clones share the table.
 #[derive(Clone, Debug, Default)]
 pub struct Catalogue {
     table: Arc<RwLock<Arc<ModelTable>>>,
     overrides: Vec<ModelOverride>,
-}
-
-/// The content of `config/models.toml`.
-#[derive(Deserialize)]
-struct CatalogueFile {
-    models: HashMap<Box<str>, Model>,
-    /// By the start of a name: the tokenizer is certain, the rest a guess.
-    families: HashMap<Box<str>, Model>,
-}
-
-fn built_in() -> &'static CatalogueFile {
-    // A test checks that it is valid.
-    static FILE: OnceLock<CatalogueFile> = OnceLock::new();
-    FILE.get_or_init(|| {
-        let file = toml::from_str(include_str!("../../../config/models.toml"));
-        let mut file: CatalogueFile = file.unwrap_or_else(|_| CatalogueFile {
-            models: HashMap::default(),
-            families: HashMap::default(),
-        });
-        for (name, model) in &mut file.models {
-            model.pictures = PictureRule::by_name(&[name.to_string()], model.family);
-        }
-        file
-    })
 }
 
 impl Catalogue {
@@ -73,7 +50,7 @@ impl Catalogue {
 
     /// The names that are built in.
     pub fn built_in_names() -> impl Iterator<Item = &'static str> {
-        built_in().models.keys().map(AsRef::as_ref)
+        built_in().names()
     }
 
     /// Uses this table from now on, over the built-in models and under the user's overrides.
@@ -107,11 +84,7 @@ impl Catalogue {
         if claude && asks && !model.known {
             model.window = model.window.max(1_000_000);
         }
-        let table = self.table();
-        if !table.models.is_empty()
-            && let Some(facts) =
-                spellings(&spelled).iter().find_map(|name| table.models.get(&**name))
-        {
+        if let Some(facts) = self.table().facts(&spelled) {
             facts.apply(&mut model);
         }
         // Behind gateways that name a model with its maker (OpenRouter, Vercel), GPT-5 was counted without
@@ -125,6 +98,31 @@ impl Catalogue {
             model.has_own_price |= better.price.is_some();
         }
         model
+    }
+
+    /// Where what is known about the model that a client calls `name` comes from.
+    pub fn sources(&self, name: &str) -> FactSources {
+        let spelled = name.trim().to_lowercase();
+        let model = find(&spelled);
+        let built_in = |is_known: bool, otherwise| match is_known {
+            true => FactSource::BuiltIn { date: built_in().date },
+            false => otherwise,
+        };
+        let mut sources = FactSources {
+            window: built_in(model.known, FactSource::Guess),
+            max_output: built_in(model.known, FactSource::Guess),
+            // By the start of its name it is certain.
+            family: built_in(model.known || model.family != Family::Other, FactSource::Guess),
+            price: built_in(model.price.is_some(), FactSource::Unknown),
+        };
+        let table = self.table();
+        if let Some(facts) = table.facts(&spelled) {
+            sources.take(facts, &table.source());
+        }
+        for better in self.overrides.iter().filter(|better| better.matches(&spelled)) {
+            sources.take(better, &FactSource::Configuration);
+        }
+        sources
     }
 
     /// Where a table says another window or price, of the models that both know, by name; and how many these are. A table
@@ -172,59 +170,26 @@ pub fn is_named(wanted: &str, name: &str) -> bool {
     })
 }
 
+impl FactSources {
+    fn take(&mut self, facts: &ModelOverride, source: &FactSource) {
+        let said = [
+            (facts.window.is_some(), &mut self.window),
+            (facts.max_output.is_some(), &mut self.max_output),
+            (facts.family.is_some(), &mut self.family),
+            (facts.price.is_some(), &mut self.price),
+        ];
+        for (is_said, place) in said {
+            if is_said {
+                *place = source.clone();
+            }
+        }
+    }
+}
+
 impl ModelOverride {
     fn matches(&self, name: &str) -> bool {
         is_named(&self.name, name)
     }
-}
-
-/// Looks for the exact name, then for its other spellings, then for its start.
-fn find(name: &str) -> Model {
-    let file = built_in();
-    // Most names are spelled as in the catalogue.
-    if let Some(model) = file.models.get(name) {
-        return model.clone();
-    }
-    if let Some(model) = listed(name) {
-        return model.with_pictures(&[name.to_owned()]);
-    }
-    let spellings = spellings(name);
-    let entry = spellings.iter().skip(1).find_map(|name| Some((name, listed(name)?)));
-    if let Some((spelling, mut model)) = entry {
-        // What was fine-tuned costs more than its base.
-        let is_tuned = spellings.iter().any(|name| name.starts_with("ft:"));
-        if is_tuned && !spelling.starts_with("ft:") {
-            model.price = None;
-        }
-        return model.with_pictures(&spellings);
-    }
-    let guess = spellings.iter().find_map(|name| {
-        let fitting = file.families.iter().filter(|(start, _)| name.starts_with(&***start));
-        // The longest start is the nearest relative.
-        fitting.max_by_key(|(start, _)| start.len())
-    });
-    let model = match guess {
-        Some((_, guess)) => Model { known: false, ..guess.clone() },
-        None => Model::unknown(),
-    };
-    model.with_pictures(&spellings)
-}
-
-fn listed(name: &str) -> Option<Model> {
-    for end in cuts(name) {
-        let (start, suffix) = name.split_at(end);
-        let Some(model) = built_in().models.get(start) else { continue };
-        // What is cut off may name a product of its own (`-highspeed`, `-cyber`, `-flashx`): then
-        // the rest is a guess, and the price is unknown.
-        let model = model.clone();
-        return Some(match is_alias(suffix) {
-            // Mistral changes the price with the month in the name.
-            true if start.contains("stral") && has_month(suffix) => Model { price: None, ..model },
-            true => model,
-            false => Model { known: false, price: None, ..model },
-        });
-    }
-    None
 }
 
 #[cfg(test)]

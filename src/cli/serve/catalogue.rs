@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::Uri;
 
 use crate::cli::whole_file::write_whole;
-use crate::config::Config;
+use crate::config::{Config, day};
 use crate::dialect::credentials::redact;
 use crate::dialect::models::{Catalogue, ModelTable};
 use crate::proxy::Proxy;
@@ -40,7 +40,9 @@ async fn follow_url(url: &Uri, copy: &Path, catalogue: &Catalogue, proxy: &Proxy
     loop {
         let fetched = proxy.fetch(url, LARGEST).await;
         let used = match fetched {
-            Ok(bytes) => use_table(&place, bytes, Some(copy), catalogue).await,
+            Ok(bytes) => {
+                use_table(&place, bytes, Some(SystemTime::now()), Some(copy), catalogue).await
+            }
             Err(reason) => Err(reason),
         };
         let wait = if used.is_ok() { FETCHED } else { AGAIN };
@@ -56,10 +58,10 @@ async fn follow_url(url: &Uri, copy: &Path, catalogue: &Catalogue, proxy: &Proxy
 }
 
 async fn follow_file(file: &Path, catalogue: &Catalogue) -> Infallible {
-    let mut seen = changed_at(file).await;
+    let mut last_change = changed_at(file).await;
     loop {
         tokio::time::sleep(EVERY).await;
-        if let Err(reason) = look(file, &mut seen, catalogue).await {
+        if let Err(reason) = look(file, &mut last_change, catalogue).await {
             tracing::warn!("catalogue: {}: {reason}; the table stays as it is", file.display());
         }
     }
@@ -77,13 +79,14 @@ async fn look(
     }
     *seen = change;
     let bytes = tokio::fs::read(file).await.map_err(|error| error.to_string())?;
-    use_table(&file.display().to_string(), bytes.into(), None, catalogue).await
+    use_table(&file.display().to_string(), bytes.into(), change, None, catalogue).await
 }
 
 /// Uses the table from now on, and keeps a copy.
 async fn use_table(
     place: &str,
     bytes: Bytes,
+    changed: Option<SystemTime>,
     copy: Option<&Path>,
     catalogue: &Catalogue,
 ) -> Result<(), String> {
@@ -103,8 +106,9 @@ async fn use_table(
         Ok::<_, String>(table)
     });
     let table = reading.await.map_err(|error| error.to_string())??;
-    if let Some(told) = table.leftovers() {
-        tracing::warn!("catalogue: {place}: {told}");
+    let table = table.at(place, changed.and_then(day));
+    for oddity in table.oddities() {
+        tracing::warn!("catalogue: {place}: {oddity}");
     }
     tracing::info!("catalogue: {place} has {} models", table.models.len());
     catalogue.set_table(table);

@@ -119,15 +119,19 @@ fn cells(
     ]
 }
 
-/// `52,100 / 200,000 (26%)`, or `26% of 200k`.
+/// `52,100 / 200,000 (26%)`, or `26% of 200k`; with `?` behind a window that is a guess.
 fn fill(thread: &ThreadView, is_wide: bool) -> Cell {
     let Some(context) = &thread.context else { return cell(Style::Plain, "unknown") };
     let style = Style::of_fill(context.percent);
     let percent = format!("{:.0}%", context.percent);
+    let guess = if context.window_guessed { "?" } else { "" };
     if !is_wide {
-        return vec![(style, percent), (Style::Plain, format!(" of {}", brief(context.window)))];
+        return vec![
+            (style, percent),
+            (Style::Plain, format!(" of {}{guess}", brief(context.window))),
+        ];
     }
-    let numbers = format!("{} / {} (", grouped(context.total), grouped(context.window));
+    let numbers = format!("{} / {}{guess} (", grouped(context.total), grouped(context.window));
     vec![(Style::Plain, numbers), (style, percent), (Style::Plain, ")".into())]
 }
 

@@ -3,8 +3,11 @@
 //! Nothing is fetched here: of a table at a URL the last copy is read.
 
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use http::Uri;
+use jiff::civil::Date;
+use jiff::{Timestamp, tz::Offset};
 
 use super::Resolver;
 use crate::config::hosts::is_loopback;
@@ -39,9 +42,9 @@ impl Resolver<'_> {
         let file = self.file(&["catalogue"], table);
         match read(&file) {
             Ok(table) => {
-                let told =
-                    table.leftovers().map(|told| format!("catalogue: {}: {told}", file.display()));
-                self.warnings.extend(told);
+                for oddity in table.oddities() {
+                    self.warnings.push(format!("catalogue: {}: {oddity}", file.display()));
+                }
                 models.catalogue.set_table(table);
             }
             Err(reason) => {
@@ -102,5 +105,13 @@ impl Resolver<'_> {
 
 fn read(file: &Path) -> Result<ModelTable, String> {
     let text = std::fs::read_to_string(file).map_err(|error| error.to_string())?;
-    ModelTable::read(&text).map_err(|error| error.to_string())
+    let table = ModelTable::read(&text).map_err(|error| error.to_string())?;
+    let changed = file.metadata().and_then(|about| about.modified()).ok();
+    Ok(table.at(&file.display().to_string(), changed.and_then(day)))
+}
+
+/// The day of a time, UTC; `None` if no calendar has it.
+pub(crate) fn day(time: SystemTime) -> Option<Date> {
+    let time = Timestamp::try_from(time).ok()?;
+    Some(Offset::UTC.to_datetime(time).date())
 }

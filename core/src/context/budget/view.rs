@@ -27,6 +27,9 @@ pub struct ContextView {
     pub total: u64,
     /// The model's context window, tokens.
     pub window: u64,
+    /// Nobody knows the model: its window is a guess, which decides nothing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub window_guessed: bool,
     /// Output tokens that are reserved.
     pub reserve: u64,
     /// Tokens that can still be added: window less reserve less total, never below 0. If the buffer is a
@@ -175,6 +178,7 @@ impl ContextView {
         };
         Self {
             free,
+            window_guessed: limits.refusing.is_none(),
             fillable: Some(limits.fillable),
             thresholds: Some(limits.points(self.window)),
             autocompact_buffer: limits.buffer,
@@ -228,6 +232,7 @@ impl ContextView {
         Self {
             total,
             window,
+            window_guessed: false,
             reserve,
             free: usable.saturating_sub(total),
             percent: percent(total, window),
@@ -373,7 +378,7 @@ impl ContextView {
     fn limits(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(thresholds) = &self.thresholds else { return Ok(()) };
         write!(f, "\n\n{thresholds}")?;
-        if thresholds.refusing.is_none() {
+        if self.window_guessed {
             write!(f, "\n  The model is unknown: its window is a guess, and no decision uses it.")?;
         }
         Ok(())

@@ -2,8 +2,8 @@
 //!
 //! Must not know the models.
 
-/// Words after a model's name that name the same model: how it is served, not what it is.
-const SAME_MODEL: &[&str] = &[
+/// Words that say how open weights are made, stored or served.
+const SERVING: &[&str] = &[
     "latest",
     "preview",
     "beta",
@@ -12,6 +12,7 @@ const SAME_MODEL: &[&str] = &[
     "instruct",
     "it",
     "chat",
+    "thinking",
     "versatile",
     "instant",
     "maas",
@@ -33,14 +34,6 @@ const SAME_MODEL: &[&str] = &[
     "s",
     "l",
     "xs",
-    "non",
-    "reasoning",
-    "thinking",
-    "minimal",
-    "low",
-    "medium",
-    "high",
-    "xhigh",
     "4bit",
     "8bit",
     "mxfp4",
@@ -48,25 +41,17 @@ const SAME_MODEL: &[&str] = &[
     "qat",
 ];
 
-fn words(suffix: &str) -> impl Iterator<Item = &str> {
-    // The words of a suffix, up to a tag.
-    let end = suffix.find([':', '@', '[']).unwrap_or(suffix.len());
-    suffix[..end].split(['-', '_']).filter(|word| !word.is_empty())
-}
-
-pub(super) fn is_alias(suffix: &str) -> bool {
-    words(suffix).all(|word| {
-        // Tags, dates, sizes (`70b`, `a17b`, `16e`), quantization (`q4_k_m`), `SAME_MODEL`.
+/// Whether what follows the name of open weights says how they are served: dates, sizes (`70b`, `a17b`, `16e`),
+/// quantization (`q4_k_m`), [`SERVING`], and any tag.
+pub(super) fn is_serving(rest: &str) -> bool {
+    let end = rest.find([':', '@', '[']).unwrap_or(rest.len());
+    let mut words = rest[..end].split(['-', '_']).filter(|word| !word.is_empty());
+    words.all(|word| {
         let digits = word.trim_start_matches(['a', 'q']).trim_end_matches(['b', 'e']);
         let is_number = digits.starts_with(|first: char| first.is_ascii_digit())
             && digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
-        is_number || SAME_MODEL.contains(&word)
+        is_number || SERVING.contains(&word)
     })
-}
-
-pub(super) fn has_month(suffix: &str) -> bool {
-    let mut numbers = words(suffix).filter(|word| word.bytes().all(|byte| byte.is_ascii_digit()));
-    numbers.next().is_some_and(|word| word.len() == 4) && numbers.next().is_none()
 }
 
 /// Names of vendors and clouds that are put before a model's name with a dash.
@@ -87,6 +72,13 @@ pub(super) fn spellings(name: &str) -> Vec<String> {
     // A slash after a dot or colon at which the loop stopped still ends a prefix.
     if let Some((_, last)) = name.rsplit_once('/') {
         without_prefixes(last, &mut names);
+    }
+    let forms: Vec<_> = names.iter().filter_map(|name| without_platform(name)).collect();
+    for form in forms {
+        // What was fine-tuned comes before its base.
+        let base = form.strip_prefix("ft:").map(str::to_owned);
+        names.push(form);
+        names.extend(base);
     }
     for index in 0..names.len() {
         let mut name = names[index].clone();
@@ -118,6 +110,39 @@ fn without_prefixes(name: &str, all: &mut Vec<String>) {
         rest = &rest[at + 1..];
         all.push(rest.to_owned());
     }
+}
+
+/// Without what agents and clouds write after a name: Claude Code `[1m]`, Vertex `@20251101` or `@default`, Bedrock
+/// `-v1:0`, OpenAI the owner of what was fine-tuned.
+fn without_platform(name: &str) -> Option<String> {
+    let mut form = name.split('[').next()?.to_owned();
+    if let Some((model, version)) = form.split_once('@') {
+        form = match version {
+            "default" | "latest" => model.to_owned(),
+            date => format!("{model}-{date}"),
+        };
+    }
+    if let Some(tuned) = form.strip_prefix("ft:") {
+        form = format!("ft:{}", tuned.split(':').next()?);
+    } else if let Some(model) = without_revision(&form) {
+        form = model.to_owned();
+    }
+    if form == name { None } else { Some(form) }
+}
+
+/// The name before `-v1:0`, `-1:0`, or, of Claude, `-v1`.
+fn without_revision(name: &str) -> Option<&str> {
+    let (start, revision) = name.split_once(':').unwrap_or((name, ""));
+    let (model, version) = start.rsplit_once('-')?;
+    let is_number = |text: &str| {
+        !text.is_empty() && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b':' | b'k'))
+    };
+    let is_revision = match version.strip_prefix('v') {
+        Some(number) if revision.is_empty() => model.starts_with("claude-") && is_number(number),
+        Some(number) => is_number(number) && is_number(revision),
+        None => is_number(version) && is_number(revision),
+    };
+    if is_revision { Some(model) } else { None }
 }
 
 fn other_versions(name: &str) -> Vec<String> {

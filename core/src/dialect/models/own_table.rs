@@ -57,18 +57,28 @@ struct Entry {
     prompt_overhead: Option<u64>,
     cache_min: Option<u64>,
     cache_ttl_s: Option<u64>,
+    #[serde(default)]
+    aliases: Vec<Box<str>>,
+    /// Only the built-in table is asked for names that open weights are served under.
+    #[serde(rename = "open")]
+    _open: Option<bool>,
 }
 
 pub(super) fn read(text: &str) -> Result<Vec<ModelOverride>, TableError> {
-    let own: OwnTable =
+    let table: OwnTable =
         toml::from_str(text).map_err(|error| TableError::Syntax(error.to_string()))?;
-    let entries = own.models.into_iter().map(|(name, entry)| {
-        understood(&name, entry).map_err(|reason| TableError::Entry { model: name, reason })
-    });
-    entries.collect()
+    let mut models = Vec::new();
+    for (name, entry) in table.models {
+        match understood(&name, entry) {
+            Ok(overrides) => models.extend(overrides),
+            Err(reason) => return Err(TableError::Entry { model: name, reason }),
+        }
+    }
+    Ok(models)
 }
 
-fn understood(name: &str, entry: toml::Value) -> Result<ModelOverride, String> {
+/// What is said of the model, once for each of its names.
+fn understood(name: &str, entry: toml::Value) -> Result<Vec<ModelOverride>, String> {
     let entry: Entry = entry.try_into().map_err(|error: toml::de::Error| {
         // The message, and on a line of its own the key that it is inside of.
         error.to_string().trim().replace('\n', ", ")
@@ -89,7 +99,7 @@ fn understood(name: &str, entry: toml::Value) -> Result<ModelOverride, String> {
     if let Some((key, number)) = entry.price.as_ref().and_then(Price::impossible_number) {
         return Err(format!("price.{key} = {number} {AMOUNT}"));
     }
-    Ok(ModelOverride {
+    let facts = ModelOverride {
         name: name.into(),
         window: entry.window,
         max_output: entry.max_output,
@@ -106,7 +116,13 @@ fn understood(name: &str, entry: toml::Value) -> Result<ModelOverride, String> {
             cache_min: entry.cache_min,
             cache_ttl_s: entry.cache_ttl_s,
         },
-    })
+    };
+    let mut overrides = Vec::new();
+    for alias in entry.aliases {
+        overrides.push(ModelOverride { name: alias, ..facts.clone() });
+    }
+    overrides.push(facts);
+    Ok(overrides)
 }
 
 #[cfg(test)]

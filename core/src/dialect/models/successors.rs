@@ -83,8 +83,8 @@ fn successors_lack_nothing() {
         LACKS.iter().map(|(model, component, _)| (*model, (*component).to_owned())).collect();
     let open: Vec<_> = missing.difference(&reasons).collect();
     assert!(open.is_empty(), "no reason says why they lack: {open:?}");
-    let old: Vec<_> = reasons.difference(&missing).collect();
-    assert!(old.is_empty(), "these lack nothing any more: {old:?}");
+    let outdated: Vec<_> = reasons.difference(&missing).collect();
+    assert!(outdated.is_empty(), "these lack nothing any more: {outdated:?}");
 }
 
 /// A search and a tier that OpenAI's price page has for GPT-6.2, and a grounded prompt of Gemini 2.5, are priced.

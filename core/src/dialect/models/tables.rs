@@ -5,15 +5,19 @@
 //! refused.
 
 use foldhash::HashMap;
+use jiff::civil::Date;
 use serde::Serialize;
 use serde_json::Value;
 
+use super::built_in::built_in;
 use super::checks::{is_amount, is_count};
 use super::facts::ModelOverride;
+use super::names::spellings;
 use super::own_table::{self, TableError};
 use super::price::Price;
 use super::price_steps::PriceSteps;
 use super::price_steps::{LongPrice, Rates};
+use super::sources::{FactSource, date_in};
 
 /// A table, by the lower-case name of each model.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -22,6 +26,10 @@ pub struct ModelTable {
     pub models: HashMap<Box<str>, ModelOverride>,
     /// What of its chat models is not used, because it cannot be: the model, the key, and the value.
     pub left_out: Vec<Box<str>>,
+    /// Its file or URL.
+    pub place: Box<str>,
+    /// The date that it names, else that of its file.
+    pub date: Option<Date>,
 }
 
 /// Where a table says something else about a model than a catalogue.
@@ -75,19 +83,52 @@ impl ModelTable {
             }
             table
         };
-        if table.models.is_empty() { Err(TableError::Empty) } else { Ok(table) }
+        if table.models.is_empty() {
+            return Err(TableError::Empty);
+        }
+        Ok(Self { date: date_in(text), ..table })
     }
 
-    /// What of it is not used, in one sentence; `None` if all is.
-    pub fn leftovers(&self) -> Option<String> {
+    /// The same table, with its file or URL, and the day when that changed last, which is its date if it names none.
+    #[must_use]
+    pub fn at(self, place: &str, changed: Option<Date>) -> Self {
+        Self { place: place.into(), date: self.date.or(changed), ..self }
+    }
+
+    pub(super) fn source(&self) -> FactSource {
+        FactSource::Table { place: self.place.clone(), date: self.date }
+    }
+
+    /// What it says of a model, by its name in lower case.
+    pub(super) fn facts(&self, name: &str) -> Option<&ModelOverride> {
+        if self.models.is_empty() {
+            return None;
+        }
+        spellings(name).iter().find_map(|name| self.models.get(&**name))
+    }
+
+    /// What is odd about it: what is left out, and that it is older than what it goes over.
+    pub fn oddities(&self) -> Vec<String> {
+        let mut oddities = Vec::from_iter(self.leftovers());
+        if let (Some(date), Some(newer)) = (self.date, built_in().date)
+            && date < newer
+        {
+            oddities.push(format!(
+                "it is of {date}, and goes over the built-in table, which is of {newer}: older windows and prices count"
+            ));
+        }
+        oddities
+    }
+
+    fn leftovers(&self) -> Option<String> {
         let count = self.left_out.len();
-        let first = self.left_out.get(..MOST_TOLD.min(count))?;
+        let named = self.left_out.get(..MOST_TOLD.min(count))?;
         let more = if count > MOST_TOLD { ", …" } else { "" };
-        let told = format!(
+        let message = format!(
             "{count} numbers are left out, because they cannot be: {}{more}",
-            first.join(", ")
+            named.join(", ")
         );
-        if count == 0 { None } else { Some(told) }
+        if count == 0 { None } else { Some(message) }
     }
 
     fn from_json(value: &Value) -> Self {
@@ -409,9 +450,25 @@ mod tests {
     #[test]
     fn our_own_form_is_read() {
         let table =
-            ModelTable::read("[models]\n\"My-Model\" = { window = 32_000, family = \"o200k\" }")
+            ModelTable::read("[models]\n\"My-Model\" = { window = 32_000, aliases = [\"mine\"] }")
                 .expect("a table");
         assert_eq!(table.models["my-model"].window, Some(32_000));
+        assert_eq!(table.models["mine"].window, Some(32_000));
+    }
+
+    /// A table of another year is told once, by whoever reads it.
+    #[test]
+    fn old_table_is_odd() {
+        let text = "# Date: 2023-01-05\n[models]\n\"gpt-4o\" = { window = 9_000 }";
+        let old = ModelTable::read(text).expect("a table").at("mine.toml", None);
+        let [oddity] = &old.oddities()[..] else { panic!("{:?}", old.oddities()) };
+        assert!(oddity.starts_with("it is of 2023-01-05, and goes over the built-in"), "{oddity}");
+        let undated = text.trim_start_matches("# Date: 2023-01-05");
+        let changed = Date::constant(1970, 1, 2);
+        let dated = ModelTable::read(undated).expect("a table").at("mine.toml", Some(changed));
+        assert_eq!(dated.date, Some(changed));
+        let new = ModelTable::read(undated).expect("a table");
+        assert!(new.oddities().is_empty(), "without a date it is not old");
     }
 
     #[test]
