@@ -21,6 +21,8 @@ struct Bill {
     case: String,
     path: String,
     model: String,
+    /// What the reply calls it.
+    answered: Option<String>,
     usage: Usage,
     dialect: Dialect,
     dollars: f64,
@@ -51,17 +53,22 @@ fn bill(name: &str, row: &str) -> Bill {
     let model = body["model"].as_str().unwrap_or(in_path).to_owned();
     let mut reader = ResponseReader::new(dialect, 200, Framing::Unknown, 1 << 20);
     reader.push(&read(reply));
-    let mut usage = reader.finish(BodyEnd::Whole).usage;
+    let reply = reader.finish(BodyEnd::Whole);
+    let mut usage = reply.usage;
     usage.billing.regional |= Door::is_regional(path, &model);
     let dollars = dollars.parse().expect("a number");
-    Bill { case: case.to_owned(), path: path.to_owned(), model, usage, dialect, dollars }
+    let answered = reply.model.map(String::from);
+    Bill { case: case.to_owned(), path: path.to_owned(), model, answered, usage, dialect, dollars }
 }
 
 impl Bill {
     fn at(&self, time: &str) -> f64 {
         let at = time.parse::<jiff::Timestamp>().expect("a time").as_millisecond() as u64;
         let catalogue = Catalogue::default();
-        let price = |model: &str| catalogue.model(model, "").price;
+        // As turns are priced: a name that nobody knows is another one of the model that answered.
+        let answered = self.answered.as_deref().unwrap_or(&self.model);
+        let priced = |model: &str| catalogue.model(model, "").price;
+        let price = |model: &str| priced(model).or_else(|| priced(answered));
         let dollars = cost::billed(&self.usage, &self.model, self.dialect, at, price);
         dollars.unwrap_or_else(|| panic!("{}: no price", self.case))
     }
