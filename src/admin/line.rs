@@ -109,6 +109,14 @@ impl StatusLine {
     }
 }
 
+/// Dollars and cents; what is less than a cent, in more digits.
+fn money(dollars: f64) -> String {
+    match dollars {
+        0.000_05..0.01 => format!("${dollars:.4}"),
+        _ => format!("${dollars:.2}"),
+    }
+}
+
 impl fmt::Display for StatusLine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let (Some(total), Some(window)) = (self.total, self.window) {
@@ -118,12 +126,14 @@ impl fmt::Display for StatusLine {
         }
         if let Some(next_input) = self.next_input {
             let NextInput { dollars, warm, cold, cached_until } = next_input;
+            let is_warm = dollars == warm;
+            let dollars = money(dollars);
             match cached_until {
-                Some(_) if dollars == warm => {
-                    write!(f, "next ${dollars:.2}, ${cold:.2} once its cache is gone · ")?;
+                Some(_) if is_warm => {
+                    write!(f, "next {dollars}, {} once its cache is gone · ", money(cold))?;
                 }
-                Some(_) => write!(f, "next ${dollars:.2}, its cache is gone · ")?,
-                None => write!(f, "next ${dollars:.2} · ")?,
+                Some(_) => write!(f, "next {dollars}, its cache is gone · ")?,
+                None => write!(f, "next {dollars} · ")?,
             }
         }
         write!(f, "today ${:.2}", self.today)?;

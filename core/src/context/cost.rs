@@ -20,10 +20,19 @@ pub fn billed(
     at: Millis,
     price: impl Fn(&str) -> Option<Price>,
 ) -> Option<f64> {
-    if let Some(stated) = usage.billing.stated_dollars() {
-        return Some(stated);
+    believed(usage.billing.stated_dollars(), computed(usage, model, dialect, at, price))
+}
+
+/// The provider's own word, unless it is over a dollar and over a hundred times our price: then it is a mistake, or the wish
+/// of whoever answers in the provider's name.
+fn believed(stated: Option<f64>, ours: Option<f64>) -> Option<f64> {
+    match (stated, ours) {
+        (Some(stated), Some(ours)) if ours > 0.0 && stated > 1.0 && stated > 100.0 * ours => {
+            Some(ours)
+        }
+        (Some(stated), _) => Some(stated),
+        (None, ours) => ours,
     }
-    computed(usage, model, dialect, at, price)
 }
 
 /// What a call cost by what it was for, US dollars.
@@ -192,10 +201,8 @@ pub fn known(dollars: f64) -> Option<f64> {
 
 /// What one model call cost at this price; `None` if its input was not reported.
 pub fn call(usage: &Usage, price: &Price, dialect: Dialect, at: Millis) -> Option<f64> {
-    if let Some(stated) = usage.billing.stated_dollars() {
-        return Some(stated);
-    }
-    of_call(usage, terms(usage, &usage.billing, at), price, dialect)
+    let ours = of_call(usage, terms(usage, &usage.billing, at), price, dialect);
+    believed(usage.billing.stated_dollars(), ours)
 }
 
 /// On which terms a call was made. `billing`: of the whole reply.

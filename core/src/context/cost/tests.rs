@@ -62,6 +62,21 @@ fn impossible_cost_is_unknown() {
     }
 }
 
+/// A reply said that 2,000 tokens cost $99,999, and every cap was spent.
+#[test]
+fn stated_cost_that_cannot_be_is_not_believed() {
+    let stated = |dollars: f64| {
+        let billing = Billing { stated: Some((dollars * 1e9) as u64), ..Billing::default() };
+        Usage { billing, ..usage(1_000, 1_000) }
+    };
+    near(
+        bill(&stated(99_999.0), "gpt-6-astra"),
+        bill(&usage(1_000, 1_000), "gpt-6-astra").unwrap(),
+    );
+    near(bill(&stated(0.9), "gpt-6-luna"), 0.9);
+    near(bill(&stated(99.0), "unheard-of"), 99.0);
+}
+
 #[test]
 fn searches_have_price_of_their_own() {
     let billing = Billing { searches: 3, ..Billing::default() };
