@@ -40,7 +40,9 @@ pub(super) fn of_last_reply(conversation: &Conversation, body: &[u8]) -> Vec<Sen
 
 /// The first and the last sentence that the user says in a request with one reply or none.
 pub(super) fn of_prompt(conversation: &Conversation, body: &[u8]) -> Option<[PartKey; 2]> {
-    let from_reply = conversation.parts().skip_while(|part| part.role != Role::Assistant);
+    // A reply of reasoning alone says nothing, and its client may drop it.
+    let spoken = conversation.parts().filter(|part| part.kind != PartKind::Reasoning);
+    let from_reply = spoken.skip_while(|part| part.role != Role::Assistant);
     let mut after_reply = from_reply.skip_while(|part| part.role == Role::Assistant);
     if after_reply.any(|part| part.role == Role::Assistant) {
         return None;

@@ -513,6 +513,25 @@ fn reply_is_found_after_result_and_changed_message() {
     assert_eq!(next.position.thread, first.position.thread);
 }
 
+/// A reply of reasoning alone before the first one that says something: the conversation still has one reply, which is found
+/// although the client edited it and changed the message before it.
+#[test]
+fn reasoning_alone_is_no_reply_of_its_own() {
+    let thought = r#"{"type":"thinking","thinking":"Hm.","signature":"A"}"#;
+    let partial = format!(r#"{{"role":"assistant","content":[{thought}]}}"#);
+    let said = "The mark is painted white every year.";
+    let history = [user("The keel is laid. Tell me more of it."), partial].join(",");
+    let mut play = Play::default();
+    let asks = body(&user("The keel is laid. Tell me more of it. <context/>"), "", "");
+    play.send(&asks, thought, Outcome::UpstreamFailed, None);
+    let first = play.say(&[history.clone(), user("go on <context/>")].join(","), &words(said));
+    let edited = model(&format!("{said}\n\n(edited)"));
+    let next = [history, user("go on"), edited, user("three")].join(",");
+    let next = play.say(&next, &words("3"));
+    assert_eq!(parent(&next), Some("req-2"));
+    assert_eq!(next.position.thread, first.position.thread);
+}
+
 /// The same request twice, the replies differ, and the client edits them: what is left of a reply says which one it is.
 #[test]
 fn sentence_decides_between_equal_turns() {
