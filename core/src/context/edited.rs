@@ -46,7 +46,7 @@ pub(super) fn shared_beginnings(conversation: &Conversation) -> Vec<Chain> {
 
 /// Whether it is before the user's own last message: clients that edit messages leave the model's parts and results alone. A
 /// reply of reasoning alone has no key, so a message may follow on a result.
-fn is_history(part: &Part) -> bool {
+pub(super) fn is_history(part: &Part) -> bool {
     part.role == Role::Assistant || part.kind == PartKind::ToolResult
 }
 

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::edited::{shared_beginnings, shown_replies};
+use super::edited::{is_history, shared_beginnings, shown_replies};
 use super::ledger::{BoundaryHash, Ledger};
 use super::{ExchangeId, Outcome, Position, PromptSection, ThreadId, Turn};
 use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, PartKind, Purpose, Role};
@@ -162,6 +162,7 @@ impl<'l> AncestorMatch<'l> {
 ///    parent, then one that said what is left of an edited reply;
 /// 4. *sentence*: what is left of a reply that the client edited ([`edited`](super::edited)).
 ///
+/// Behind the nearest of them, a turn that continues it may have its whole reply, after a message that the client changed.
 /// If none of these covers what the newest reasoning in the request stands behind, its maker is the parent: a reply may be
 /// reasoning alone, or a call without an id, after a message that the client changed.
 ///
@@ -204,7 +205,41 @@ fn grown_from<'l>(
         {
             Some(AncestorMatch::new(maker, covers))
         }
-        _ => nearest,
+        _ => nearest.map(|nearest| behind_message(ledger, conversation, &others, nearest)),
+    }
+}
+
+/// The turn after this one whose whole reply stands behind the user's own message, which its client may have changed; else
+/// this one.
+fn behind_message<'l>(
+    ledger: &'l Ledger,
+    conversation: &Conversation,
+    others: &OtherAgents<'_>,
+    certain: AncestorMatch<'l>,
+) -> AncestorMatch<'l> {
+    let parts = conversation.parts().filter(|part| part.key.is_some()).skip(certain.covers);
+    let mut parts = parts.peekable();
+    let mut covers = certain.covers;
+    while parts.next_if(|part| !is_history(part)).is_some() {
+        covers += 1;
+    }
+    let reply: Vec<PartKey> =
+        parts.take_while(|part| is_reply(part)).filter_map(|part| part.key).collect();
+    if covers == certain.covers || reply.is_empty() {
+        return certain;
+    }
+    let children = ledger.turns().rev().filter(|turn| {
+        turn.position.parent.as_ref() == Some(&certain.turn.exchange)
+            && turn.purpose == Purpose::Turn
+            && !others.contains(turn)
+            && turn
+                .forms()
+                .any(|form| form.parts.iter().map(|part| part.key).eq(reply.iter().copied()))
+    });
+    // Of equals, one that no turn has continued, then the newest, which comes first.
+    match children.min_by_key(|turn| ledger.has_grown(turn)) {
+        Some(turn) => AncestorMatch::new(turn, covers + reply.len()),
+        None => certain,
     }
 }
 

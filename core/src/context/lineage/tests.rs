@@ -513,6 +513,22 @@ fn reply_is_found_after_result_and_changed_message() {
     assert_eq!(next.position.thread, first.position.thread);
 }
 
+/// A short reply behind a message that its client changed: the turn continues the one that is certain, and all of its reply
+/// is there.
+#[test]
+fn whole_reply_tells_its_turn_behind_changed_message() {
+    let mut play = Play::default();
+    play.say(&user("one"), &words("1"));
+    let history = [user("one"), model("1")].join(",");
+    let first = play.say(&[history.clone(), user("two <context/>")].join(","), &words("2"));
+    for (reply, expected) in [("2", "req-2"), ("3", "req-1")] {
+        let next = [history.clone(), user("two"), model(reply), user("three")].join(",");
+        let next = play.say(&next, &words("4"));
+        assert_eq!(parent(&next), Some(expected));
+        assert_eq!(next.position.thread == first.position.thread, reply == "2");
+    }
+}
+
 /// A reply of reasoning alone before the first one that says something: the conversation still has one reply, which is found
 /// although the client edited it and changed the message before it.
 #[test]
