@@ -291,12 +291,13 @@ impl Server {
 
 /// Reads what was spent before this start, for caps and the day's sum.
 async fn read_spending(ledgers: &Arc<Ledgers>, prices: PriceList) {
-    let reader = ledgers.clone();
     let cost: TurnCost =
         Arc::new(move |turn| turn.cost(|model| prices.price(&turn.upstream, &turn.model, model)));
+    ledgers.caps().price_by(cost);
+    let reader = ledgers.clone();
     let started = now();
     let reading = tokio::spawn(async move {
-        let unread = reader.read_spending(started, &cost).await;
+        let unread = reader.read_spending(started).await;
         if unread > 0 && reader.caps().has_caps() {
             tracing::warn!(
                 "what {unread} sessions spent before this start could not be read, and is not counted"

@@ -177,9 +177,10 @@ fn grown_from<'l>(
     }
     let others = OtherAgents::new(ledger, position);
     let replies = replies(conversation);
+    let newest = newest_reasoning(ledger, conversation);
     // Most requests have no edited reply, and then nobody asks.
     let said = LazyCell::new(|| by_sentences(ledger, conversation, &others));
-    let by_chain = longest_prefix(ledger, conversation, position, &others, &replies, &said);
+    let by_chain = longest_prefix(ledger, conversation, position, &others, &replies, &said, newest);
     let covered = by_chain.as_ref().map_or(0, |ancestor| ancestor.covers);
     // Of turns that look alike, one that continues what is the same for certain is the likely one.
     let base = by_chain.as_ref().map(|ancestor| ancestor.turn);
@@ -198,7 +199,7 @@ fn grown_from<'l>(
         }
     }
     let nearest = by_boundary.or(by_chain);
-    match newest_reasoning(ledger, conversation) {
+    match newest {
         Some((covers, maker))
             if !others.contains(maker)
                 && nearest.as_ref().is_none_or(|nearest| nearest.covers <= covers) =>
@@ -282,8 +283,8 @@ fn longest_prefix<'l>(
     others: &OtherAgents<'_>,
     replies: &[bool],
     said: &LazyCell<Vec<AncestorMatch<'l>>, impl FnOnce() -> Vec<AncestorMatch<'l>>>,
+    newest: Option<(usize, &'l Arc<Turn>)>,
 ) -> Option<AncestorMatch<'l>> {
-    let newest = newest_reasoning(ledger, conversation);
     let chains = conversation.chains();
     for (index, chain) in chains.iter().enumerate().rev() {
         let covers = index + 1;

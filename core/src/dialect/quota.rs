@@ -4,6 +4,7 @@
 //! credential a limit belongs to, and what follows from it, is not known here.
 
 use http::HeaderMap;
+use jiff::fmt::rfc2822;
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -150,7 +151,10 @@ pub fn unnamed(headers: &HeaderMap, told: &[Quota], now: u64) -> Option<Quota> {
     if told.iter().any(|quota| quota.used >= 1.0) {
         return None;
     }
-    let resets_at = moment(text(headers, "retry-after")?, now)?;
+    let wait = text(headers, "retry-after")?;
+    // A number of seconds or a date (RFC 9110, 10.2.3).
+    let resets_at = moment(wait, now)
+        .or_else(|| u64::try_from(rfc2822::parse(wait).ok()?.timestamp().as_millisecond()).ok())?;
     Quota::new(QuotaKind::Unnamed, None, 1.0, Some(resets_at))
 }
 

@@ -3,7 +3,7 @@
 //!
 //! So the sums survive a crash as the turns do. What retention or a person deleted is missing after the next start.
 
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex, OnceLock};
 
 use tokio::sync::broadcast;
 
@@ -17,15 +17,19 @@ use crate::store::Scope;
 /// Events that a slow subscriber may be behind.
 const BEHIND: usize = 64;
 
+/// What a turn costs, US dollars: with one that was interrupted, nothing is stored of it.
+pub type TurnCost = Arc<dyn Fn(&Turn) -> Option<f64> + Send + Sync>;
+
 /// What was spent, and what may be.
 pub struct CapBoard {
     pub(super) sums: Mutex<CapSums>,
     passed: broadcast::Sender<CapState>,
+    cost: OnceLock<TurnCost>,
 }
 
 impl Default for CapBoard {
     fn default() -> Self {
-        Self { sums: Mutex::default(), passed: broadcast::channel(BEHIND).0 }
+        Self { sums: Mutex::default(), passed: broadcast::channel(BEHIND).0, cost: OnceLock::new() }
     }
 }
 
@@ -33,6 +37,20 @@ impl CapBoard {
     /// Sets the caps; before that there are none.
     pub fn set(&self, caps: Vec<Cap>) {
         *lock(&self.sums) = CapSums::new(caps);
+    }
+
+    /// Sets, once, what turns cost that were stored without it.
+    pub fn price_by(&self, cost: TurnCost) {
+        let _ = self.cost.set(cost);
+    }
+
+    /// What a stored turn spent.
+    pub(super) fn pricing(&self) -> impl Fn(&Turn) -> Spending + Clone + Send + use<> {
+        let cost = self.cost.get().cloned();
+        move |turn| {
+            let dollars = turn.dollars.or_else(|| cost.as_ref()?(turn));
+            Spending::new(&turn.usage, dollars)
+        }
     }
 
     /// Whether there is a cap.

@@ -40,7 +40,7 @@ impl Ledgers {
         let write = cache.add_found(
             |ledger| {
                 let stored = ledger.answered_by(response).map(|turn| &**turn);
-                earlier = stored.map(Spending::from_turn).unwrap_or_default();
+                earlier = stored.map(self.caps.pricing()).unwrap_or_default();
                 let turn = complete(stored.or(open.as_ref().map(|(_, turn)| turn))?)?;
                 completed = Some(Arc::new(turn.clone()));
                 Some(vec![Fact::Turn(Box::new(turn))])

@@ -2,7 +2,6 @@
 //!
 //! Sessions are read newest first, and only those used in a period that still runs.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::Ledgers;
@@ -19,9 +18,6 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// Sessions that are read in one step.
 const PAGE: usize = 500;
 
-/// What a turn costs, US dollars: of one that was interrupted, nothing is stored.
-pub type TurnCost = Arc<dyn Fn(&Turn) -> Option<f64> + Send + Sync>;
-
 /// A sum to add: who spent what, and when.
 type Addition = (Spender, Spending, Millis);
 
@@ -33,7 +29,7 @@ impl Ledgers {
 
     /// Adds what the kept turns of requests that arrived before `now` spent in the running periods. Waits for a store that
     /// does not answer. Returns how many sessions could not be read: theirs is missing.
-    pub async fn read_spending(&self, now: Millis, cost: &TurnCost) -> usize {
+    pub async fn read_spending(&self, now: Millis) -> usize {
         let since = lock(&self.caps.sums).since(now);
         let mut page = ScopePage { after: None, skip: 0, count: PAGE };
         let mut unread = 0;
@@ -48,9 +44,9 @@ impl Ledgers {
             for line in used {
                 count += 1;
                 let scope = line.scope.clone();
-                let cost = cost.clone();
+                let spending = self.caps.pricing();
                 let reading = self.look_at_one_of_many(&line.scope, move |ledger| {
-                    additions(&scope, ledger, since, now, &cost)
+                    additions(&scope, ledger, since, now, spending)
                 });
                 let Ok(additions) = reading.await else {
                     unread += 1;
@@ -74,13 +70,13 @@ fn additions(
     ledger: &Ledger,
     since: Millis,
     now: Millis,
-    cost: &TurnCost,
+    spending: impl Fn(&Turn) -> Spending,
 ) -> Vec<Addition> {
     let project = SessionNames::from_ledger(ledger).project;
     let mut additions = Vec::new();
     for turn in ledger.turns().filter(|turn| turn.at >= since && turn.at < now) {
         let spender = turn_spender(scope, turn, project.as_deref());
-        additions.push((spender, Spending::new(&turn.usage, cost(turn)), turn.at));
+        additions.push((spender, spending(turn), turn.at));
     }
     for one in ledger.summaries(DecisionMode::Active) {
         if one.at >= since && one.at < now {

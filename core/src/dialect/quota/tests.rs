@@ -85,6 +85,8 @@ fn refusal_says_how_long_to_wait() {
     let waits = unnamed(&headers, &[], NOW).unwrap();
     assert_eq!(waits.kind, QuotaKind::Unnamed);
     assert_eq!(waits.resets_at, Some(NOW + 3_600_000));
+    headers.insert("retry-after", "Wed, 21 Oct 2026 07:28:00 GMT".parse().unwrap());
+    assert_eq!(unnamed(&headers, &[], NOW).unwrap().resets_at, Some(1_792_567_680_000));
     let named = Quota { kind: QuotaKind::Tokens, limit: None, used: 1.0, resets_at: None };
     assert_eq!(unnamed(&headers, &[named], NOW), None);
 }

@@ -50,10 +50,17 @@ async fn drafts_have_what_has_arrived() {
     std::mem::forget(guard);
     let turn = interrupted(&store).await.remove(0);
     let started = ledgers(&store);
-    let cost: TurnCost = Arc::new(|turn| turn.dollars.or(Some(0.5)));
-    assert_eq!(started.read_spending(turn.at + 1, &cost).await, 0);
+    started.caps().price_by(Arc::new(|_| Some(0.5)));
+    assert_eq!(started.read_spending(turn.at + 1).await, 0);
     let spent = started.caps().today(turn.at + 1);
     assert!(spent.dollars == 0.5, "{spent:?}");
+    let whole = |turn: &Turn| {
+        let outcome = Outcome::Complete;
+        Some(Turn { outcome, dollars: Some(0.75), ..turn.clone() })
+    };
+    assert!(started.complete_turn(&"t".into(), "m", whole).await.unwrap().is_some());
+    let spent = started.caps().today(turn.at + 1);
+    assert!(spent.dollars == 0.75, "its rest is added, not all of it: {spent:?}");
     assert_eq!(turn.usage.input, Some(40));
     assert_eq!(turn.usage.output, Some(20));
     assert!(turn.usage.lower_bound);

@@ -59,9 +59,11 @@ impl<'l> Branch<'l> {
             Some(parent) if mode == DecisionMode::Active => {
                 // The model's parts next to what the parent covers are its reply, as the client has it, also behind a
                 // message that the client changed. Others have no known turn: what was sent before them is unknown, too.
-                let mut message = keyed_parts.iter().skip(placed.covers).peekable();
-                while placed.by_sentences && message.next_if(|keyed| !is_models(keyed)).is_some() {}
-                let mut later = message.skip_while(|keyed| is_models(keyed));
+                let mut later = keyed_parts
+                    .iter()
+                    .skip(placed.covers)
+                    .skip_while(|keyed| placed.by_sentences && !is_models(keyed))
+                    .skip_while(|keyed| is_models(keyed));
                 let is_known =
                     later.all(|keyed| !is_models(keyed) || parent.has_in_reply(keyed.key));
                 if is_known { ledger.sketch(parent) } else { None }
