@@ -313,20 +313,30 @@ impl Ledger {
         let (dropped_turns, turns) = ledger.turns.split_at(ledger.turns.len() / 4);
         let dropped: HashSet<&ExchangeId> =
             dropped_turns.iter().map(|turn| &turn.exchange).collect();
+        // Tools that later turns have, too, stand with the turn that had them first.
+        let defining = dropped_turns.iter().filter(|turn| !turn.definitions.is_empty());
+        let mut definitions: HashMap<PartKey, &Arc<Turn>> =
+            defining.map(|turn| (turn.position.tools, turn)).collect();
         let mut room = WHOLE;
         for turn in turns {
             // Sketches that are based on a dropped turn are completed, as far as there is room, so
             // that their turns can still be anchors.
             let lost = turn.sketch.base.as_ref().is_some_and(|base| dropped.contains(base));
             let parts = if lost { ledger.sketch(turn) } else { None };
-            self.add_turn(match parts {
+            let mut turn = match parts {
                 Some(added) if added.len() <= room => {
                     room -= added.len();
                     let sketch = Sketch { added, ..Sketch::default() };
                     Arc::new(Turn { sketch, ..Turn::clone(turn) })
                 }
                 _ => turn.clone(),
-            });
+            };
+            if let Some(first) = definitions.remove(&turn.position.tools)
+                && turn.definitions.is_empty()
+            {
+                Arc::make_mut(&mut turn).definitions.clone_from(&first.definitions);
+            }
+            self.add_turn(turn);
         }
         let repeated = ledger.repeated_reasoning.values().flatten();
         for record in ledger.reasoning.values().chain(repeated) {

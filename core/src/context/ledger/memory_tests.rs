@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::context::budget::ToolTokens;
 use crate::context::scene::{SessionFixture, messages};
 use crate::context::{InjectionState, Millis, PromptSection, ReasoningAction, Replacement, plan};
 use crate::dialect::Usage;
@@ -218,6 +219,9 @@ fn oldest_quarter_is_forgotten() {
         let mut turn = Turn { exchange: n.to_string().into(), sketch, ..base.clone() };
         turn.position.thread = if n.is_multiple_of(2) { "even".into() } else { "odd".into() };
         turn.usage = Usage { input: Some(1), output: Some(2), ..Usage::default() };
+        if n == 0 {
+            turn.definitions = vec![ToolTokens { tool: "Read".into(), tokens: 9 }];
+        }
         ledger.add(Fact::Turn(Box::new(turn)));
     };
     for n in 0..TURNS {
@@ -235,6 +239,12 @@ fn oldest_quarter_is_forgotten() {
     let oldest = (TURNS / 4).to_string();
     assert!(ledger.turn(&oldest.into()).is_some());
     assert!(ledger.turn(&"0".into()).is_none());
+    let defining: Vec<&str> = ledger
+        .turns()
+        .filter(|turn| !turn.definitions.is_empty())
+        .map(|turn| turn.exchange.as_str())
+        .collect();
+    assert_eq!(defining, [(TURNS / 4).to_string()], "the first that is left has its tools");
     let sketch = |n: usize| ledger.sketch(ledger.turn(&n.to_string().into()).unwrap());
     assert_eq!(sketch(TURNS / 4).unwrap(), [part(0), part(1), part(TURNS / 4)]);
     assert_eq!(sketch(TURNS - 1).unwrap(), [part(0), part(1), part(TURNS - 1)]);
