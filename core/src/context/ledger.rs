@@ -314,9 +314,8 @@ impl Ledger {
         let dropped: HashSet<&ExchangeId> =
             dropped_turns.iter().map(|turn| &turn.exchange).collect();
         // Tools that later turns have, too, stand with the turn that had them first.
-        let defining = dropped_turns.iter().filter(|turn| !turn.definitions.is_empty());
-        let mut definitions: HashMap<PartKey, &Arc<Turn>> =
-            defining.map(|turn| (turn.position.tools, turn)).collect();
+        let firsts = dropped_turns.iter().filter(|turn| !turn.definitions.is_empty());
+        let mut firsts: HashMap<_, _> = firsts.map(|turn| (turn.position.tools, turn)).collect();
         let mut room = WHOLE;
         for turn in turns {
             // Sketches that are based on a dropped turn are completed, as far as there is room, so
@@ -331,7 +330,7 @@ impl Ledger {
                 }
                 _ => turn.clone(),
             };
-            if let Some(first) = definitions.remove(&turn.position.tools)
+            if let Some(first) = firsts.remove(&turn.position.tools)
                 && turn.definitions.is_empty()
             {
                 Arc::make_mut(&mut turn).definitions.clone_from(&first.definitions);
