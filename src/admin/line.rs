@@ -136,7 +136,7 @@ impl fmt::Display for StatusLine {
                 None => write!(f, "next {dollars} · ")?,
             }
         }
-        write!(f, "today ${:.2}", self.today)?;
+        write!(f, "today {}", money(self.today))?;
         if let Some(cap) = &self.cap {
             write!(f, " · cap {} {:.0}%", cap.cap, cap.used * 100.0)?;
         }

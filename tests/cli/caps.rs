@@ -92,7 +92,7 @@ async fn status_line_is_one_line() {
     let data = serving.data.path().to_str().unwrap();
     assert_eq!(status_line(data, STATUS).await, "today $0.00\n");
     talk(&serving, &provider, true).await;
-    let expected = "15 / 1,000,000 (0%) · next $0.00 · today $0.00\n";
+    let expected = "15 / 1,000,000 (0%) · next $0.0001 · today $0.0001\n";
     assert_eq!(status_line(data, STATUS).await, expected);
     assert_eq!(status_line(data, "not JSON").await, expected, "the newest session");
     assert_eq!(serving.look(&["line"]).await.out, expected);
