@@ -199,15 +199,16 @@ fn grown_from<'l>(
         }
     }
     let nearest = by_boundary.or(by_chain);
-    match newest {
+    let nearest = match newest {
         Some((covers, maker))
             if !others.contains(maker)
                 && nearest.as_ref().is_none_or(|nearest| nearest.covers <= covers) =>
         {
-            Some(AncestorMatch::new(maker, covers))
+            AncestorMatch::new(maker, covers)
         }
-        _ => nearest.map(|nearest| behind_message(ledger, conversation, &others, nearest)),
-    }
+        _ => nearest?,
+    };
+    Some(behind_message(ledger, conversation, &others, nearest))
 }
 
 /// The turn after this one whose whole reply stands behind the user's own message, which its client may have changed; else

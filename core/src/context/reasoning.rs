@@ -390,9 +390,12 @@ impl ReasoningProposal<'_> {
         for returned in decisions.replies.iter().filter(|returned| returned.index > first) {
             let prefix = self.sent.before(returned.index);
             for at in returned.places(request.conversation) {
+                let maker = decisions.maker_at(at, returned);
+                // Another model's is not read, and may be demanded.
                 if let Some(about) = request.part(at).and_then(Part::removal_key)
                     && decisions.reasoning_decision(about).is_none()
-                    && decisions.maker_at(at, returned).prefix != prefix
+                    && *maker.model == *request.name
+                    && maker.prefix != prefix
                 {
                     self.decide(about, ReasoningAction::Remove, DecisionReason::Bound);
                 }

@@ -388,16 +388,16 @@ impl PlannedRequest {
             decisions.take_births(&self.known, &prepared.info.exchange);
         }
         // As earlier requests of its branch were sent: without its own decisions that may be to blame.
-        let exchange = &prepared.info.exchange;
-        let is_same = decisions.decided_by(exchange) == self.known.decided_by(exchange);
-        if prepared.mode != Mode::Active || is_same {
+        if prepared.mode != Mode::Active {
             return None;
         }
         if cause == RefusalCause::Bound {
             decisions.drop_cuts_before_returned_reasoning(&prepared.plan_request());
         }
-        // If it cannot be planned again, there is nothing else to send.
-        self.replanned(prepared, decisions).await.filter(|planned| !planned.edits.is_empty())
+        // Neither what was refused nor the original is sent again.
+        let replanned = self.replanned(prepared, decisions).await?;
+        let is_new = replanned.edits != self.edits && !replanned.edits.is_empty();
+        is_new.then_some(replanned)
     }
 
     /// The keys of decisions made for it that `other` does not have.

@@ -50,8 +50,10 @@ const REPLY_ENDS: usize = 8;
 
 /// The chains after a turn's request and only the end of its reply: some clients drop the text beside a call.
 pub fn reply_end_chains(turn: &Turn) -> impl Iterator<Item = Chain> {
-    let ends = (1..turn.reply.len()).take(REPLY_ENDS).map(|from| &turn.reply[from..]);
-    ends.map(|end| end.iter().fold(turn.position.chain, |chain, part| chain.then(part.key)))
+    turn.forms().flat_map(|form| {
+        let ends = (1..form.parts.len()).take(REPLY_ENDS).map(move |from| &form.parts[from..]);
+        ends.map(|end| end.iter().fold(turn.position.chain, |chain, part| chain.then(part.key)))
+    })
 }
 
 /// Texts shorter than this occur more than once in a session, and identify nothing.

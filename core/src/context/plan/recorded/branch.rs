@@ -376,7 +376,9 @@ impl<'l> Branch<'l> {
         for _ in self.ledger.turns() {
             let Some(turn) = ancestor else { break };
             line.push(turn);
-            ancestor = turn.sketch.base.as_ref().and_then(|base| Some(&**self.ledger.turn(base)?));
+            // A sketch without a base is whole, and its turn may still continue another.
+            let earlier = turn.sketch.base.as_ref().or(turn.position.parent.as_ref());
+            ancestor = earlier.and_then(|earlier| Some(&**self.ledger.turn(earlier)?));
         }
         let mut parts: Vec<PartKey> = Vec::new();
         let mut exchanges: HashMap<PartKey, &'l ExchangeId> = HashMap::default();
