@@ -61,7 +61,10 @@ pub fn reply_keys(position: &Position, reply: &Reply) -> Vec<PartKey> {
             let first = said.iter().filter(|it| long.is_empty() || it.length >= TELLING);
             keys.extend(first.take(AFTER_ALL).map(|it| after(position.chain, it.key)));
         }
-        // The first one may be short.
+        // The first one may be short, and after a history that is proof enough.
+        if long.is_empty() && position.has_reply {
+            long.extend(said.first());
+        }
         long.sort_by_key(|sentence| std::cmp::Reverse(sentence.length));
         for beginning in &position.beginnings {
             let pairs = long.iter().take(AFTER_PART).map(|second| with_first(&said, second));

@@ -1,11 +1,11 @@
 //! Lineage: which thread a request belongs to, and which turn it continues.
 //!
 //! The parent is the turn that covers most of the request, found by its reply, by a boundary, or by its end
-//! ([`grown_from`]). Then [`growth`] decides whether the request stays on that turn's thread. Two
+//! ([`Search::ancestor`]). Then [`growth`] decides whether the request stays on that turn's thread. Two
 //! conversations that begin alike never mix: a request whose beginning was already answered in full begins a
 //! thread of its own. Pure; must not know where turns are stored.
 
-use std::cell::LazyCell;
+use std::cell::OnceCell;
 use std::cmp::Reverse;
 use std::sync::Arc;
 
@@ -63,7 +63,8 @@ pub fn place(
     let ancestor = match named {
         // Nothing came before a warm-up: what follows it is the whole conversation.
         Some(turn) if !is_bare(turn) => None,
-        _ => grown_from(ledger, conversation, &position),
+        _ if ledger.is_empty() => None,
+        _ => Search::new(ledger, conversation, &position).ancestor(),
     };
     let covers = ancestor.as_ref().map_or(0, |ancestor| ancestor.covers);
     let by_sentences = ancestor.as_ref().is_some_and(|ancestor| ancestor.by_sentences);
@@ -147,188 +148,246 @@ impl<'l> AncestorMatch<'l> {
     }
 }
 
-/// Finds the parent turn in four ways. The match that covers most of the request is used. Of equals a sentence wins, because
-/// its reply stands after what is covered, and a prefix (way 1, then 3) wins over a boundary:
-/// 1. *reply*: a prefix of the request is a known turn's request and reply;
-/// 2. *boundary*: the request has a part that identifies a turn's reply (a tool call with its unique id, a
-///    long text), or a run of parts across the end of a turn's request and the start of its reply
-///    ([`proves`]). This finds the turn even if the client changed a part before it (a date, a reminder,
-///    its whole first message), or dropped the text beside a tool call;
-/// 3. *end*: a prefix of the request is a known turn's request without its reply (a repeat, an aborted
-///    call, a rewind). This proves less, so system prompt and tools must be the same. They may differ for a call
-///    beside the conversation: it has more than the turn's request, and the reply that the turn itself continues
-///    ([`continues_a_reply`]). And they may differ if the client edited the reply: a reply follows the turn's request,
-///    which has one itself. Of several such turns, one that may have reached its provider is the
-///    parent, then one that said what is left of an edited reply;
-/// 4. *sentence*: what is left of a reply that the client edited ([`edited`](super::edited)).
-///
-/// Behind the nearest of them, a turn that continues it may have its whole reply, after a message that the client changed.
-/// If none of these covers what the newest reasoning in the request stands behind, its maker is the parent: a reply may be
-/// reasoning alone, or a call without an id, after a message that the client changed.
-///
-/// Of equal turns, one that no turn has continued is the parent, then the newest.
-fn grown_from<'l>(
+/// The search for the turn that a request continues.
+struct Search<'s, 'l> {
     ledger: &'l Ledger,
-    conversation: &Conversation,
-    position: &Position,
-) -> Option<AncestorMatch<'l>> {
-    if ledger.is_empty() {
-        return None;
-    }
-    let others = OtherAgents::new(ledger, position);
-    let replies = replies(conversation);
-    let newest = newest_reasoning(ledger, conversation);
-    // Most requests have no edited reply, and then nobody asks.
-    let said = LazyCell::new(|| by_sentences(ledger, conversation, &others));
-    let by_chain = longest_prefix(ledger, conversation, position, &others, &replies, &said, newest);
-    let covered = by_chain.as_ref().map_or(0, |ancestor| ancestor.covers);
-    // Of turns that look alike, one that continues what is the same for certain is the likely one.
-    let base = by_chain.as_ref().map(|ancestor| ancestor.turn);
-    let by_boundary = match replies.iter().skip(covered).any(|is_reply| *is_reply) {
-        true => last_boundary(ledger, conversation, position, &others, by_chain.as_ref()),
-        // There is no boundary without a reply.
-        false => None,
-    };
-    let covered = by_boundary.as_ref().map_or(covered, |ancestor| ancestor.covers);
-    let last_reply = replies.iter().rposition(|is_reply| *is_reply);
-    if last_reply.is_some_and(|at| at >= covered) {
-        let mut nearer = said.iter().filter(|found| found.covers >= covered);
-        let continued = nearer.clone().find(|found| continues(ledger, found.turn, base));
-        if let Some(found) = continued.or_else(|| nearer.next()) {
-            return Some(found.clone());
-        }
-    }
-    let nearest = by_boundary.or(by_chain);
-    let nearest = match newest {
-        Some((covers, maker))
-            if !others.contains(maker)
-                && nearest.as_ref().is_none_or(|nearest| nearest.covers <= covers) =>
-        {
-            AncestorMatch::new(maker, covers)
-        }
-        _ => nearest?,
-    };
-    Some(behind_message(ledger, conversation, &others, nearest))
+    conversation: &'s Conversation,
+    position: &'s Position,
+    others: OtherAgents<'s>,
+    /// Whether each keyed part is the model's.
+    replies: Vec<bool>,
+    /// The turn that made the newest reasoning whose maker is known, after how many keyed parts.
+    newest: Option<(usize, &'l Arc<Turn>)>,
+    /// What way 4 finds. Most requests have no edited reply, and then nobody asks.
+    said: OnceCell<Vec<AncestorMatch<'l>>>,
 }
 
-/// The turn after this one whose whole reply stands behind the user's own message, which its client may have changed; else
-/// this one.
-fn behind_message<'l>(
-    ledger: &'l Ledger,
-    conversation: &Conversation,
-    others: &OtherAgents<'_>,
-    certain: AncestorMatch<'l>,
-) -> AncestorMatch<'l> {
-    let parts = conversation.parts().filter(|part| part.key.is_some()).skip(certain.covers);
-    let mut parts = parts.peekable();
-    let mut covers = certain.covers;
-    while parts.next_if(|part| !is_history(part)).is_some() {
-        covers += 1;
+impl<'s, 'l> Search<'s, 'l> {
+    fn new(ledger: &'l Ledger, conversation: &'s Conversation, position: &'s Position) -> Self {
+        Self {
+            ledger,
+            conversation,
+            position,
+            others: OtherAgents::new(ledger, position),
+            replies: replies(conversation),
+            newest: newest_reasoning(ledger, conversation),
+            said: OnceCell::new(),
+        }
     }
-    let reply: Vec<PartKey> =
-        parts.take_while(|part| is_reply(part)).filter_map(|part| part.key).collect();
-    if covers == certain.covers || reply.is_empty() {
-        return certain;
-    }
-    let children = ledger.turns().rev().filter(|turn| {
-        turn.position.parent.as_ref() == Some(&certain.turn.exchange)
-            && turn.purpose == Purpose::Turn
-            && !others.contains(turn)
-            && turn
-                .forms()
-                .any(|form| form.parts.iter().map(|part| part.key).eq(reply.iter().copied()))
-    });
-    // Of equals, one that no turn has continued, then the newest, which comes first.
-    match children.min_by_key(|turn| ledger.has_grown(turn)) {
-        Some(turn) => AncestorMatch::new(turn, covers + reply.len()),
-        None => certain,
-    }
-}
 
-/// Way 4: the turns whose reply has most sentences of the last reply in the request, the likeliest first.
-fn by_sentences<'l>(
-    ledger: &'l Ledger,
-    conversation: &Conversation,
-    others: &OtherAgents<'_>,
-) -> Vec<AncestorMatch<'l>> {
-    for shown in shown_replies(conversation) {
-        let mut counts: Vec<(&Arc<Turn>, usize)> = Vec::new();
-        for key in shown.keys {
-            for turn in ledger.turns_at_boundary(BoundaryHash::of_anchor_key(key)).take(CANDIDATES)
-            {
-                match counts.iter_mut().find(|(known, _)| Arc::ptr_eq(known, turn)) {
-                    Some((_, count)) => *count += 1,
-                    None if !others.contains(turn) => counts.push((turn, 1)),
-                    None => {}
-                }
+    /// Finds the parent turn in four ways. The match that covers most of the request is used. Of equals a sentence wins, because
+    /// its reply stands after what is covered, and a prefix (way 1, then 3) wins over a boundary:
+    /// 1. *reply*: a prefix of the request is a known turn's request and reply;
+    /// 2. *boundary*: the request has a part that identifies a turn's reply (a tool call with its unique id, a
+    ///    long text), or a run of parts across the end of a turn's request and the start of its reply
+    ///    ([`proves`]). This finds the turn even if the client changed a part before it (a date, a reminder,
+    ///    its whole first message), or dropped the text beside a tool call;
+    /// 3. *end*: a prefix of the request is a known turn's request without its reply (a repeat, an aborted
+    ///    call, a rewind). This proves less, so system prompt and tools must be the same. They may differ for a call
+    ///    beside the conversation: it has more than the turn's request, and the reply that the turn itself continues
+    ///    ([`continues_a_reply`]). And they may differ if the client edited the reply: a reply follows the turn's request,
+    ///    which has one itself. Of several such turns, one that may have reached its provider is the
+    ///    parent, then one that said what is left of an edited reply;
+    /// 4. *sentence*: what is left of a reply that the client edited ([`edited`](super::edited)).
+    ///
+    /// Behind the nearest of them, a turn that continues it may have its whole reply, after a message that the client changed.
+    /// If none of these covers what the newest reasoning in the request stands behind, its maker is the parent: a reply may be
+    /// reasoning alone, or a call without an id, after a message that the client changed.
+    ///
+    /// Of equal turns, one that no turn has continued is the parent, then the newest.
+    fn ancestor(&self) -> Option<AncestorMatch<'l>> {
+        let by_chain = self.longest_prefix();
+        let covered = by_chain.as_ref().map_or(0, |ancestor| ancestor.covers);
+        // Of turns that look alike, one that continues what is the same for certain is the likely one.
+        let base = by_chain.as_ref().map(|ancestor| ancestor.turn);
+        let by_boundary = match self.replies.iter().skip(covered).any(|is_reply| *is_reply) {
+            true => self.last_boundary(by_chain.as_ref()),
+            // There is no boundary without a reply.
+            false => None,
+        };
+        let nearest = by_boundary.or(by_chain);
+        let covered = nearest.as_ref().map_or(0, |ancestor| ancestor.covers);
+        let last_reply = self.replies.iter().rposition(|is_reply| *is_reply);
+        if last_reply.is_some_and(|at| at >= covered) {
+            // A turn that said nothing did not say what stands there.
+            let is_silent = nearest.as_ref().is_some_and(|ancestor| ancestor.turn.reply.is_empty());
+            let mut nearer =
+                self.said().iter().filter(|found| is_silent || found.covers >= covered);
+            let continued = nearer.clone().find(|found| continues(self.ledger, found.turn, base));
+            if let Some(found) = continued.or_else(|| nearer.next()) {
+                return Some(found.clone());
             }
         }
-        if let Some(most) = counts.iter().map(|(_, count)| *count).max() {
-            counts.retain(|(_, count)| *count == most);
-            counts.sort_by_key(|(turn, _)| Reverse((!ledger.has_grown(turn), turn.at)));
-            let found = counts.into_iter();
-            let covers = shown.covers;
-            return found
-                .map(|(turn, _)| AncestorMatch { turn, covers, by_sentences: true })
-                .collect();
-        }
+        let nearest = match self.newest {
+            Some((covers, maker))
+                if !self.others.contains(maker)
+                    && nearest.as_ref().is_none_or(|nearest| nearest.covers <= covers) =>
+            {
+                AncestorMatch::new(maker, covers)
+            }
+            _ => nearest?,
+        };
+        Some(self.behind_message(nearest))
     }
-    Vec::new()
-}
 
-/// Ways 1 and 3: the longest prefix that identifies a turn. Reasoning is in no chain.
-fn longest_prefix<'l>(
-    ledger: &'l Ledger,
-    conversation: &Conversation,
-    position: &Position,
-    others: &OtherAgents<'_>,
-    replies: &[bool],
-    said: &LazyCell<Vec<AncestorMatch<'l>>, impl FnOnce() -> Vec<AncestorMatch<'l>>>,
-    newest: Option<(usize, &'l Arc<Turn>)>,
-) -> Option<AncestorMatch<'l>> {
-    let chains = conversation.chains();
-    for (index, chain) in chains.iter().enumerate().rev() {
-        let covers = index + 1;
-        // A model may say the same in two branches: the reply whose reasoning the request has is the one.
-        if let Some((_, maker)) = newest
-            && maker.is_after(*chain)
-            && maker.position.client_thread == position.client_thread
-        {
-            return Some(AncestorMatch::new(maker, covers));
+    /// Ways 1 and 3: the longest prefix that identifies a turn. Reasoning is in no chain.
+    fn longest_prefix(&self) -> Option<AncestorMatch<'l>> {
+        let Self { ledger, position, .. } = *self;
+        let chains = self.conversation.chains();
+        for (index, chain) in chains.iter().enumerate().rev() {
+            let covers = index + 1;
+            // A model may say the same in two branches: the reply whose reasoning the request has is the one.
+            if let Some((_, maker)) = self.newest
+                && maker.is_after(*chain)
+                && maker.position.client_thread == position.client_thread
+            {
+                return Some(AncestorMatch::new(maker, covers));
+            }
+            // A turn that arrived before the newest reasoning in the prefix was made does not have it.
+            let since = match self.newest {
+                // Arrivals are compared, not ends: a client may go on before its reply has ended here, and
+                // another replica has another clock.
+                Some((parts, maker)) if covers > parts => maker.at,
+                _ => 0,
+            };
+            let replied = ledger
+                .replied_to(*chain)
+                .filter(|turn| turn.at >= since && !self.others.contains(turn));
+            if let Some(turn) =
+                prefer(replied, position, |turn| (is_complete(turn), !ledger.has_grown(turn)))
+            {
+                return Some(AncestorMatch::new(turn, covers));
+            }
+            // A request that was sent again is no other one that waits.
+            let is_repeat = covers == chains.len();
+            let ended = ledger.ended_at(*chain).filter(|turn| {
+                let is_edited = turn.position.has_reply && self.replies.get(covers) == Some(&true);
+                turn.at >= since
+                    && !self.others.contains(turn)
+                    && (has_head(turn, position)
+                        || is_edited
+                        || covers < chains.len()
+                            && continues_a_reply(ledger, turn, &chains[..index]))
+            });
+            let likelihood = |turn: &Turn| {
+                let is_said = self.said().iter().any(|found| std::ptr::eq(&**found.turn, turn));
+                (may_be_cached(turn), is_said, is_repeat || !ledger.has_grown(turn))
+            };
+            if let Some(turn) = prefer(ended, position, likelihood) {
+                return Some(AncestorMatch::new(turn, covers));
+            }
         }
-        // A turn that arrived before the newest reasoning in the prefix was made does not have it.
-        let since = match newest {
-            // Arrivals are compared, not ends: a client may go on before its reply has ended here, and
-            // another replica has another clock.
-            Some((parts, maker)) if covers > parts => maker.at,
-            _ => 0,
-        };
-        let replied =
-            ledger.replied_to(*chain).filter(|turn| turn.at >= since && !others.contains(turn));
-        if let Some(turn) =
-            prefer(replied, position, |turn| (is_complete(turn), !ledger.has_grown(turn)))
-        {
-            return Some(AncestorMatch::new(turn, covers));
+        None
+    }
+
+    /// Way 2: the boundary nearest to the end, among those that cover more than a prefix does.
+    fn last_boundary(&self, by_chain: Option<&AncestorMatch<'l>>) -> Option<AncestorMatch<'l>> {
+        let ledger = self.ledger;
+        let covered = by_chain.map_or(0, |ancestor| ancestor.covers);
+        let base = by_chain.map(|ancestor| ancestor.turn);
+        // Reasoning between two parts does not matter, because it has no key.
+        let parts: Vec<&Part> =
+            self.conversation.parts().filter(|part| part.key.is_some()).collect();
+        let keys: Vec<PartKey> = parts.iter().filter_map(|part| part.key).collect();
+        for index in (covered..keys.len()).rev() {
+            let part = parts[index];
+            if !is_reply(part) {
+                continue;
+            }
+            let mut candidates = Vec::new();
+            // Another call may be the same but for its id, which is in no key of Gemini's.
+            if part.kind != PartKind::ToolCall || part.id.is_some() {
+                let anchor = BoundaryHash::of_anchor_key(keys[index]);
+                let turns = ledger.turns_at_boundary(anchor).take(CANDIDATES);
+                candidates.extend(turns.map(|turn| (turn, true)));
+            }
+            if index > 0 {
+                let boundary = BoundaryHash::new(keys[index - 1], keys[index]);
+                let turns = ledger.turns_at_boundary(boundary).take(CANDIDATES);
+                candidates.extend(turns.map(|turn| (turn, false)));
+            }
+            let mut best = None;
+            for (turn, has_anchor) in candidates {
+                if self.others.contains(turn) {
+                    continue;
+                }
+                let run = run(ledger, turn, &keys, index);
+                let rank = (run, continues(ledger, turn, base), !ledger.has_grown(turn));
+                // The turns are given newest first; of equals, the first is kept.
+                if proves(turn, has_anchor, run, self.position)
+                    && best.is_none_or(|(_, most)| rank > most)
+                {
+                    best = Some((turn, rank));
+                }
+            }
+            if let Some((turn, _)) = best {
+                return Some(AncestorMatch::new(turn, index + 1));
+            }
         }
-        // A request that was sent again is no other one that waits.
-        let is_repeat = covers == chains.len();
-        let ended = ledger.ended_at(*chain).filter(|turn| {
-            let is_edited = turn.position.has_reply && replies.get(covers) == Some(&true);
-            turn.at >= since
-                && !others.contains(turn)
-                && (has_head(turn, position)
-                    || is_edited
-                    || covers < chains.len() && continues_a_reply(ledger, turn, &chains[..index]))
+        None
+    }
+
+    /// Way 4: the turns whose reply has most sentences of the last reply in the request, the likeliest first.
+    fn by_sentences(&self) -> Vec<AncestorMatch<'l>> {
+        for shown in shown_replies(self.conversation) {
+            let mut counts: Vec<(&Arc<Turn>, usize)> = Vec::new();
+            for key in shown.keys {
+                for turn in
+                    self.ledger.turns_at_boundary(BoundaryHash::of_anchor_key(key)).take(CANDIDATES)
+                {
+                    match counts.iter_mut().find(|(known, _)| Arc::ptr_eq(known, turn)) {
+                        Some((_, count)) => *count += 1,
+                        None if !self.others.contains(turn) => counts.push((turn, 1)),
+                        None => {}
+                    }
+                }
+            }
+            if let Some(most) = counts.iter().map(|(_, count)| *count).max() {
+                counts.retain(|(_, count)| *count == most);
+                counts.sort_by_key(|(turn, _)| Reverse((!self.ledger.has_grown(turn), turn.at)));
+                let found = counts.into_iter();
+                let covers = shown.covers;
+                return found
+                    .map(|(turn, _)| AncestorMatch { turn, covers, by_sentences: true })
+                    .collect();
+            }
+        }
+        Vec::new()
+    }
+
+    /// The turn after this one whose whole reply stands behind the user's own message, which its client may have changed; else
+    /// this one.
+    fn behind_message(&self, certain: AncestorMatch<'l>) -> AncestorMatch<'l> {
+        let parts =
+            self.conversation.parts().filter(|part| part.key.is_some()).skip(certain.covers);
+        let mut parts = parts.peekable();
+        let mut covers = certain.covers;
+        while parts.next_if(|part| !is_history(part)).is_some() {
+            covers += 1;
+        }
+        let reply: Vec<PartKey> =
+            parts.take_while(|part| is_reply(part)).filter_map(|part| part.key).collect();
+        if covers == certain.covers || reply.is_empty() {
+            return certain;
+        }
+        let children = self.ledger.turns().rev().filter(|turn| {
+            turn.position.parent.as_ref() == Some(&certain.turn.exchange)
+                && turn.purpose == Purpose::Turn
+                && !self.others.contains(turn)
+                && turn
+                    .forms()
+                    .any(|form| form.parts.iter().map(|part| part.key).eq(reply.iter().copied()))
         });
-        let likelihood = |turn: &Turn| {
-            let is_said = said.iter().any(|found| std::ptr::eq(&**found.turn, turn));
-            (may_be_cached(turn), is_said, is_repeat || !ledger.has_grown(turn))
-        };
-        if let Some(turn) = prefer(ended, position, likelihood) {
-            return Some(AncestorMatch::new(turn, covers));
+        // Of equals, one that no turn has continued, then the newest, which comes first.
+        match children.min_by_key(|turn| self.ledger.has_grown(turn)) {
+            Some(turn) => AncestorMatch::new(turn, covers + reply.len()),
+            None => certain,
         }
     }
-    None
+
+    fn said(&self) -> &[AncestorMatch<'l>] {
+        self.said.get_or_init(|| self.by_sentences())
+    }
 }
 
 /// Whether a turn is this earlier one or continues it; so does every turn if there is none.
@@ -429,55 +488,6 @@ fn prefer<'l, Likelihood: Ord>(
         }
     }
     best.map(|(_, turn)| turn)
-}
-
-/// Way 2: the boundary nearest to the end, among those that cover more than a prefix does.
-fn last_boundary<'l>(
-    ledger: &'l Ledger,
-    conversation: &Conversation,
-    position: &Position,
-    others: &OtherAgents<'_>,
-    by_chain: Option<&AncestorMatch<'l>>,
-) -> Option<AncestorMatch<'l>> {
-    let covered = by_chain.map_or(0, |ancestor| ancestor.covers);
-    let base = by_chain.map(|ancestor| ancestor.turn);
-    // Reasoning between two parts does not matter, because it has no key.
-    let parts: Vec<&Part> = conversation.parts().filter(|part| part.key.is_some()).collect();
-    let keys: Vec<PartKey> = parts.iter().filter_map(|part| part.key).collect();
-    for index in (covered..keys.len()).rev() {
-        let part = parts[index];
-        if !is_reply(part) {
-            continue;
-        }
-        let mut candidates = Vec::new();
-        // Another call may be the same but for its id, which is in no key of Gemini's.
-        if part.kind != PartKind::ToolCall || part.id.is_some() {
-            let anchor = BoundaryHash::of_anchor_key(keys[index]);
-            let turns = ledger.turns_at_boundary(anchor).take(CANDIDATES);
-            candidates.extend(turns.map(|turn| (turn, true)));
-        }
-        if index > 0 {
-            let boundary = BoundaryHash::new(keys[index - 1], keys[index]);
-            let turns = ledger.turns_at_boundary(boundary).take(CANDIDATES);
-            candidates.extend(turns.map(|turn| (turn, false)));
-        }
-        let mut best = None;
-        for (turn, has_anchor) in candidates {
-            if others.contains(turn) {
-                continue;
-            }
-            let run = run(ledger, turn, &keys, index);
-            let rank = (run, continues(ledger, turn, base), !ledger.has_grown(turn));
-            // The turns are given newest first; of equals, the first is kept.
-            if proves(turn, has_anchor, run, position) && best.is_none_or(|(_, most)| rank > most) {
-                best = Some((turn, rank));
-            }
-        }
-        if let Some((turn, _)) = best {
-            return Some(AncestorMatch::new(turn, index + 1));
-        }
-    }
-    None
 }
 
 /// If several turns have the same boundary, at most this many are compared, the newest.

@@ -114,7 +114,10 @@ impl Play {
         let learns = learns_binding || learns_demand && !is_demand_known && status < 400;
         // With reasoning put back it may not fit though the original would: then the original is sent.
         let overflowed = exchange.done.overflow.is_some() && status < 400;
-        let recovered = learns || overflowed;
+        // The original may fit only because reasoning is dropped from it that a rewrite keeps valid.
+        let outgrew = first.verdict.broken_rule() == Some(Rule::Overflow)
+            && matches!(&original.unrewritten, Some(Err(error)) if error.rule == Rule::Overflow);
+        let recovered = learns || overflowed || outgrew;
         if let (RequestVerdict::Refused(refusal), Ok(_), false) =
             (&first.verdict, &original.given_rewrites, recovered)
         {
@@ -126,7 +129,7 @@ impl Play {
                 String::from_utf8_lossy(&first.request.bytes)
             ));
         }
-        if status >= 400 && original.given_rewrites.is_ok() {
+        if status >= 400 && original.given_rewrites.is_ok() && !outgrew {
             return Err(format!("{status} for a request that is fine"));
         }
         // Its reasoning stands where the client got it, and is bound to what was sent in place of that.

@@ -261,6 +261,51 @@ fn reasoning_is_nearer_than_older_reply() {
     assert_eq!(next.position.thread, first.position.thread);
 }
 
+/// The reply before the changed message has reasoning, which tells its own turn alone.
+#[test]
+fn whole_reply_is_found_behind_reasoning_and_changed_message() {
+    let thought = r#"{"type":"thinking","thinking":"Hm.","signature":"A"}"#;
+    let said = format!("{thought},{}", words("1"));
+    let mut play = Play::default();
+    play.say(&user("one"), &said);
+    let history = [user("one"), format!(r#"{{"role":"assistant","content":[{said}]}}"#)].join(",");
+    let first = play.say(&[history.clone(), user("two <context/>")].join(","), &words("2"));
+    let next = [history, user("two"), model("2"), user("three")].join(",");
+    let next = play.say(&next, &words("3"));
+    assert_eq!(parent(&next), Some("req-2"));
+    assert_eq!(next.position.thread, first.position.thread);
+}
+
+/// The message was also sent as it is, and that request got no reply.
+#[test]
+fn turn_that_said_nothing_has_no_edited_reply() {
+    let reply = "The keel is deep in the water.\\nThe line is above it on both sides.";
+    let mut play = Play::default();
+    play.say(&user("one"), &call("toolu_1"));
+    let called = format!(r#"{{"role":"assistant","content":[{}]}}"#, call("toolu_1"));
+    let history = [user("one"), called, result("toolu_1")].join(",");
+    let plain = [history.clone(), user("two")].join(",");
+    play.send(&body(&plain, "You are calm.", ""), "", Outcome::UpstreamFailed, None);
+    let first = play.say(&[history, user("two <context/>")].join(","), &words(reply));
+    let footed = model(&format!("{reply}\\n\\n---\\nanswered by a model"));
+    let next = play.say(&[plain, footed, user("three")].join(","), &words("3"));
+    assert_eq!(parent(&next), Some("req-3"));
+    assert_eq!(next.position.thread, first.position.thread);
+}
+
+#[test]
+fn short_edited_reply_is_found_behind_changed_message() {
+    let mut play = Play::default();
+    play.say(&user("one"), &call("toolu_1"));
+    let called = format!(r#"{{"role":"assistant","content":[{}]}}"#, call("toolu_1"));
+    let history = [user("one"), called, result("toolu_1")].join(",");
+    let first = play.say(&[history.clone(), user("two <context/>")].join(","), &words("Aye."));
+    let footed = model("Aye.\\n\\n---\\nanswered by a model");
+    let next = play.say(&[history, user("two"), footed, user("three")].join(","), &words("3"));
+    assert_eq!(parent(&next), Some("req-2"));
+    assert_eq!(next.position.thread, first.position.thread);
+}
+
 /// A replica whose clock is behind gets the next request, and it fails: asked again, it is on the same thread.
 #[test]
 fn clock_that_is_behind_makes_no_fork() {
