@@ -712,3 +712,41 @@ async fn equal_thought_stays_out_where_it_was_out() {
     assert_eq!(sent[3]["messages"][1], calls(ids[0]));
     assert_eq!(scene.sent["messages"][1], calls(ids[0]), "{:?}", scene.steps());
 }
+
+/// The client changed the message that the newest reply follows, and the provider turns out to bind reasoning: what was put
+/// back before is right, and only the newest reasoning is left out.
+#[tokio::test]
+async fn birth_behind_changed_message_is_left_out_if_bound() {
+    let mut play = Play::of("/v1/messages", Policy::default()).await;
+    let ids = ["toolu_01AbCdEfGh12", "toolu_01ZyXwVuTs34"];
+    let mut history = vec![message("user", json!("Look."))];
+    let reply = json!([thinking("Let me look."), call(ids[0])]);
+    play.exchange(&anthropic_request(MODEL, &history), &anthropic_reply("m1", MODEL, reply)).await;
+    history.push(message("assistant", json!([call(ids[0])])));
+    history.push(message("user", json!([result(ids[0], "Deep water.")])));
+    let kept = json!([thinking("So it is deep."), {"type": "text", "text": "It is deep."}]);
+    let reply = anthropic_reply("m2", MODEL, kept.clone());
+    play.exchange(&anthropic_request(MODEL, &history), &reply).await;
+    history.push(message("assistant", kept));
+    let mut asked = history.clone();
+    asked.push(message("user", json!("How deep? <context>Page 16.</context>")));
+    let reply = anthropic_reply("m3", MODEL, json!([thinking("Measure."), call(ids[1])]));
+    play.exchange(&anthropic_request(MODEL, &asked), &reply).await;
+
+    history.push(message("user", json!("How deep?")));
+    history.push(message("assistant", json!([call(ids[1])])));
+    history.push(message("user", json!([result(ids[1], "Nine fathoms.")])));
+    let mut client = play.send_request(&anthropic_request(MODEL, &history)).await;
+    let mut call = play.provider.call().await;
+    let planned = call.message.text().to_owned();
+    assert!(planned.contains("Let me look.") && planned.contains("Measure."), "{planned}");
+    for _ in 0..2 {
+        call.answer("400 Bad Request", crate::refused::BOUND).await;
+        call = call.wire.request().await;
+    }
+    let sent = call.message.text().to_owned();
+    assert!(sent.contains("Let me look.") && !sent.contains("Measure."), "{sent}");
+    let reply = anthropic_reply("m4", MODEL, json!([{"type": "text", "text": "Nine."}]));
+    call.answer("200 OK", &reply.to_string()).await;
+    assert_eq!(client.response().await.status(), 200);
+}

@@ -102,6 +102,9 @@ pub(in crate::context) fn is_own(id: &str, tool: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::context::{PromptSection, ReplyForm, SketchPart};
+    use crate::dialect::Dialect;
+    use crate::dialect::models::Family;
 
     /// Gemini signs the last piece of a reply's text; a client sends the text back in one part.
     #[test]
@@ -123,6 +126,32 @@ mod tests {
         let of = |long: &str| anchor_keys(&Reply { parts: parts(long), ..Reply::default() });
         assert_eq!(of(&long), [PartKey(1)]);
         assert_eq!(of(&long[1..]), []);
+    }
+
+    /// A call that came twice may come back once, without the text beside it.
+    #[test]
+    fn each_form_of_a_reply_has_its_ends() {
+        let part = |key| SketchPart {
+            key: PartKey(key),
+            tokens: 1,
+            place: PromptSection::History,
+            by_length: false,
+        };
+        let once = ReplyForm {
+            after: Chain::START,
+            parts: vec![part(1), part(2)],
+            anchor_keys: Vec::new(),
+            output: 0,
+            reasoning: 0,
+        };
+        let turn = Turn {
+            reply: vec![part(1), part(2), part(2)],
+            others: vec![once],
+            ..Turn::empty(Dialect::Gemini, Family::Gemini)
+        };
+        let end = Chain::START.then(PartKey(2));
+        let ends: Vec<Chain> = reply_end_chains(&turn).collect();
+        assert_eq!(ends, [end.then(PartKey(2)), end, end]);
     }
 
     /// Ids that only count come again in other replies, so they identify nothing.

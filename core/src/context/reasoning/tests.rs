@@ -317,6 +317,14 @@ fn summarised(name: &'static str, sends: fn(usize) -> bool) -> SessionFixture {
     scene
 }
 
+/// The model does not read it, and may demand that there is some.
+#[test]
+fn reasoning_of_another_model_is_not_void() {
+    let mut scene = summarised(FREE, SENDS);
+    scene.fall_back(BOUND);
+    assert_eq!(proposed(&scene).0, []);
+}
+
 /// The provider would refuse it: it was made after the messages that the summary replaces.
 #[test]
 fn bound_reasoning_after_summary_is_removed_if_client_sends_it() {

@@ -411,6 +411,23 @@ fn branch_is_followed_to_first_turn() {
     assert_eq!(*branch.line(), HashSet::from_iter([&"ring".into()]));
 }
 
+/// A sketch may be whole though its turn continues another.
+#[test]
+fn part_was_first_sent_before_whole_sketch() {
+    let mut scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
+    scene.answered(&json!([{"type": "text", "text": "Said 1."}]));
+    scene.send(&messages("uau"));
+    scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
+    scene.send(&messages("uauau"));
+    let placed = scene.placed();
+    assert_eq!(placed.parent.as_ref().unwrap().sketch.base, None);
+    let known = scene.known();
+    let branch = Branch::new(&scene.ledger, &placed, &known.keyed_parts, DecisionMode::Active);
+    let key = known.keyed_parts[0].key;
+    let first = branch.first_sent(&HashSet::from_iter([key]));
+    assert_eq!(first.get(&key).map(|exchange| exchange.as_str()), Some("r1"));
+}
+
 /// The client edited the reply to the last request: what that request sent is known all the same. Of a second reply no
 /// request is known.
 #[test]
