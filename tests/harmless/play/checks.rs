@@ -76,6 +76,11 @@ fn drops_foreign_reasoning(verdict: &RequestVerdict) -> bool {
     verdict.accepted().is_some_and(|accepted| accepted.losses.iter().any(is_other))
 }
 
+/// Whether it is reasoning that is bound to what was sent in place of the client's own.
+fn drops_bound_reasoning(loss: &Loss) -> bool {
+    matches!(loss, Loss::ReasoningDropped { reason: DropReason::Prefix, .. })
+}
+
 fn lost(losses: &[Loss], kind: LossKind) -> usize {
     losses.iter().filter(|loss| kind(loss)).count()
 }
@@ -116,7 +121,7 @@ impl Play {
         let overflowed = exchange.done.overflow.is_some() && status < 400;
         // The original may fit only because reasoning is dropped from it that a rewrite keeps valid.
         let outgrew = first.verdict.broken_rule() == Some(Rule::Overflow)
-            && matches!(&original.unrewritten, Some(Err(error)) if error.rule == Rule::Overflow);
+            && matches!(&original.given_rewrites, Ok(losses) if losses.iter().any(drops_bound_reasoning));
         let recovered = learns || overflowed || outgrew;
         if let (RequestVerdict::Refused(refusal), Ok(_), false) =
             (&first.verdict, &original.given_rewrites, recovered)
