@@ -119,6 +119,16 @@ enum Command {
         #[command(flatten)]
         at: AdminTarget,
     },
+    /// Show what differs between two requests of a session: what was added, dropped, moved or cut, and where the
+    /// provider's cached prefix ends.
+    Compare {
+        /// The request's id, from the log or from x-plimsoll-request-id [default: the newest].
+        request: Option<String>,
+        /// The other request [default: the one that it continues].
+        with: Option<String>,
+        #[command(flatten)]
+        at: AdminTarget,
+    },
     /// Compact a session: replace the beginning of its history with a summary.
     ///
     /// This starts with the session's next request, or at once if `compact.upstream` has its own
@@ -328,6 +338,7 @@ impl Command {
             Command::Sessions { at, .. }
             | Command::Context { at, .. }
             | Command::Explain { at, .. }
+            | Command::Compare { at, .. }
             | Command::Compact { at, .. }
             | Command::Savings { at, .. }
             | Command::Spend { at, .. }
@@ -417,6 +428,9 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
         Command::Explain { request, at } => {
             at.ask(async |client| sessions::explain(&client, request.as_deref(), at.json).await)?;
         }
+        Command::Compare { request, with, at } => at.ask(async |client| {
+            sessions::compare(&client, request.as_deref(), with.as_deref(), at.json).await
+        })?,
         Command::Compact { session, dry_run, focus, at } => {
             let focus = focus.as_deref();
             at.ask(async |client| {

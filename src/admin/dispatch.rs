@@ -13,7 +13,8 @@ use super::responses::{self, AdminBody, AdminError};
 use super::routes::{self, AdminQuery, FoundRoute};
 use super::state::Admin;
 use super::{
-    assets, caps, count, history, lessons, limits, line, listing, messages, openapi, spend, turns,
+    assets, caps, compare, count, history, lessons, limits, line, listing, messages, openapi,
+    spend, turns,
 };
 use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;
@@ -72,6 +73,7 @@ async fn respond(
         AdminQuery::Context => responses::context(admin, name(0), name(1), request).await,
         AdminQuery::Exchange => responses::exchange(admin, &name(0).into()).await,
         AdminQuery::Explain => responses::explain(admin, &name(0).into(), request).await,
+        AdminQuery::Compare => compare::answer(admin, &name(0).into(), request).await,
         AdminQuery::Savings => responses::savings(admin, request).await,
         AdminQuery::Limits => limits::answer(admin, request),
         AdminQuery::Caps => caps::answer(admin, request),

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use strum::{EnumMessage as _, VariantNames as _};
 
 use super::caps::CapsPage;
+use super::compare::ComparedRequests;
 use super::count::CountComparison;
 use super::explain::Explanation;
 use super::guard::AdminRole;
@@ -167,6 +168,7 @@ fn content(query: AdminQuery, schemas: &mut SchemaGenerator) -> Value {
         AdminQuery::Count => schemas.subschema_for::<CountComparison>(),
         AdminQuery::Exchange => schemas.subschema_for::<LogFields<'_>>(),
         AdminQuery::Explain => schemas.subschema_for::<Explanation>(),
+        AdminQuery::Compare => schemas.subschema_for::<ComparedRequests>(),
         AdminQuery::Savings | AdminQuery::SessionSavings => schemas.subschema_for::<SavingsPage>(),
         AdminQuery::Queue => schemas.subschema_for::<InjectQueue>(),
         AdminQuery::Say => schemas.subschema_for::<WaitingMessage>(),
@@ -309,6 +311,12 @@ fn parameters(query: AdminQuery) -> Vec<Parameter> {
         }
         AdminQuery::LiftCap => vec![words("subject", "Only for this one; else for all.")],
         AdminQuery::Line => vec![words("session", "The session; else the newest."), format()],
+        AdminQuery::Compare => {
+            vec![
+                words("with", "The other request; else the one that this one continues."),
+                format(),
+            ]
+        }
         AdminQuery::Context
         | AdminQuery::Explain
         | AdminQuery::SessionSavings

@@ -74,7 +74,7 @@ impl AdminError {
         Self { status, code, message: message.into() }
     }
 
-    fn unknown(what: impl Into<String>) -> Self {
+    pub(super) fn unknown(what: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, "not_found", what)
     }
 }
@@ -305,7 +305,7 @@ fn unknown_session(id: &str) -> AdminError {
     AdminError::unknown(format!("Nothing is known of session {id:?}; /api/v1/sessions lists them."))
 }
 
-fn unknown_exchange(id: &ExchangeId) -> AdminError {
+pub(super) fn unknown_exchange(id: &ExchangeId) -> AdminError {
     AdminError::unknown(format!(
         "Exchange {id:?} is not among the last {RECENT}, and its turn is not stored. The log has every exchange."
     ))
@@ -404,6 +404,17 @@ pub(super) fn negotiated(
     if as_text { text(format!("{view}\n")) } else { json(view) }
 }
 
+/// The session of an exchange: from its report if there still is one, else from its turn.
+pub(super) async fn scope_of_exchange(
+    admin: &Admin,
+    id: &ExchangeId,
+    recent: Option<&Exchange>,
+) -> Result<Option<Scope>, AdminError> {
+    let Some(recent) = recent else { return Ok(admin.ledgers.scope_of_turn(id).await?) };
+    let names = recent.tenant.clone().zip(recent.session.clone());
+    Ok(names.map(|(tenant, session)| Scope { tenant, session }))
+}
+
 pub(super) async fn explain(
     admin: &Admin,
     id: &ExchangeId,
@@ -411,13 +422,7 @@ pub(super) async fn explain(
 ) -> AdminResponse {
     // From its turn, however old, or else from its report.
     let recent = admin.telemetry.recent(id);
-    let scope = match recent.as_ref().map(|recent| (&recent.tenant, &recent.session)) {
-        Some((Some(tenant), Some(session))) => {
-            Some(Scope { tenant: tenant.clone(), session: session.clone() })
-        }
-        Some(_) => None,
-        None => admin.ledgers.scope_of_turn(id).await?,
-    };
+    let scope = scope_of_exchange(admin, id, recent.as_deref()).await?;
     let turn = match scope {
         Some(scope) => {
             let looking = admin.ledgers.look(&scope, |ledger| {

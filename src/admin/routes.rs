@@ -45,6 +45,9 @@ pub enum AdminQuery {
     Exchange,
     /// What was changed in a request, and why; for every exchange that became a turn, and for the last ones.
     Explain,
+    /// What differs between a request and an earlier one of its session, as they were sent: which parts were added,
+    /// dropped, moved or cut, and where the provider's cached prefix ends.
+    Compare,
     /// What rewriting saved in a page of sessions, newest first.
     Savings,
     /// What rewriting saved in one session.
@@ -100,6 +103,7 @@ pub const ROUTES: &[(Method, &str, AdminQuery)] = &[
     (Method::POST, "/api/v1/sessions/{session}/count", AdminQuery::Count),
     (Method::GET, "/api/v1/requests/{request}", AdminQuery::Exchange),
     (Method::GET, "/api/v1/requests/{request}/explain", AdminQuery::Explain),
+    (Method::GET, "/api/v1/requests/{request}/compare", AdminQuery::Compare),
     (Method::GET, "/api/v1/savings", AdminQuery::Savings),
     (Method::GET, "/api/v1/sessions/{session}/savings", AdminQuery::SessionSavings),
     (Method::GET, "/api/v1/sessions/{session}/export", AdminQuery::Export),
@@ -137,6 +141,7 @@ impl AdminQuery {
             | Self::Context
             | Self::Exchange
             | Self::Explain
+            | Self::Compare
             | Self::Savings
             | Self::SessionSavings
             | Self::Spend

@@ -104,6 +104,23 @@ pub(super) async fn explain(
     request: Option<&str>,
     as_json: bool,
 ) -> Result<(), CliError> {
+    let path = request_path(client, request).await?;
+    show(client, &format!("{path}/explain?"), as_json).await
+}
+
+pub(super) async fn compare(
+    client: &AdminClient,
+    request: Option<&str>,
+    with: Option<&str>,
+    as_json: bool,
+) -> Result<(), CliError> {
+    let path = request_path(client, request).await?;
+    let with = with.map(|with| format!("with={}&", encoded(with))).unwrap_or_default();
+    show(client, &format!("{path}/compare?{with}"), as_json).await
+}
+
+/// Where the admin listener has a request; the newest one if none is named.
+async fn request_path(client: &AdminClient, request: Option<&str>) -> Result<String, CliError> {
     let exchange = match request {
         Some(request) => request.into(),
         None => {
@@ -111,8 +128,7 @@ pub(super) async fn explain(
             session.threads.into_iter().next().map(|thread| thread.request).unwrap_or_default()
         }
     };
-    show(client, &format!("/api/v1/requests/{}/explain?", encoded(exchange.as_str())), as_json)
-        .await
+    Ok(format!("/api/v1/requests/{}", encoded(exchange.as_str())))
 }
 
 pub(super) async fn export(

@@ -9,6 +9,7 @@ pub mod budget;
 pub mod cache;
 pub mod caps;
 pub mod compact;
+pub mod compare;
 pub mod content;
 pub mod cost;
 mod decisions;
