@@ -14,6 +14,7 @@ mod doctor;
 mod flags;
 mod lessons;
 mod line;
+mod mcp;
 mod models;
 mod print;
 mod replay;
@@ -126,6 +127,12 @@ enum Command {
         request: Option<String>,
         /// The other request [default: the one that it continues].
         with: Option<String>,
+        #[command(flatten)]
+        at: AdminTarget,
+    },
+    /// Serve the Model Context Protocol on standard input and output: an agent asks for its own context, cost and
+    /// limits.
+    Mcp {
         #[command(flatten)]
         at: AdminTarget,
     },
@@ -431,6 +438,7 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
         Command::Compare { request, with, at } => at.ask(async |client| {
             sessions::compare(&client, request.as_deref(), with.as_deref(), at.json).await
         })?,
+        Command::Mcp { at } => at.ask(mcp::serve)?,
         Command::Compact { session, dry_run, focus, at } => {
             let focus = focus.as_deref();
             at.ask(async |client| {

@@ -120,7 +120,10 @@ pub(super) async fn compare(
 }
 
 /// Where the admin listener has a request; the newest one if none is named.
-async fn request_path(client: &AdminClient, request: Option<&str>) -> Result<String, CliError> {
+pub(super) async fn request_path(
+    client: &AdminClient,
+    request: Option<&str>,
+) -> Result<String, CliError> {
     let exchange = match request {
         Some(request) => request.into(),
         None => {
@@ -316,7 +319,8 @@ pub(super) async fn show(client: &AdminClient, path: &str, as_json: bool) -> Res
     Ok(())
 }
 
-async fn newest(client: &AdminClient) -> Result<String, CliError> {
+/// The session that was used last.
+pub(super) async fn newest(client: &AdminClient) -> Result<String, CliError> {
     let listed = client.sessions(1).await?;
     let newest = listed.sessions.into_iter().next();
     newest.map(|line| line.id).ok_or_else(|| {

@@ -14,6 +14,7 @@ mod counting;
 mod keeping;
 mod lasting;
 mod loops;
+mod mcp;
 mod mode;
 mod models;
 mod private;
