@@ -30,6 +30,7 @@ mod table;
 mod times;
 mod tokens;
 mod top;
+mod transcript;
 mod whole_file;
 
 #[cfg(feature = "demo")]
@@ -229,9 +230,8 @@ enum Command {
     Export {
         /// The session [default: the newest].
         session: Option<String>,
-        /// Include the text, if it was stored (`content.keep = true`).
-        #[arg(long)]
-        content: bool,
+        #[command(flatten)]
+        options: transcript::ExportOptions,
         #[command(flatten)]
         at: AdminTarget,
     },
@@ -468,8 +468,8 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
         Command::Line { session, format, at } => status_line(session.as_deref(), *format, at)?,
         Command::Models { missing: true, at, .. } => models::missing(at)?,
         Command::Models { names, compare, at, .. } => models::run(at, names, compare.as_deref())?,
-        Command::Export { session, content, at } => {
-            at.ask(async |client| sessions::export(&client, session.as_deref(), *content).await)?;
+        Command::Export { session, options, at } => {
+            at.ask(async |client| sessions::export(&client, session.as_deref(), options).await)?;
         }
         Command::Backup { file, config, data } => {
             let (config, data) = (config.clone(), data.clone());

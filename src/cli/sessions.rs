@@ -10,6 +10,7 @@ use http::Method;
 
 use super::admin_client::AdminClient;
 use super::print::{self, CliError, ProgressLine};
+use super::transcript::{self, ExportFormat, ExportOptions};
 use super::{style, times};
 use crate::admin::count::CountComparison;
 use crate::admin::routes::encoded;
@@ -137,8 +138,9 @@ pub(super) async fn request_path(
 pub(super) async fn export(
     client: &AdminClient,
     session: Option<&str>,
-    content: bool,
+    options: &ExportOptions,
 ) -> Result<(), CliError> {
+    let ExportOptions { content, format, unmasked } = *options;
     let id = match session {
         Some(session) => session.to_owned(),
         None => newest(client).await?,
@@ -147,9 +149,21 @@ pub(super) async fn export(
     let lines =
         client.text(&format!("/api/v1/sessions/{}/export?content={content}", encoded(&id))).await?;
     drop(progress);
-    print::json_text(&lines);
-    if content && let Some(missing) = unkept(&lines) {
+    let missing = unkept(&lines).filter(|_| content);
+    let (lines, secrets) =
+        if content && !unmasked { transcript::masked(&lines) } else { (lines, 0) };
+    if format == ExportFormat::Jsonl {
+        print::json_text(&lines);
+    } else {
+        print::out(&transcript::document(&lines, format));
+    }
+    if let Some(missing) = missing {
         print::note(&missing);
+    }
+    if secrets > 0 {
+        print::note(&format!(
+            "{secrets} pieces that look like secrets are masked; read the text before you share it. --unmasked leaves them."
+        ));
     }
     Ok(())
 }

@@ -24,6 +24,14 @@ pub(super) fn when(at: Millis) -> String {
     then.strftime(if is_today { "%H:%M" } else { "%b %d %H:%M" }).to_string()
 }
 
+/// When something was, with its day and year.
+pub(super) fn dated(at: Millis) -> String {
+    let zone = TimeZone::system();
+    let text =
+        timestamp(at).map(|then| zone.to_datetime(then).strftime("%Y-%m-%d %H:%M").to_string());
+    text.unwrap_or_default()
+}
+
 fn timestamp(at: Millis) -> Option<Timestamp> {
     Timestamp::from_millisecond(i64::try_from(at).ok()?).ok()
 }
