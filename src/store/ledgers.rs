@@ -392,8 +392,9 @@ impl Ledgers {
         opening: Option<&Opening>,
     ) -> LookupOutcome<FoundSession> {
         // The longest known prefix decides: shorter ones belong to more conversations.
-        let SessionLookup { tenant, source, .. } = *lookup;
+        let SessionLookup { tenant, source, client_thread, .. } = *lookup;
         let near = fingerprints::shown_by_end(conversation);
+        let near = fingerprints::of_client_thread(near, client_thread);
         if !self.is_shared()
             && let Some(session) = lock(&self.fingerprints).session(tenant, &near, source, goes_on)
         {
@@ -403,7 +404,10 @@ impl Ledgers {
         let is_beginning = begins(conversation);
         let fingerprints = match is_beginning {
             true => near,
-            false => fingerprints::shown_by(conversation),
+            false => {
+                let shown = fingerprints::shown_by(conversation);
+                fingerprints::of_client_thread(shown, client_thread)
+            }
         };
         if self.is_shared() {
             // Another process may have answered since: what is known here may be of an equal conversation.

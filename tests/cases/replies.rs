@@ -461,12 +461,17 @@ async fn call_keeps_reasoning_beside_changed_text() {
     }
 }
 
-/// Two sub-agents of one session get the same prompt, and their provider counts its calls.
+/// Sub-agents get the same prompt, and their provider counts its calls; their client names the session, or only them.
 #[tokio::test]
 async fn named_agents_with_equal_prompts_and_call_ids_keep_their_own_reasoning() {
+    for session in ["x-claude-code-session-id: s\r\n", ""] {
+        keep_their_own_reasoning(session).await;
+    }
+}
+
+async fn keep_their_own_reasoning(session: &str) {
     let call = json!({"id": "call_0", "type": "function", "function": {"name": "read", "arguments": "{}"}});
-    let agent =
-        |name: &str| format!("x-claude-code-session-id: s\r\nx-claude-code-agent-id: {name}\r\n");
+    let agent = |name: &str| format!("{session}x-claude-code-agent-id: {name}\r\n");
     let prompt = json!({"model": "deepseek-v4-pro", "messages": [{"role": "user", "content": "Read the file."}]});
     // The third one's reply has no reasoning, so it gets none of the others.
     let thoughts = [("a1", Some("Let me see.")), ("a2", Some("I shall look.")), ("a3", None)];
@@ -491,7 +496,7 @@ async fn named_agents_with_equal_prompts_and_call_ids_keep_their_own_reasoning()
         assert_eq!(
             second.sent["messages"][1].get("reasoning_content").and_then(Value::as_str),
             thought,
-            "{name}"
+            "{session:?}: {name}"
         );
     }
 }

@@ -113,6 +113,7 @@ fn position(conversation: &Conversation, client_thread: Option<&str>) -> Positio
         tools: fold(&conversation.tools),
         client_thread: client_thread.map(Into::into),
         has_reply: conversation.parts().any(|part| part.key.is_some() && is_reply(part)),
+        has_messages: conversation.has_only_user_messages(),
         beginnings: shared_beginnings(conversation),
         ..Position::default()
     }

@@ -147,6 +147,14 @@ impl Conversation {
         self.messages.iter().flat_map(|message| &message.parts)
     }
 
+    /// Whether it has several messages, and what has a key in them is the user's alone.
+    pub fn has_only_user_messages(&self) -> bool {
+        let messages = self.messages.iter();
+        let keyed = messages.filter(|message| message.parts.iter().any(|part| part.key.is_some()));
+        let mut parts = self.parts().filter(|part| part.key.is_some());
+        keyed.count() > 1 && parts.all(|part| part.role != Role::Assistant)
+    }
+
     /// All parts that use the window: system, tools, history.
     pub fn all_parts(&self) -> impl Iterator<Item = &Part> {
         self.system.iter().chain(&self.tools).chain(self.parts())

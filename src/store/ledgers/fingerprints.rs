@@ -394,13 +394,34 @@ fn left_by_turn(turn: &Turn) -> Vec<u128> {
     if turn.outcome != Outcome::Complete || turn.is_declined() {
         fingerprints.push(request.0);
     }
-    if turn.position.has_reply {
+    let position = &turn.position;
+    if position.has_reply || position.has_messages {
         fingerprints.push(BoundaryHash::of_end(request).0);
-    } else {
+    }
+    if !position.has_reply {
         fingerprints.extend(reply_end_chains(turn).map(|chain| chain.0));
+    }
+    if let Some(name) = &position.client_thread {
+        fingerprints.iter_mut().for_each(|key| *key = of_thread(*key, name));
     }
     fingerprints.extend(turn.response.as_deref().map(of_response));
     fingerprints
+}
+
+/// A fingerprint of a thread that its client names: agents with other names may have equal prompts, and equal ids of calls.
+fn of_thread(key: u128, name: &str) -> u128 {
+    xxh3_128_with_seed(&key.to_le_bytes(), xxh3_64(name.as_bytes()))
+}
+
+/// What a request of a thread that its client names shows: the fingerprints of that thread, then those of threads without a
+/// name, which it may have left.
+pub(super) fn of_client_thread(
+    shown: Vec<ShownFingerprint>,
+    name: Option<&str>,
+) -> Vec<ShownFingerprint> {
+    let Some(name) = name else { return shown };
+    let named = shown.iter().map(|it| ShownFingerprint { key: of_thread(it.key, name), ..*it });
+    named.chain(shown.iter().copied()).collect()
 }
 
 /// The fingerprints that a request shows, the most specific first.
@@ -416,8 +437,19 @@ pub(super) fn shown_by_end(conversation: &Conversation) -> Vec<ShownFingerprint>
 fn shown(conversation: &Conversation, is_whole: bool) -> Vec<ShownFingerprint> {
     let chains = conversation.chains();
     let mut keyed: Vec<(PartKey, bool)> = Vec::with_capacity(chains.len());
-    let parts = conversation.parts();
-    keyed.extend(parts.filter_map(|part| Some((part.key?, part.role == Role::Assistant))));
+    // Where a message of the user follows another.
+    let mut message_ends: Vec<usize> = Vec::new();
+    for message in &conversation.messages {
+        let start = keyed.len();
+        let parts = message.parts.iter();
+        keyed.extend(parts.filter_map(|part| Some((part.key?, part.role == Role::Assistant))));
+        if start > 0
+            && keyed.get(start).is_some_and(|(_, answered)| !answered)
+            && !keyed[start - 1].1
+        {
+            message_ends.push(start - 1);
+        }
+    }
     // Unsigned, it is the same in many conversations.
     let signatures = conversation.parts().rev().filter_map(|part| part.signature_key);
     let mut found_by: Vec<ShownFingerprint> = signatures
@@ -447,8 +479,11 @@ fn shown(conversation: &Conversation, is_whole: bool) -> Vec<ShownFingerprint> {
             let end = ShownFingerprint::new(chains[index].0, SessionWitness::Prefix);
             found_by.push(ShownFingerprint { is_sent_again: !*answered, ..end });
         }
-        // Before the first reply, many conversations begin alike.
-        if is_request_end && index > first_reply {
+        // Before the first reply, many conversations begin alike, but not with several messages.
+        let is_second = message_ends.first().is_some_and(|first| index > *first);
+        if is_request_end && index > first_reply
+            || is_second && (is_request_end || message_ends.contains(&index))
+        {
             let end = BoundaryHash::of_end(chains[index]);
             found_by.push(ShownFingerprint::new(end.0, SessionWitness::RequestEnd));
             // All of the request proves more than its history.

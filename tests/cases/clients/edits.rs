@@ -98,6 +98,21 @@ async fn edited_replies_stay_in_one_session() {
     }
 }
 
+/// A client that sends no reply back: from the second request on, its own messages are the proof.
+#[tokio::test]
+async fn messages_without_replies_are_one_session() {
+    for dialect in DIALECTS {
+        let mut stage = Stage::of(talkative, |_| {}).await;
+        let mut chat = Chat::of(dialect, |_| String::new());
+        let mut exchanges = Vec::new();
+        for number in 0..16 {
+            exchanges.push(chat.turn(&mut stage, &format!("Question {number}?")).await);
+        }
+        assert_eq!(sessions(&exchanges[1..]), 1, "{dialect:?}");
+        assert_eq!(threads(&exchanges[1..]), 1, "{dialect:?}");
+    }
+}
+
 /// A summary is written once and used from then on: an edited reply costs no more summaries than one sent back as it was.
 #[tokio::test]
 async fn summaries_are_not_paid_for_again() {

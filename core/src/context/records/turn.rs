@@ -318,6 +318,9 @@ pub struct Position {
     /// Whether the request has a reply of the model in it: then its messages belong to one conversation.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_reply: bool,
+    /// Whether it has none, and several messages of the user: some clients do not send replies back.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_messages: bool,
     /// What it has in common with the next request, though that may lack a part of its last message (`edited`).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub beginnings: Vec<Chain>,
