@@ -100,7 +100,7 @@ enum Command {
     Context {
         /// The session [default: the newest].
         session: Option<String>,
-        /// The thread [default: the one used last].
+        /// The thread: `main`, an id, or what its client calls it [default: main].
         #[arg(long)]
         thread: Option<String>,
         /// Ask the provider's counting endpoint now how many tokens the newest request has.

@@ -7,6 +7,7 @@ mod assets;
 mod calls;
 pub(super) mod caps;
 mod compactions;
+mod context;
 pub(super) mod count;
 mod dispatch;
 mod explain;

@@ -11,6 +11,7 @@ use serde_json::{Map, Value, json};
 use strum::{EnumMessage as _, VariantNames as _};
 
 use super::caps::CapsPage;
+use super::context::ContextPage;
 use super::count::CountComparison;
 use super::explain::Explanation;
 use super::guard::AdminRole;
@@ -27,9 +28,7 @@ use super::routes::{AdminQuery, ROUTES};
 use super::savings::SavingsPage;
 use super::spend::{SpendBy, SpendPage};
 use super::turns::TurnsPage;
-use super::view::{
-    CompactionRequest, ContextPage, DeleteOutcome, DryRun, ServerInfo, SessionPage, SessionView,
-};
+use super::view::{CompactionRequest, DeleteOutcome, DryRun, ServerInfo, SessionPage, SessionView};
 use crate::telemetry::log::LogFields;
 
 /// The description, as JSON.
@@ -349,7 +348,7 @@ fn path_parameters(path: &str) -> Vec<Value> {
             "session" => {
                 "An id from the list, or the client's own id if only one credential uses it."
             }
-            "thread" => "A thread's id, or `latest`.",
+            "thread" => "A thread's id, or `main`; `latest` is the same.",
             "request" => "The id of an exchange, from a log line, a list or x-plimsoll-request-id.",
             "name" => "The name of a cap in the configuration.",
             "file" => "The name of a file that the page asks for.",

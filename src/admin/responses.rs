@@ -23,6 +23,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use tokio::sync::{broadcast, watch};
 
+use super::context;
 use super::explain::Explanation;
 use super::export;
 use super::savings::{SavingsPage, SessionSums};
@@ -362,7 +363,7 @@ pub(super) async fn context(
         open_exchange.tenant == scope.tenant && open_exchange.session == scope.session
     });
     let looking = admin.ledgers.look(&scope, |ledger| {
-        view::context(ledger, &open_exchanges, thread, &admin.prices, wall())
+        context::context(ledger, &open_exchanges, (&scope.session, thread), &admin.prices, wall())
     });
     let view = looking.await?.ok_or_else(|| {
         AdminError::unknown(format!("Session {session:?} has no thread {thread:?} with a turn."))

@@ -67,7 +67,7 @@ pub(super) async fn context(
     count: bool,
     as_json: bool,
 ) -> Result<(), CliError> {
-    let thread = thread.unwrap_or("latest");
+    let thread = thread.unwrap_or("main");
     let id = match session {
         Some(session) => session.to_owned(),
         None => match newest(client).await {
