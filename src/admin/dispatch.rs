@@ -13,7 +13,8 @@ use super::responses::{self, AdminBody, AdminError};
 use super::routes::{self, AdminQuery, FoundRoute};
 use super::state::Admin;
 use super::{
-    assets, caps, count, history, lessons, limits, line, listing, messages, openapi, spend, turns,
+    assets, caps, count, failures, history, lessons, limits, line, listing, messages, openapi,
+    spend, turns,
 };
 use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;
@@ -79,6 +80,7 @@ async fn respond(
         AdminQuery::Line => line::answer(admin, request).await,
         AdminQuery::Spend => spend::answer(admin, request).await,
         AdminQuery::History => history::answer(admin, request).await,
+        AdminQuery::Failures => failures::answer(admin, request),
         AdminQuery::SessionSavings => responses::session_savings(admin, name(0), request).await,
         AdminQuery::Export => responses::export(admin, name(0), request.uri().query()).await,
         AdminQuery::Queue => messages::queue(admin, name(0), request).await,

@@ -8,6 +8,7 @@ use std::cmp::Ordering;
 use http::StatusCode;
 use strum::{AsRefStr, EnumString, VariantNames};
 
+use super::failures;
 use super::index::IndexedSession;
 use super::responses::{
     self, AdminError, AdminResponse, ListedScopes, json, number, parameter, text_parameter,
@@ -183,6 +184,7 @@ async fn newest(admin: &Admin, query: Option<&str>) -> AdminResponse {
         }
         sessions.push(line);
     }
+    failures::count_failed(admin, &mut sessions);
     Ok(json(&SessionPage {
         sessions,
         next,
@@ -219,6 +221,7 @@ async fn selected(admin: &Admin, query: Option<&str>, wanted: &ListQuery) -> Adm
         }
         sessions.push(SessionLine { details, ..SessionLine::from(session.line.clone()) });
     }
+    failures::count_failed(admin, &mut sessions);
     Ok(json(&SessionPage {
         sessions,
         next: if end < count { Some(end) } else { None },

@@ -12,6 +12,7 @@ pub(super) mod count;
 mod dispatch;
 mod explain;
 mod export;
+pub(crate) mod failures;
 mod guard;
 mod history;
 mod index;

@@ -14,6 +14,7 @@ use super::caps::CapsPage;
 use super::context::ContextPage;
 use super::count::CountComparison;
 use super::explain::Explanation;
+use super::failures::FailuresPage;
 use super::guard::AdminRole;
 use super::history::HistoryPage;
 use super::lessons::{LessonDecision, LessonList};
@@ -173,6 +174,7 @@ fn content(query: AdminQuery, schemas: &mut SchemaGenerator) -> Value {
         AdminQuery::TakeBack => schemas.subschema_for::<RemovedMessage>(),
         AdminQuery::Spend => schemas.subschema_for::<SpendPage>(),
         AdminQuery::History => schemas.subschema_for::<HistoryPage>(),
+        AdminQuery::Failures => schemas.subschema_for::<FailuresPage>(),
         AdminQuery::Limits => schemas.subschema_for::<LimitsPage>(),
         AdminQuery::Caps | AdminQuery::LiftCap => schemas.subschema_for::<CapsPage>(),
         AdminQuery::Line => schemas.subschema_for::<StatusLine>(),
@@ -296,6 +298,11 @@ fn parameters(query: AdminQuery) -> Vec<Parameter> {
                 format(),
             ]
         }
+        AdminQuery::Failures => vec![
+            Parameter::new("since", "Since when, ms since 1970.", number()),
+            words("tag", "Only calls with this tag."),
+            format(),
+        ],
         AdminQuery::History => {
             let range =
                 json_schema!({"type": "string", "pattern": "^[0-9]+[mhd]$", "default": "24h"});

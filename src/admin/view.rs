@@ -121,6 +121,11 @@ pub(crate) struct SessionPage {
     pub reading: bool,
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the form that serde asks for")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
+}
+
 /// The name of a position in the list of sessions, as this API uses it.
 pub(super) fn cursor_named(cursor: Cursor) -> String {
     format!("{}-{}", cursor.used, cursor.id)
@@ -159,6 +164,9 @@ pub(crate) struct SessionLine {
     /// The part of the input that was read from the provider's cache, in tokens.
     #[serde(default)]
     pub cache_read: u64,
+    /// Calls of it that failed and are no exchanges of it, as far as they are known: nothing of them is stored.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub failed: u64,
     /// Its names, and how its main thread is, if that was requested.
     #[serde(flatten)]
     pub details: SessionDetails,
@@ -386,6 +394,7 @@ impl From<ScopeLine> for SessionLine {
             input: line.input,
             output: line.output,
             cache_read: line.cache_read,
+            failed: 0,
             details: SessionDetails::default(),
         }
     }

@@ -84,7 +84,7 @@ pub(super) fn run(sources: ConfigSources, options: &RunOptions) -> Result<ExitCo
         }
         let status = status?;
         summary::wait_until_stored(&proxied.client).await;
-        tag.summarise(&proxied.client, began, options.json).await;
+        tag.summarise(&proxied.client, began, status.success(), options.json).await;
         proxied.end().await;
         Ok(signals::code(status))
     })

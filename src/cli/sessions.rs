@@ -12,6 +12,7 @@ use super::admin_client::AdminClient;
 use super::print::{self, CliError, ProgressLine};
 use super::{style, times};
 use crate::admin::count::CountComparison;
+use crate::admin::failures::FailuresPage;
 use crate::admin::routes::encoded;
 use crate::admin::spend::{SpendBy, SpendPage};
 use crate::admin::view::{CompactionRequest, CompactionStart, DryRun, SessionPage, SessionView};
@@ -29,6 +30,7 @@ pub(super) async fn sessions(
     if listed.sessions.is_empty() && !as_json {
         drop(progress);
         print::line("No session yet: point a client's base URL at the proxy.");
+        note_failures(client).await;
         return Ok(());
     }
     let mut sessions: Vec<SessionView> = Vec::new();
@@ -46,7 +48,18 @@ pub(super) async fn sessions(
     }
     let width = print::width();
     print::styled(&table::table(&sessions, wall(), width).lines(width));
+    note_failures(client).await;
     Ok(())
+}
+
+/// Says how many calls failed: they are in no session.
+async fn note_failures(client: &AdminClient) {
+    // A proxy of an earlier version does not know.
+    let Ok(failures) = client.value::<FailuresPage>("/api/v1/failures").await else { return };
+    if failures.calls > 0 {
+        let since = times::when(failures.complete_since);
+        print::line(&format!("\nSince {since}, {failures}; they are in no session"));
+    }
 }
 
 /// The list as JSON, each session with the threads that the table shows, too.

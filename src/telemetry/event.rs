@@ -92,6 +92,9 @@ pub struct Exchange {
     /// The agent that sent it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<Agent>,
+    /// Its tags.
+    #[serde(skip)]
+    pub tags: Vec<Box<str>>,
     /// The provider's request id, from the response header.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provider_request_id: Option<Box<str>>,
