@@ -13,6 +13,7 @@ use std::path::Path;
 
 use super::admin_client;
 use super::clients::edit::with_values;
+use super::clients::restore::{is_blank, without_values};
 use super::clients::{self, ClientEntry, ClientFile, Environment, TABLE, Template};
 use super::flags::ConfigFlags;
 use super::print::{self, CliError};
@@ -190,12 +191,20 @@ fn undo(data: &Path, client: Option<&ClientEntry>) -> Result<(), CliError> {
             }
             ChangeState::Gone => print::line(&format!("{shown_path} has nothing of ours any more")),
             ChangeState::ChangedSince => {
-                let names: Vec<&str> = change.values.iter().map(|(name, _)| &**name).collect();
-                refused.push(format!(
-                    "{shown_path} was changed since, so it stays. Remove {} yourself",
-                    names.join(", ")
-                ));
-                remaining.push(change);
+                match take_out(&change, current.as_deref().unwrap_or_default()) {
+                    Ok(()) => print::line(&format!(
+                        "{shown_path} has nothing of ours any more; what was changed since stays"
+                    )),
+                    Err(CliError(why)) => {
+                        let names: Vec<&str> =
+                            change.values.iter().map(|(name, _)| &**name).collect();
+                        refused.push(format!(
+                            "{shown_path} was changed since, and {why}, so it stays. Remove {} yourself",
+                            names.join(", ")
+                        ));
+                        remaining.push(change);
+                    }
+                }
             }
         }
     }
@@ -203,6 +212,24 @@ fn undo(data: &Path, client: Option<&ClientEntry>) -> Result<(), CliError> {
     record.replace(remaining);
     record.save(data)?;
     if refused.is_empty() { Ok(()) } else { Err(CliError(refused.join("\n"))) }
+}
+
+/// Takes what we wrote out of a file that was changed since.
+fn take_out(change: &FileChange, current: &[u8]) -> Result<(), CliError> {
+    let file = TABLE.by_name(&change.agent).and_then(|client| client.file.as_ref());
+    let file = file.ok_or_else(|| clients::unknown(&change.agent))?;
+    let original = change.original()?;
+    let text = without_values(
+        file.format,
+        str::from_utf8(current).map_err(|_| CliError("is not text".to_owned()))?,
+        &String::from_utf8_lossy(original.as_deref().unwrap_or_default()),
+        &change.values,
+    )
+    .map_err(CliError)?;
+    if original.is_none() && is_blank(file.format, &text) {
+        return take_back(change);
+    }
+    replace(&change.file, text.as_bytes())
 }
 
 fn take_back(change: &FileChange) -> Result<(), CliError> {

@@ -3,7 +3,7 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::agents::Machine;
 use super::program::Serving;
@@ -79,22 +79,45 @@ async fn undo_restores_bytes_before_first() {
     assert_eq!(machine.read(".pi/agent/models.json"), "{}");
 }
 
+/// Agents write into their own files all the time: only what `setup` wrote is taken out of them.
 #[tokio::test]
-async fn undo_leaves_changed_file() {
+async fn undo_keeps_what_agents_wrote() {
+    let machine = Machine::new();
+    machine.write(".claude/settings.json", "{\"env\": {\"ANTHROPIC_BASE_URL\": \"http://mine\"}}");
+    for agent in ["claude", "codex"] {
+        let written = machine.run(&["setup", agent, "--write"]).await;
+        assert_eq!(written.code, 0, "{}", written.err);
+    }
+    let settings = machine.read(".claude/settings.json");
+    let allowed = settings.replacen('{', "{\"permissions\": {\"allow\": [\"Bash(ls)\"]},", 1);
+    machine.write(".claude/settings.json", &allowed);
+    let trusted = "[projects.\"/src\"]\ntrust_level = \"trusted\"\n";
+    machine.write(".codex/config.toml", &(machine.read(".codex/config.toml") + trusted));
+    let undone = machine.run(&["setup", "--undo"]).await;
+    assert_eq!(undone.code, 0, "{}", undone.err);
+    assert_eq!(machine.read(".codex/config.toml"), trusted);
+    let settings: Value = serde_json::from_str(&machine.read(".claude/settings.json")).unwrap();
+    assert_eq!(settings["permissions"]["allow"][0], "Bash(ls)");
+    assert_eq!(settings["env"], json!({"ANTHROPIC_BASE_URL": "http://mine"}));
+    assert!(!machine.path("data").join("setup.json").exists());
+}
+
+#[tokio::test]
+async fn undo_leaves_what_it_cannot_edit() {
     let machine = Machine::new();
     machine.run(&["setup", "codex", "--write"]).await;
-    let changed = machine.read(".codex/config.toml") + "model = \"mine\"\n";
+    let changed =
+        machine.read(".codex/config.toml").replace("openai_base_url", "\"openai_base_url\"");
+    let changed = format!("text = \"\"\"\n{changed}\"\"\"\n{changed}");
     machine.write(".codex/config.toml", &changed);
     let refused = machine.run(&["setup", "--undo"]).await;
     assert_eq!(refused.code, 1, "{}", refused.out);
-    let said = ".codex/config.toml was changed since, so it stays. Remove openai_base_url yourself";
-    assert!(refused.err.contains(said), "{}", refused.err);
+    assert!(refused.err.contains("Remove openai_base_url yourself"), "{}", refused.err);
     assert_eq!(machine.read(".codex/config.toml"), changed);
     // Once the user has done that, there is nothing left to undo.
     machine.write(".codex/config.toml", "model = \"mine\"\n");
     assert_eq!(machine.run(&["setup", "--undo"]).await.code, 0);
     assert_eq!(machine.read(".codex/config.toml"), "model = \"mine\"\n");
-    assert!(!machine.path("data").join("setup.json").exists());
 }
 
 /// A link into a folder of dotfiles stays one.

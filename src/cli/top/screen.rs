@@ -295,6 +295,7 @@ mod tests {
             input: 0,
             output: 0,
             cache_read: 0,
+            failed: 0,
             details: SessionDetails {
                 model: Some("claude-sonnet-4-5".into()),
                 window: Some(200_000),
