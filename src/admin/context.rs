@@ -65,7 +65,7 @@ impl ShownThread {
             (Some(open_exchange), _) => &open_exchange.position,
             (None, newest) => &newest?.position,
         };
-        let at = open_exchange.map(|open_exchange| open_exchange.at);
+        let arrival = open_exchange.map(|open_exchange| open_exchange.at);
         let purpose = open_exchange.map(|open_exchange| open_exchange.purpose);
         Some(Self {
             session_name: SessionNames::from_ledger(ledger).description(),
@@ -75,7 +75,7 @@ impl ShownThread {
             client_thread: position.client_thread.as_deref().map(str::to_owned),
             purpose: purpose.or(newest.map(|turn| turn.purpose))?,
             model: newest.map(|turn| turn.model.to_string()),
-            at: at.or(newest.map(|turn| turn.at))?,
+            at: arrival.or(newest.map(|turn| turn.at))?,
         })
     }
 }
@@ -95,10 +95,10 @@ impl fmt::Display for ShownThread {
         if let Some(model) = &self.model {
             write!(f, ", {}", clean(model))?;
         }
-        let at = humantime::format_rfc3339_seconds(
+        let time = humantime::format_rfc3339_seconds(
             SystemTime::UNIX_EPOCH + Duration::from_millis(self.at),
         );
-        write!(f, ", {at}\nSession: {}", clean(self.session.as_str()))?;
+        write!(f, ", {time}\nSession: {}", clean(self.session.as_str()))?;
         match &self.session_name {
             Some(name) => write!(f, " ({})", clean(name)),
             None => Ok(()),
@@ -174,7 +174,7 @@ pub(super) fn context(
     let newest = turns.last().map(AsRef::as_ref);
     let is_main = is_main
         || line.as_ref().is_some_and(|line| stored.is_some_and(|(id, _)| id == line.thread()));
-    let shown = ShownThread::new(session, ledger, is_main, newest, open_exchange);
+    let subject = ShownThread::new(session, ledger, is_main, newest, open_exchange);
     let view = match open_exchange {
         Some(open_exchange) => {
             let view = open_exchange.view.clone();
@@ -183,7 +183,7 @@ pub(super) fn context(
         }
         None => view_after(turns.iter().map(AsRef::as_ref), prices, now)?,
     };
-    Some(ContextPage { view, compactions, shown: shown? })
+    Some(ContextPage { view, compactions, shown: subject? })
 }
 
 /// The context after a thread's newest turn, and the price of the next call's input.

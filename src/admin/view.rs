@@ -109,8 +109,8 @@ pub(crate) struct SessionPage {
     /// The `after` of the next page; `null` on the last.
     #[serde(default)]
     pub next_after: Option<String>,
-    /// How many sessions a search or a filter leaves, on all pages; only in another order than the newest first, or with
-    /// a filter.
+    /// How many sessions there are on all pages, with a search or a filter those that it leaves; absent while the newest
+    /// are listed and not all were counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub found: Option<usize>,
     /// Older sessions are still being read, or left out.
@@ -119,6 +119,10 @@ pub(crate) struct SessionPage {
     /// They are still being read: the next answer has more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reading: bool,
+    /// How many sessions were searched and sorted, the newest ones; only with another order, a
+    /// search or a filter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub indexed: Option<usize>,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "the form that serde asks for")]

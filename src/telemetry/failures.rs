@@ -64,13 +64,13 @@ impl FailureBoard {
 
     pub(super) fn add(&self, exchange: &Exchange) {
         let Some(call) = FailedCall::from_exchange(exchange) else { return };
-        let mut kept = self.kept();
-        if kept.calls.len() == MOST_FAILURES
-            && let Some(oldest) = kept.calls.pop_front()
+        let mut state = self.kept();
+        if state.calls.len() == MOST_FAILURES
+            && let Some(oldest) = state.calls.pop_front()
         {
-            kept.complete_since = kept.complete_since.max(oldest.at + 1);
+            state.complete_since = state.complete_since.max(oldest.at + 1);
         }
-        kept.calls.push_back(call);
+        state.calls.push_back(call);
     }
 
     /// Those of a time, oldest first.

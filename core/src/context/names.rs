@@ -94,8 +94,8 @@ impl<'l> MainLine<'l> {
     pub fn from_ledger(ledger: &'l Ledger) -> Option<Self> {
         let mut turns = ledger.turns().filter(|turn| turn.purpose == Purpose::Turn);
         let first = turns.next()?;
-        let mut all = std::iter::once(first).chain(turns);
-        let main = all.find(|turn| !is_sub_agent(turn.hints.as_deref()));
+        let mut conversations = std::iter::once(first).chain(turns);
+        let main = conversations.find(|turn| !is_sub_agent(turn.hints.as_deref()));
         let newest = &main.unwrap_or(first).position;
         let threads = vec![&newest.thread];
         let mut line = Self { ledger, threads, newest, is_compacted: false };

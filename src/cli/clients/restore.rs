@@ -2,7 +2,7 @@
 //!
 //! Pure. Where one of our values was replaced, it is not ours any more. What cannot be told apart is refused.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::edit::{FileFormat, PathStep, env_value};
 
@@ -62,11 +62,11 @@ fn restore(place: &mut Value, original: &Value, path: &str, value: &str) -> Resu
             Ok(())
         }
         PathStep::Member { name, .. } => {
-            let before = original.get(name);
+            let original = original.get(name);
             let Some(below) = members.get_mut(name) else { return Ok(()) };
-            restore(below, before.unwrap_or(&Value::Null), rest, value)?;
+            restore(below, original.unwrap_or(&Value::Null), rest, value)?;
             // We made it.
-            if before.is_none() && below.as_object().is_some_and(serde_json::Map::is_empty) {
+            if original.is_none() && below.as_object().is_some_and(Map::is_empty) {
                 members.shift_remove(name);
             }
             Ok(())
@@ -75,11 +75,11 @@ fn restore(place: &mut Value, original: &Value, path: &str, value: &str) -> Resu
             let Some(elements) = members.get_mut(name).and_then(Value::as_array_mut) else {
                 return Ok(());
             };
-            let before = original.get(name).and_then(Value::as_array);
-            let before = before.map(Vec::as_slice).unwrap_or_default();
+            let originals = original.get(name).and_then(Value::as_array);
+            let originals = originals.map(Vec::as_slice).unwrap_or_default();
             for (at, element) in elements.iter_mut().enumerate() {
                 if element[key] == wanted && element[rest] == value {
-                    let twin = twin(element, before, at, rest);
+                    let twin = twin(element, originals, at, rest);
                     let twin = twin.ok_or_else(|| format!("has other elements in {name}"))?;
                     restore(element, twin, rest, value)?;
                 }
@@ -90,14 +90,18 @@ fn restore(place: &mut Value, original: &Value, path: &str, value: &str) -> Resu
 }
 
 /// What an element was: the one that differs only in this member, or else the one at its place.
-fn twin<'o>(element: &Value, before: &'o [Value], at: usize, member: &str) -> Option<&'o Value> {
-    let without_member = |element: &Value| {
-        let mut members = element.as_object().cloned().unwrap_or_default();
-        members.shift_remove(member);
-        members
-    };
-    let rest = without_member(element);
-    before.iter().find(|before| without_member(before) == rest).or_else(|| before.get(at))
+fn twin<'o>(element: &Value, originals: &'o [Value], at: usize, member: &str) -> Option<&'o Value> {
+    let others = without_member(element, member);
+    let mut candidates = originals.iter();
+    candidates
+        .find(|original| without_member(original, member) == others)
+        .or_else(|| originals.get(at))
+}
+
+fn without_member(element: &Value, member: &str) -> Map<String, Value> {
+    let mut members = element.as_object().cloned().unwrap_or_default();
+    members.shift_remove(member);
+    members
 }
 
 fn without_toml_values(current: &str, values: &[(String, String)]) -> Result<String, String> {
