@@ -95,6 +95,15 @@ enum Command {
         /// How many to list.
         #[arg(long, default_value_t = 20)]
         limit: usize,
+        /// Only those with all these words in their id, agent, title, project, model or upstream.
+        #[arg(long, value_name = "WORDS")]
+        search: Option<String>,
+        /// By what to sort: used, began, client, model, fill, dollars, error, turns, input or output.
+        #[arg(long, value_name = "COLUMN")]
+        sort: Option<String>,
+        /// How many to leave out first.
+        #[arg(long, default_value_t = 0)]
+        skip: usize,
     },
     /// Show how full a conversation's context is, and how wrong the last estimate was.
     Context {
@@ -271,7 +280,7 @@ enum Command {
     },
     /// Print an agent's lasting configuration, write it, or take back what was written.
     Setup(setup::SetupOptions),
-    /// Look whether everything works here: listener, keys, store, clock, agents. Exits with 1 if something does not.
+    /// Look whether everything works here: listener, keys, store, clock, agents. Exits with 1 if a line begins with `fault`.
     Doctor(doctor::DoctorOptions),
     /// Have this user's service manager (systemd or launchd) run `plimsoll serve`.
     #[command(subcommand)]
@@ -405,8 +414,14 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
         Command::Serve(settings) => serve::run(&settings.sources())?,
         Command::Check { settings, json } => check::run(&settings.sources(), *json)?,
         Command::Healthcheck { config, data } => healthcheck(config.clone(), data.clone())?,
-        Command::Sessions { at, limit, watch } => {
-            at.show(watch, async |client| sessions::sessions(client, *limit, at.json).await)?;
+        Command::Sessions { at, limit, search, sort, skip, watch } => {
+            let query = sessions::SessionQuery {
+                limit: *limit,
+                search: search.as_deref(),
+                sort: sort.as_deref(),
+                skip: *skip,
+            };
+            at.show(watch, async |client| sessions::sessions(client, query, at.json).await)?;
         }
         Command::Context { session, thread, count, watch, at } => {
             at.show(watch, async |client| {

@@ -13,8 +13,8 @@ use super::responses::{self, AdminBody, AdminError};
 use super::routes::{self, AdminQuery, FoundRoute};
 use super::state::Admin;
 use super::{
-    assets, caps, count, failures, history, lessons, limits, line, listing, messages, openapi,
-    spend, turns,
+    assets, caps, count, events, failures, history, lessons, limits, line, listing, messages,
+    openapi, spend, turns,
 };
 use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;
@@ -90,7 +90,7 @@ async fn respond(
         AdminQuery::Lessons => lessons::list(admin).await,
         AdminQuery::ForgetLesson => lessons::forget(admin, name(0)).await,
         AdminQuery::ShareLesson => lessons::share(admin, name(0)).await,
-        AdminQuery::Events => Ok(responses::events(admin, ending)),
+        AdminQuery::Events => Ok(events::events(admin, ending)),
         AdminQuery::OpenApi => Ok(responses::whole("application/json", openapi::document())),
     };
     answered.unwrap_or_else(|error| responses::error_response(&error))

@@ -10,6 +10,7 @@ mod compactions;
 mod context;
 pub(super) mod count;
 mod dispatch;
+mod events;
 mod explain;
 mod export;
 pub(crate) mod failures;

@@ -20,16 +20,82 @@ use crate::clock::wall;
 use crate::context::Millis;
 use crate::context::budget::grouped;
 
+/// Which sessions are listed.
+#[derive(Clone, Copy)]
+pub(super) struct SessionQuery<'a> {
+    pub(super) limit: usize,
+    pub(super) search: Option<&'a str>,
+    pub(super) sort: Option<&'a str>,
+    pub(super) skip: usize,
+}
+
+/// The list, of as many pages as it takes.
+async fn listed(client: &AdminClient, query: SessionQuery<'_>) -> Result<SessionPage, CliError> {
+    let mut selection = "details=true".to_owned();
+    for (name, value) in [("search", query.search), ("sort", query.sort)] {
+        if let Some(value) = value {
+            selection += &format!("&{name}={}", encoded(value));
+        }
+    }
+    let mut list = None::<SessionPage>;
+    loop {
+        let count = list.as_ref().map_or(0, |list| list.sessions.len());
+        let limit = query.limit.saturating_sub(count).max(1);
+        // A place in the list of the newest stays where it is while sessions are added.
+        let place = match list.as_ref().and_then(|list| list.next_after.as_ref()) {
+            Some(after) => format!("after={after}"),
+            None => format!("skip={}", query.skip + count),
+        };
+        let page = client.listed(&format!("{selection}&limit={limit}&{place}")).await?;
+        let list = match &mut list {
+            None => list.insert(page),
+            Some(list) => {
+                list.sessions.extend(page.sessions);
+                list.next = page.next;
+                list.next_after = page.next_after;
+                list
+            }
+        };
+        if list.sessions.len() >= query.limit || list.next.is_none() {
+            return Ok(list.clone());
+        }
+    }
+}
+
+/// What is not in the list.
+fn remainder(list: &SessionPage, query: SessionQuery<'_>) -> Option<String> {
+    let mut notes = Vec::new();
+    if list.next.is_some() {
+        let end = query.skip + list.sessions.len();
+        let total = list.found.map(|found| format!(" of {}", grouped(found as u64)));
+        notes.push(format!(
+            "{}–{}{}; --limit and --skip show more",
+            query.skip + 1,
+            grouped(end as u64),
+            total.unwrap_or_default()
+        ));
+    }
+    if list.incomplete {
+        let count = grouped(list.indexed.unwrap_or(0) as u64);
+        let state = if list.reading { "still being read" } else { "left out" };
+        notes.push(format!("searched and sorted: the newest {count}; older ones are {state}"));
+    }
+    if notes.is_empty() { None } else { Some(notes.join("\n")) }
+}
+
 pub(super) async fn sessions(
     client: &AdminClient,
-    limit: usize,
+    query: SessionQuery<'_>,
     as_json: bool,
 ) -> Result<(), CliError> {
     let progress = ProgressLine::begin("reading the list of sessions");
-    let listed = client.listed(&format!("limit={limit}&details=true")).await?;
+    let listed = listed(client, query).await?;
     if listed.sessions.is_empty() && !as_json {
         drop(progress);
-        print::line("No session yet: point a client's base URL at the proxy.");
+        match query.search {
+            Some(_) => print::line("No session matches."),
+            None => print::line("No session yet: point a client's base URL at the proxy."),
+        }
         note_failures(client).await;
         return Ok(());
     }
@@ -48,6 +114,9 @@ pub(super) async fn sessions(
     }
     let width = print::width();
     print::styled(&table::table(&sessions, wall(), width).lines(width));
+    if let Some(remainder) = remainder(&listed, query) {
+        print::line(&remainder);
+    }
     note_failures(client).await;
     Ok(())
 }
@@ -305,7 +374,7 @@ pub(super) async fn show(client: &AdminClient, path: &str, as_json: bool) -> Res
     drop(progress);
     if as_json {
         print::json(&client.read::<serde_json::Value>(&answer)?);
-    } else if print::width().is_some() {
+    } else if print::width().is_some() || style::has_colour() {
         print::styled(&style::with_gauge(&times::local(&answer)));
     } else {
         print::out(&times::local(&answer));

@@ -256,6 +256,21 @@ async fn session_is_found_by_any_id_that_client_chose() {
 }
 
 #[tokio::test]
+async fn beginning_of_id_is_enough() {
+    let place = Place::new().await;
+    place.turn(&tenant(1), "c0e2960e-one", "main", 1_000).await;
+    place.turn(&tenant(1), "c0e2960e-two", "main", 2_000).await;
+    let get = async |id: &str| place.get(&format!("/api/v1/sessions/{id}")).await;
+    assert_eq!(place.json("/api/v1/sessions/c0e2960e-o").await["session"], "c0e2960e-one");
+    assert_eq!(place.json("/api/v1/sessions/latest").await["session"], "c0e2960e-two");
+    assert_eq!(get("c0e2960e").await.status(), 409);
+    assert_eq!(get("c0").await.status(), 404);
+    // Nothing is deleted by half an id.
+    let deleted = place.ask("DELETE", "/api/v1/sessions/c0e2960e-o", &[]).await;
+    assert_eq!(deleted.status(), 404);
+}
+
+#[tokio::test]
 async fn id_of_two_tenants_is_ambiguous() {
     let place = Place::new().await;
     place.turn(&tenant(1), "same", "main", 1_000).await;

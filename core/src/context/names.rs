@@ -61,7 +61,7 @@ impl SessionNames {
         if let Some(title) = &self.title {
             return Some(title.to_string());
         }
-        let agent = self.agent.as_ref().map(ToString::to_string);
+        let agent = self.agent.as_ref().map(|agent| agent.name.to_string());
         // A hash tells people nothing.
         let project = self.project.as_deref().filter(|project| !project.starts_with('#'));
         let words: Vec<String> = agent.into_iter().chain(project.map(str::to_owned)).collect();
@@ -93,10 +93,10 @@ impl<'l> MainLine<'l> {
     /// `None` if the session has no turn.
     pub fn from_ledger(ledger: &'l Ledger) -> Option<Self> {
         let mut turns = ledger.turns().filter(|turn| turn.purpose == Purpose::Turn);
-        let first = turns.next()?;
-        let mut conversations = std::iter::once(first).chain(turns);
+        let earliest = turns.next()?;
+        let mut conversations = std::iter::once(earliest).chain(turns);
         let main = conversations.find(|turn| !is_sub_agent(turn.hints.as_deref()));
-        let newest = &main.unwrap_or(first).position;
+        let newest = &main.unwrap_or(earliest).position;
         let threads = vec![&newest.thread];
         let mut line = Self { ledger, threads, newest, is_compacted: false };
         for turn in ledger.turns() {
@@ -200,9 +200,9 @@ mod tests {
         let agent = Agent { name: "pi".into(), version: Some("1.2".into()) };
         let mut names = SessionNames { agent: Some(agent), ..SessionNames::default() };
         names.project = Some("#0123abcd".into());
-        assert_eq!(names.description().as_deref(), Some("pi 1.2"));
+        assert_eq!(names.description().as_deref(), Some("pi"));
         names.project = Some("site".into());
-        assert_eq!(names.description().as_deref(), Some("pi 1.2 · site"));
+        assert_eq!(names.description().as_deref(), Some("pi · site"));
         names.title = Some("Fix the build".into());
         assert_eq!(names.description().as_deref(), Some("Fix the build"));
         assert_eq!(SessionNames::default().description(), None);
