@@ -92,18 +92,8 @@ enum Command {
         watch: WatchFlag,
         #[command(flatten)]
         at: AdminTarget,
-        /// How many to list.
-        #[arg(long, default_value_t = 20)]
-        limit: usize,
-        /// Only those with all these words in their id, agent, title, project, model or upstream.
-        #[arg(long, value_name = "WORDS")]
-        search: Option<String>,
-        /// By what to sort: used, began, client, model, fill, dollars, error, turns, input or output.
-        #[arg(long, value_name = "COLUMN")]
-        sort: Option<String>,
-        /// How many to leave out first.
-        #[arg(long, default_value_t = 0)]
-        skip: usize,
+        #[command(flatten)]
+        query: sessions::SessionQuery,
     },
     /// Show how full a conversation's context is, and how wrong the last estimate was.
     Context {
@@ -414,13 +404,7 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
         Command::Serve(settings) => serve::run(&settings.sources())?,
         Command::Check { settings, json } => check::run(&settings.sources(), *json)?,
         Command::Healthcheck { config, data } => healthcheck(config.clone(), data.clone())?,
-        Command::Sessions { at, limit, search, sort, skip, watch } => {
-            let query = sessions::SessionQuery {
-                limit: *limit,
-                search: search.as_deref(),
-                sort: sort.as_deref(),
-                skip: *skip,
-            };
+        Command::Sessions { at, query, watch } => {
             at.show(watch, async |client| sessions::sessions(client, query, at.json).await)?;
         }
         Command::Context { session, thread, count, watch, at } => {

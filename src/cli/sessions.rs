@@ -21,18 +21,26 @@ use crate::context::Millis;
 use crate::context::budget::grouped;
 
 /// Which sessions are listed.
-#[derive(Clone, Copy)]
-pub(super) struct SessionQuery<'a> {
-    pub(super) limit: usize,
-    pub(super) search: Option<&'a str>,
-    pub(super) sort: Option<&'a str>,
-    pub(super) skip: usize,
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct SessionQuery {
+    /// How many to list.
+    #[arg(long, default_value_t = 20)]
+    limit: usize,
+    /// Only those with all these words in their id, agent, title, project, model or upstream.
+    #[arg(long, value_name = "WORDS")]
+    search: Option<String>,
+    /// By what to sort: used, began, client, model, fill, dollars, error, turns, input or output.
+    #[arg(long, value_name = "COLUMN")]
+    sort: Option<String>,
+    /// How many to leave out first.
+    #[arg(long, default_value_t = 0)]
+    skip: usize,
 }
 
 /// The list, of as many pages as it takes.
-async fn listed(client: &AdminClient, query: SessionQuery<'_>) -> Result<SessionPage, CliError> {
+async fn listed(client: &AdminClient, query: &SessionQuery) -> Result<SessionPage, CliError> {
     let mut selection = "details=true".to_owned();
-    for (name, value) in [("search", query.search), ("sort", query.sort)] {
+    for (name, value) in [("search", &query.search), ("sort", &query.sort)] {
         if let Some(value) = value {
             selection += &format!("&{name}={}", encoded(value));
         }
@@ -63,7 +71,7 @@ async fn listed(client: &AdminClient, query: SessionQuery<'_>) -> Result<Session
 }
 
 /// What is not in the list.
-fn remainder(list: &SessionPage, query: SessionQuery<'_>) -> Option<String> {
+fn remainder(list: &SessionPage, query: &SessionQuery) -> Option<String> {
     let mut notes = Vec::new();
     if list.next.is_some() {
         let end = query.skip + list.sessions.len();
@@ -85,7 +93,7 @@ fn remainder(list: &SessionPage, query: SessionQuery<'_>) -> Option<String> {
 
 pub(super) async fn sessions(
     client: &AdminClient,
-    query: SessionQuery<'_>,
+    query: &SessionQuery,
     as_json: bool,
 ) -> Result<(), CliError> {
     let progress = ProgressLine::begin("reading the list of sessions");
