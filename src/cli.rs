@@ -94,15 +94,14 @@ enum Command {
         watch: WatchFlag,
         #[command(flatten)]
         at: AdminTarget,
-        /// How many to list.
-        #[arg(long, default_value_t = 20)]
-        limit: usize,
+        #[command(flatten)]
+        query: sessions::SessionQuery,
     },
     /// Show how full a conversation's context is, and how wrong the last estimate was.
     Context {
         /// The session [default: the newest].
         session: Option<String>,
-        /// The thread [default: the one used last].
+        /// The thread: `main`, an id, or what its client calls it [default: main].
         #[arg(long)]
         thread: Option<String>,
         /// Ask the provider's counting endpoint now how many tokens the newest request has.
@@ -288,7 +287,7 @@ enum Command {
     },
     /// Print an agent's lasting configuration, write it, or take back what was written.
     Setup(setup::SetupOptions),
-    /// Look whether everything works here: listener, keys, store, clock, agents. Exits with 1 if something does not.
+    /// Look whether everything works here: listener, keys, store, clock, agents. Exits with 1 if a line begins with `fault`.
     Doctor(doctor::DoctorOptions),
     /// Have this user's service manager (systemd or launchd) run `plimsoll serve`.
     #[command(subcommand)]
@@ -423,8 +422,8 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
         Command::Serve(settings) => serve::run(&settings.sources())?,
         Command::Check { settings, json } => check::run(&settings.sources(), *json)?,
         Command::Healthcheck { config, data } => healthcheck(config.clone(), data.clone())?,
-        Command::Sessions { at, limit, watch } => {
-            at.show(watch, async |client| sessions::sessions(client, *limit, at.json).await)?;
+        Command::Sessions { at, query, watch } => {
+            at.show(watch, async |client| sessions::sessions(client, query, at.json).await)?;
         }
         Command::Context { session, thread, count, watch, at } => {
             at.show(watch, async |client| {

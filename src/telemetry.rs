@@ -5,6 +5,7 @@
 //! prompt, reply or credential is in an event (invariant 9).
 
 mod event;
+mod failures;
 mod labels;
 mod live;
 pub mod log;
@@ -23,6 +24,8 @@ use tokio::sync::broadcast;
 
 pub(crate) use self::event::StoreState;
 pub use self::event::{Compaction, Exchange, OpenExchange};
+pub(crate) use self::failures::FailedCall;
+use self::failures::FailureBoard;
 pub(crate) use self::labels::{
     AdminRefusal, CacheKind, ClientTimeout, CountOutcome, LessonOutcome, MemoryKind,
     RejectedConnection, RepeatCause, StoreOperation,
@@ -59,6 +62,7 @@ pub struct Telemetry {
     messages: broadcast::Sender<MessageEvent>,
     shrunk: broadcast::Sender<ContextReduction>,
     quotas: QuotaBoard,
+    failures: FailureBoard,
     /// Requests in flight, by exchange id; each is removed when its exchange is reported.
     open_exchanges: Mutex<HashMap<ExchangeId, OpenExchange>>,
     unknown: Mutex<HashSet<Box<str>>>,
@@ -82,6 +86,7 @@ impl Telemetry {
             messages: broadcast::channel(BEHIND).0,
             shrunk: broadcast::channel(BEHIND).0,
             quotas: QuotaBoard::default(),
+            failures: FailureBoard::new(wall()),
             open_exchanges: Mutex::default(),
             unknown: Mutex::default(),
             impossible: Mutex::default(),
@@ -125,6 +130,16 @@ impl Telemetry {
         self.quotas.list(now)
     }
 
+    /// The calls since a time that failed and became no turn, oldest first.
+    pub(crate) fn failures(&self, since: Millis) -> Vec<FailedCall> {
+        self.failures.since(since)
+    }
+
+    /// Since when all of them are known.
+    pub(crate) fn failures_complete_since(&self) -> Millis {
+        self.failures.complete_since()
+    }
+
     /// A request is in flight from now until its exchange is reported.
     pub fn exchange_opened(&self, open_exchange: OpenExchange) {
         for shrunk in ContextReduction::from_open(&open_exchange) {
@@ -159,6 +174,7 @@ impl Telemetry {
         self.open_exchanges.lock().unwrap_or_else(PoisonError::into_inner).remove(&exchange.id);
         self.metrics.count(&exchange);
         self.log.exchange(&exchange);
+        self.failures.add(&exchange);
         if exchange.is_capped() {
             self.warns_of_capped(&exchange);
         }

@@ -13,8 +13,9 @@ use crate::context::ledger::Ledger;
 use crate::context::plan::ChangeCounts;
 use crate::context::policy::DecisionMode;
 use crate::context::savings::SavingsInput;
-use crate::context::{Millis, Outcome, Turn};
+use crate::context::{Millis, Turn};
 use crate::dialect::Usage;
+use crate::telemetry::FailedCall;
 
 /// One call to a provider.
 #[derive(Clone, Debug)]
@@ -121,10 +122,7 @@ impl Call {
             model: interned(names, turn.usage.served_by.as_deref().unwrap_or(turn.answered_by())),
             upstream: interned(names, &turn.upstream),
             is_summary: false,
-            has_failed: matches!(
-                turn.outcome,
-                Outcome::Refused | Outcome::UpstreamFailed | Outcome::EndedByProxy
-            ),
+            has_failed: turn.outcome.is_failure(),
             tokens: CallTokens::from_usage(&turn.usage),
             dollars,
             is_unpriced: turn.usage.is_unpriced(dollars),
@@ -134,6 +132,28 @@ impl Call {
             new: if turn.done.is_sent() { turn.done.new } else { ChangeCounts::default() },
             overflow: turn.done.overflow.map(|overflow| overflow.saved),
             check: EstimateCheck::from_turn(turn),
+        }
+    }
+}
+
+impl Call {
+    /// A call that became no turn: nothing is known of it but that it failed.
+    pub(super) fn from_failure(call: &FailedCall) -> Self {
+        Self {
+            at: call.at,
+            model: call.model.as_deref().unwrap_or("unknown").into(),
+            upstream: call.upstream.as_deref().unwrap_or("none").into(),
+            is_summary: false,
+            has_failed: true,
+            tokens: CallTokens::default(),
+            dollars: None,
+            is_unpriced: false,
+            shares: Box::default(),
+            removed: 0,
+            saved: 0.0,
+            new: ChangeCounts::default(),
+            overflow: None,
+            check: None,
         }
     }
 }

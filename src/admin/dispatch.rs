@@ -13,8 +13,8 @@ use super::responses::{self, AdminBody, AdminError};
 use super::routes::{self, AdminQuery, FoundRoute};
 use super::state::Admin;
 use super::{
-    assets, caps, compare, count, history, lessons, limits, line, listing, messages, openapi,
-    spend, turns,
+    assets, caps, compare, count, events, failures, history, lessons, limits, line, listing,
+    messages, openapi, spend, turns,
 };
 use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;
@@ -81,6 +81,7 @@ async fn respond(
         AdminQuery::Line => line::answer(admin, request).await,
         AdminQuery::Spend => spend::answer(admin, request).await,
         AdminQuery::History => history::answer(admin, request).await,
+        AdminQuery::Failures => failures::answer(admin, request),
         AdminQuery::SessionSavings => responses::session_savings(admin, name(0), request).await,
         AdminQuery::Export => responses::export(admin, name(0), request.uri().query()).await,
         AdminQuery::Queue => messages::queue(admin, name(0), request).await,
@@ -90,7 +91,7 @@ async fn respond(
         AdminQuery::Lessons => lessons::list(admin).await,
         AdminQuery::ForgetLesson => lessons::forget(admin, name(0)).await,
         AdminQuery::ShareLesson => lessons::share(admin, name(0)).await,
-        AdminQuery::Events => Ok(responses::events(admin, ending)),
+        AdminQuery::Events => Ok(events::events(admin, ending)),
         AdminQuery::OpenApi => Ok(responses::whole("application/json", openapi::document())),
     };
     answered.unwrap_or_else(|error| responses::error_response(&error))

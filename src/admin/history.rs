@@ -13,7 +13,8 @@ use super::calls::Call;
 use super::responses::{AdminError, AdminResponse, json, parameter, text_parameter};
 use super::state::Admin;
 use crate::clock::{now, wall};
-use crate::context::Millis;
+use crate::context::{Millis, TenantId};
+use crate::telemetry::FailedCall;
 
 const MINUTE: Millis = 60_000;
 const HOUR: Millis = 60 * MINUTE;
@@ -40,6 +41,8 @@ pub(super) struct HistoryPage {
     pub complete_since: Millis,
     /// They are still being read: the next answer has more.
     pub reading: bool,
+    /// Before it, calls that were refused may be missing: nothing of them is stored.
+    pub failures_since: Millis,
     /// What everybody spent today, UTC, US dollars, whatever the range.
     pub today: f64,
     pub total: HistorySums,
@@ -79,7 +82,7 @@ pub(super) struct HistoryModel {
 /// The sums of some calls.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct HistorySums {
-    /// Calls of clients.
+    /// Calls of clients, those that were refused, too.
     pub calls: u64,
     /// Those without a reply, unless the client left or Plimsoll ended.
     pub failed: u64,
@@ -147,7 +150,8 @@ struct HistoryTally {
 }
 
 impl HistoryTally {
-    fn add(&mut self, call: &Call, session: usize) {
+    /// `session`: `None` if it belongs to none that is stored.
+    fn add(&mut self, call: &Call, session: Option<usize>) {
         let sums = &mut self.sums;
         if call.is_summary {
             sums.summaries += 1;
@@ -157,7 +161,8 @@ impl HistoryTally {
             sums.failed += u64::from(call.has_failed);
         }
         // The calls of a session come one after another.
-        if self.session.replace(session) != Some(session) {
+        if session.is_some() && self.session != session {
+            self.session = session;
             sums.sessions += 1;
         }
         for (sum, tokens) in [
@@ -279,7 +284,7 @@ impl History {
         }
     }
 
-    fn add(&mut self, call: &Call, session: usize) {
+    fn add(&mut self, call: &Call, session: Option<usize>) {
         let step = ((call.at - self.query.since) / self.query.step) as usize;
         self.total.add(call, session);
         if let Some(tally) = self.steps.get_mut(step) {
@@ -296,7 +301,7 @@ impl History {
         self.upstreams.insert(call.upstream.to_string());
     }
 
-    fn add_to_models(&mut self, call: &Call, session: usize) {
+    fn add_to_models(&mut self, call: &Call, session: Option<usize>) {
         let (tally, errors) = self.model(&call.model);
         tally.add(call, session);
         if let Some(check) = call.check {
@@ -315,6 +320,19 @@ impl History {
     fn model(&mut self, name: &str) -> &mut (HistoryTally, Vec<u64>) {
         let model = self.models.entry(name.to_owned());
         model.or_insert_with(|| (HistoryTally::default(), vec![0; ERROR_EDGES.len() + 1]))
+    }
+
+    fn add_failures(&mut self, failures: Vec<FailedCall>) {
+        for failure in failures {
+            let wanted = self.query.tenant.as_deref();
+            if wanted.is_some() && failure.tenant.as_ref().map(TenantId::as_str) != wanted {
+                continue;
+            }
+            let call = Call::from_failure(&failure);
+            if self.query.has(&call) {
+                self.add(&call, None);
+            }
+        }
     }
 
     fn page(self) -> HistoryPage {
@@ -357,7 +375,7 @@ pub(super) async fn answer(admin: &Admin, request: &Request<Incoming>) -> AdminR
         }
         for call in &session.calls {
             if history.query.has(call) {
-                history.add(call, number);
+                history.add(call, Some(number));
                 history.tenants.insert(scope.tenant.to_string());
             }
         }
@@ -365,8 +383,10 @@ pub(super) async fn answer(admin: &Admin, request: &Request<Incoming>) -> AdminR
     let complete_since = index.complete_since();
     let reading = index.is_reading();
     drop(index);
+    history.add_failures(admin.telemetry.failures(history.query.since));
+    let failures_since = admin.telemetry.failures_complete_since();
     let today = admin.ledgers.caps().today(now()).dollars;
-    Ok(json(&HistoryPage { complete_since, reading, today, ..history.page() }))
+    Ok(json(&HistoryPage { complete_since, reading, failures_since, today, ..history.page() }))
 }
 
 #[cfg(test)]

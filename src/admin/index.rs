@@ -19,9 +19,9 @@ use crate::store::ledgers::Ledgers;
 use crate::store::{Cursor, Scope, ScopeLine, ScopePage, StoreError};
 
 /// Most sessions; a session takes about 700 bytes.
-const MOST_SESSIONS: usize = 20_000;
+const MOST_SESSIONS: usize = 100_000;
 /// Most calls of all sessions; a call takes about 200 bytes.
-const MOST_CALLS: usize = 60_000;
+const MOST_CALLS: usize = 120_000;
 /// The longest range of the history, with a day to spare.
 const LONGEST: Millis = 31 * 24 * 3_600_000;
 /// How long a refresh reads sessions.
@@ -78,6 +78,12 @@ impl SessionIndex {
             state.refresh(ledgers, prices).await?;
         }
         Ok(state)
+    }
+
+    /// How many sessions there are, if all are known and nobody is reading.
+    pub(super) fn count(&self) -> Option<usize> {
+        let state = self.0.try_lock().ok()?;
+        if state.is_whole() { Some(state.sessions.len()) } else { None }
     }
 
     /// Forgets a session that was deleted.

@@ -9,9 +9,9 @@ use http::Request;
 use hyper::body::Incoming;
 use serde::{Deserialize, Serialize};
 
+use super::context;
 use super::responses::{self, AdminResponse, negotiated, parameter};
 use super::state::Admin;
-use super::view;
 use crate::clock::{now, wall};
 use crate::context::budget::grouped;
 use crate::context::caps::{CapState, Spender};
@@ -79,8 +79,13 @@ impl StatusLine {
             open_exchange.tenant == scope.tenant && open_exchange.session == scope.session
         });
         let looking = admin.ledgers.look(scope, |ledger| {
-            let context =
-                view::context(ledger, &open_exchanges, view::LATEST, &admin.prices, self.now);
+            let context = context::context(
+                ledger,
+                &open_exchanges,
+                (&scope.session, context::MAIN),
+                &admin.prices,
+                self.now,
+            );
             let newest = ledger.turns().next_back();
             let spender = Spender {
                 tenant: scope.tenant.clone(),

@@ -8,6 +8,7 @@ use std::cmp::Ordering;
 use http::StatusCode;
 use strum::{AsRefStr, EnumString, VariantNames};
 
+use super::failures;
 use super::index::IndexedSession;
 use super::responses::{
     self, AdminError, AdminResponse, ListedScopes, json, number, parameter, text_parameter,
@@ -170,6 +171,15 @@ async fn newest(admin: &Admin, query: Option<&str>) -> AdminResponse {
     let ListedScopes { lines, next } = responses::list_scopes(admin, query).await?;
     let next_after = next.and_then(|_| Some(cursor_named(lines.last()?.cursor)));
     let with_details = responses::is_true(query, "details")?;
+    // Sessions may have been added since they were counted.
+    let skip = number(query, "skip")?.unwrap_or(0);
+    let has_skipped_by_number = parameter(query, "after").is_none();
+    let count = admin.index.count().filter(|_| has_skipped_by_number);
+    let found = match next {
+        None if has_skipped_by_number => Some(skip + lines.len()),
+        Some(next) => count.map(|count| count.max(next + 1)),
+        None => None,
+    };
     let mut sessions = Vec::with_capacity(lines.len());
     for line in lines {
         let scope = line.scope.clone();
@@ -183,13 +193,15 @@ async fn newest(admin: &Admin, query: Option<&str>) -> AdminResponse {
         }
         sessions.push(line);
     }
+    failures::count_failed(admin, &mut sessions);
     Ok(json(&SessionPage {
         sessions,
         next,
         next_after,
-        found: None,
+        found,
         incomplete: false,
         reading: false,
+        indexed: None,
     }))
 }
 
@@ -219,6 +231,7 @@ async fn selected(admin: &Admin, query: Option<&str>, wanted: &ListQuery) -> Adm
         }
         sessions.push(SessionLine { details, ..SessionLine::from(session.line.clone()) });
     }
+    failures::count_failed(admin, &mut sessions);
     Ok(json(&SessionPage {
         sessions,
         next: if end < count { Some(end) } else { None },
@@ -226,5 +239,6 @@ async fn selected(admin: &Admin, query: Option<&str>, wanted: &ListQuery) -> Adm
         found: Some(count),
         incomplete: !index.is_whole(),
         reading: index.is_reading(),
+        indexed: Some(index.sessions.len()),
     }))
 }

@@ -12,8 +12,10 @@ use strum::{EnumMessage as _, VariantNames as _};
 
 use super::caps::CapsPage;
 use super::compare::ComparedRequests;
+use super::context::ContextPage;
 use super::count::CountComparison;
 use super::explain::Explanation;
+use super::failures::FailuresPage;
 use super::guard::AdminRole;
 use super::history::HistoryPage;
 use super::lessons::{LessonDecision, LessonList};
@@ -28,9 +30,7 @@ use super::routes::{AdminQuery, ROUTES};
 use super::savings::SavingsPage;
 use super::spend::{SpendBy, SpendPage};
 use super::turns::TurnsPage;
-use super::view::{
-    CompactionRequest, ContextPage, DeleteOutcome, DryRun, ServerInfo, SessionPage, SessionView,
-};
+use super::view::{CompactionRequest, DeleteOutcome, DryRun, ServerInfo, SessionPage, SessionView};
 use crate::telemetry::log::LogFields;
 
 /// The description, as JSON.
@@ -176,6 +176,7 @@ fn content(query: AdminQuery, schemas: &mut SchemaGenerator) -> Value {
         AdminQuery::TakeBack => schemas.subschema_for::<RemovedMessage>(),
         AdminQuery::Spend => schemas.subschema_for::<SpendPage>(),
         AdminQuery::History => schemas.subschema_for::<HistoryPage>(),
+        AdminQuery::Failures => schemas.subschema_for::<FailuresPage>(),
         AdminQuery::Limits => schemas.subschema_for::<LimitsPage>(),
         AdminQuery::Caps | AdminQuery::LiftCap => schemas.subschema_for::<CapsPage>(),
         AdminQuery::Line => schemas.subschema_for::<StatusLine>(),
@@ -299,6 +300,11 @@ fn parameters(query: AdminQuery) -> Vec<Parameter> {
                 format(),
             ]
         }
+        AdminQuery::Failures => vec![
+            Parameter::new("since", "Since when, ms since 1970.", number()),
+            words("tag", "Only calls with this tag."),
+            format(),
+        ],
         AdminQuery::History => {
             let range =
                 json_schema!({"type": "string", "pattern": "^[0-9]+[mhd]$", "default": "24h"});
@@ -357,7 +363,7 @@ fn path_parameters(path: &str) -> Vec<Value> {
             "session" => {
                 "An id from the list, or the client's own id if only one credential uses it."
             }
-            "thread" => "A thread's id, or `latest`.",
+            "thread" => "A thread's id, or `main`; `latest` is the same.",
             "request" => "The id of an exchange, from a log line, a list or x-plimsoll-request-id.",
             "name" => "The name of a cap in the configuration.",
             "file" => "The name of a file that the page asks for.",

@@ -4,11 +4,9 @@
 
 use std::borrow::Cow;
 use std::fmt::Display;
-use std::io;
 use std::time::Duration;
 
 use bytes::Bytes;
-use futures_util::StreamExt as _;
 use futures_util::stream;
 use http::header::{
     ACCEPT, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, RETRY_AFTER,
@@ -21,32 +19,28 @@ use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::Incoming;
 use schemars::JsonSchema;
 use serde::Serialize;
-use tokio::sync::{broadcast, watch};
 
+use super::context;
 use super::explain::Explanation;
 use super::export;
 use super::savings::{SavingsPage, SessionSums};
-use super::state::{Admin, EXPORTS, becomes_true};
+use super::state::{Admin, EXPORTS};
 use super::view::{
     self, CompactionRequest, CompactionStart, DeleteOutcome, DryRun, ServerInfo, SessionView, id_of,
 };
 use crate::clock::{now, wall};
 use crate::context::ExchangeId;
-use crate::context::caps::CapState;
 use crate::context::ledger::Ledger;
 use crate::dialect::percent::decoded_whole;
 use crate::store::ledgers::{FOCUS_BYTES, PENDING_TTL};
 use crate::store::{Scope, ScopeLine, ScopePage, StoreError};
 use crate::telemetry::log::LogFields;
-use crate::telemetry::{ContextReduction, Exchange, MessageEvent, OpenExchange, RECENT};
-use crate::wire::sse::write_event;
+use crate::telemetry::{Exchange, OpenExchange, RECENT};
 
 /// Sessions on a page of the list, unless the query names a number.
 pub(super) const DEFAULT_PAGE: usize = 50;
 /// The most sessions on a page.
 pub(super) const LARGEST_PAGE: usize = 500;
-/// How often a live stream without events sends a sign of life.
-const HEARTBEAT: Duration = Duration::from_secs(15);
 /// How long the store may take to report that it is ready.
 const READY: Duration = Duration::from_secs(1);
 /// Headers of every response, for browsers: do not cache it, do not show it to other sites, load nothing for
@@ -141,7 +135,7 @@ pub(super) fn whole(kind: &'static str, body: impl Into<Bytes>) -> Response<Admi
     with_hardening(kind, Full::new(body.into()).map_err(|never| match never {}).boxed_unsync())
 }
 
-fn with_hardening(kind: &'static str, body: AdminBody) -> Response<AdminBody> {
+pub(super) fn with_hardening(kind: &'static str, body: AdminBody) -> Response<AdminBody> {
     let mut response = Response::new(body);
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
@@ -250,14 +244,14 @@ pub(super) async fn session(admin: &Admin, id: &str) -> AdminResponse {
 }
 
 pub(super) async fn forget(admin: &Admin, id: &str) -> AdminResponse {
-    let scope = scope(admin, id).await?;
+    let scope = exact_scope(admin, id).await?;
     let records = admin.ledgers.forget(&scope).await?;
     admin.index.forget(&scope).await;
     Ok(json(&DeleteOutcome { records }))
 }
 
 pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> AdminResponse {
-    let scope = scope(admin, id).await?;
+    let scope = exact_scope(admin, id).await?;
     let dry = is_true(query, "dry_run")?;
     let focus = parameter(query, "focus").and_then(decoded_whole).map(Cow::into_owned);
     let focus = focus.filter(|focus| !focus.trim().is_empty()).map(String::into_boxed_str);
@@ -302,7 +296,9 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Adm
 }
 
 fn unknown_session(id: &str) -> AdminError {
-    AdminError::unknown(format!("Nothing is known of session {id:?}; /api/v1/sessions lists them."))
+    AdminError::unknown(format!(
+        "Nothing is known of session {id:?}; `plimsoll sessions` or /api/v1/sessions lists them."
+    ))
 }
 
 pub(super) fn unknown_exchange(id: &ExchangeId) -> AdminError {
@@ -311,8 +307,40 @@ pub(super) fn unknown_exchange(id: &ExchangeId) -> AdminError {
     ))
 }
 
-/// The session with this id: our id, or the client's if only one credential uses it.
+/// The fewest characters of an id by which a session is found.
+const SHORTEST_PREFIX: usize = 6;
+
+/// The session with this id: our id, or the client's if only one credential uses it. To look at it, the beginning of an id
+/// is enough if it is that of one of the newest sessions alone, and `latest` is the newest.
 pub(super) async fn scope(admin: &Admin, id: &str) -> Result<Scope, AdminError> {
+    let error = match exact_scope(admin, id).await {
+        Err(error) if error.status == StatusCode::NOT_FOUND => error,
+        found => return found,
+    };
+    let lines = admin.ledgers.sessions(ScopePage::first(LARGEST_PAGE)).await?;
+    if id == "latest" {
+        return lines.into_iter().next().map(|line| line.scope).ok_or(error);
+    }
+    if id.chars().count() < SHORTEST_PREFIX {
+        return Err(error);
+    }
+    let mut scopes = lines.into_iter().map(|line| line.scope);
+    let is_meant =
+        |scope: &Scope| scope.session.as_str().starts_with(id) || id_of(scope).starts_with(id);
+    let scope = scopes.find(is_meant).ok_or(error)?;
+    if let Some(other) = scopes.find(is_meant) {
+        let message = format!(
+            "Several sessions begin with {id:?}, such as {} and {}.",
+            id_of(&scope),
+            id_of(&other)
+        );
+        return Err(AdminError::new(StatusCode::CONFLICT, "ambiguous", message));
+    }
+    Ok(scope)
+}
+
+/// The session with exactly this id, for what cannot be taken back.
+async fn exact_scope(admin: &Admin, id: &str) -> Result<Scope, AdminError> {
     use crate::context::ledger::Ledger;
     if let Some(scope) = view::scope_of(id)
         && (!admin.ledgers.look(&scope, Ledger::is_empty).await?
@@ -362,7 +390,7 @@ pub(super) async fn context(
         open_exchange.tenant == scope.tenant && open_exchange.session == scope.session
     });
     let looking = admin.ledgers.look(&scope, |ledger| {
-        view::context(ledger, &open_exchanges, thread, &admin.prices, wall())
+        context::context(ledger, &open_exchanges, (&scope.session, thread), &admin.prices, wall())
     });
     let view = looking.await?.ok_or_else(|| {
         AdminError::unknown(format!("Session {session:?} has no thread {thread:?} with a turn."))
@@ -525,70 +553,4 @@ pub(super) async fn exchange(admin: &Admin, id: &ExchangeId) -> AdminResponse {
         }
     }
     Err(unknown_exchange(id))
-}
-
-pub(super) fn events(admin: &Admin, ending: watch::Receiver<bool>) -> Response<AdminBody> {
-    let live = LiveListener {
-        exchanges: admin.telemetry.subscribe(),
-        messages: admin.telemetry.messages(),
-        shrunk: admin.telemetry.shrunk(),
-        caps: admin.ledgers.caps().passed(),
-        ending,
-        is_begun: false,
-    };
-    let frames = stream::unfold(live, |mut live| async move {
-        let bytes = live.next().await?;
-        Some((Ok::<_, io::Error>(Frame::data(bytes)), live))
-    });
-    with_hardening("text/event-stream", StreamBody::new(frames.boxed()).boxed_unsync())
-}
-
-/// A subscriber to live events.
-struct LiveListener {
-    exchanges: broadcast::Receiver<std::sync::Arc<Exchange>>,
-    messages: broadcast::Receiver<MessageEvent>,
-    shrunk: broadcast::Receiver<ContextReduction>,
-    caps: broadcast::Receiver<CapState>,
-    ending: watch::Receiver<bool>,
-    is_begun: bool,
-}
-
-impl LiveListener {
-    /// The next bytes of the stream; `None` at its end.
-    async fn next(&mut self) -> Option<Bytes> {
-        if !std::mem::replace(&mut self.is_begun, true) {
-            // Tells the client at once that the stream is open.
-            return Some(Bytes::from_static(b": listening\n\n"));
-        }
-        tokio::select! {
-            () = becomes_true(&mut self.ending) => None,
-            () = tokio::time::sleep(HEARTBEAT) => Some(Bytes::from_static(b": still here\n\n")),
-            exchange = self.exchanges.recv() => match exchange {
-                Ok(exchange) => {
-                    let data = serde_json::to_string(&LogFields::from(&*exchange)).unwrap_or_default();
-                    Some(format!("id: {}\n{}", exchange.id, write_event("exchange", &data)).into())
-                }
-                // A client that reads slowly misses events, and is told so.
-                Err(broadcast::error::RecvError::Lagged(missed)) => {
-                    Some(write_event("missed", &format!("{{\"missed\":{missed}}}")).into())
-                }
-                Err(broadcast::error::RecvError::Closed) => None,
-            },
-            // After missed events, the client finds the state in the queue itself.
-            Ok(messages) = self.messages.recv() => {
-                let data = serde_json::to_string(&messages).unwrap_or_default();
-                let mut events = write_event("say", &data);
-                events.extend(messages.step.event().map(|event| write_event(event, &data)));
-                Some(events.into())
-            }
-            Ok(cap) = self.caps.recv() => {
-                let data = serde_json::to_string(&cap).unwrap_or_default();
-                Some(write_event("cap", &data).into())
-            }
-            Ok(shrunk) = self.shrunk.recv() => {
-                let data = serde_json::to_string(&shrunk).unwrap_or_default();
-                Some(write_event(shrunk.event, &data).into())
-            }
-        }
-    }
 }

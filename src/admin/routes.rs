@@ -66,6 +66,8 @@ pub enum AdminQuery {
     Spend,
     /// What happened over time, in equal steps and by model.
     History,
+    /// Calls that failed and became no turn, by how they ended.
+    Failures,
     /// How much is left of the providers' limits, as their responses last said.
     Limits,
     /// How much of each spending cap is spent, and by whom.
@@ -113,6 +115,7 @@ pub const ROUTES: &[(Method, &str, AdminQuery)] = &[
     (Method::DELETE, "/api/v1/sessions/{session}/say/{id}", AdminQuery::TakeBack),
     (Method::GET, "/api/v1/spend", AdminQuery::Spend),
     (Method::GET, "/api/v1/history", AdminQuery::History),
+    (Method::GET, "/api/v1/failures", AdminQuery::Failures),
     (Method::GET, "/api/v1/limits", AdminQuery::Limits),
     (Method::GET, "/api/v1/caps", AdminQuery::Caps),
     (Method::POST, "/api/v1/caps/{name}/lift", AdminQuery::LiftCap),
@@ -146,6 +149,7 @@ impl AdminQuery {
             | Self::SessionSavings
             | Self::Spend
             | Self::History
+            | Self::Failures
             | Self::Limits
             | Self::Caps
             | Self::Line

@@ -3,17 +3,14 @@
 //! Fields are added, never renamed, because scripts rely on them. Nothing here can hold a prompt, a reply or
 //! a key. The numbers come from one place (`context::budget`), never from a second formula.
 
-use std::fmt;
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::compactions::{self, CompactionsText};
+use super::context::view_after;
 use super::session_cost::SessionCost;
 use crate::config::{Config, Mode, PriceList};
 use crate::context::budget::ContextView;
-use crate::context::compact::report::Compactions;
 use crate::context::cost::NextInput;
 use crate::context::ledger::{Ledger, Totals};
 use crate::context::savings::SavingsInput;
@@ -24,7 +21,7 @@ use crate::dialect::hints::ClientHints;
 use crate::dialect::models::Family;
 use crate::dialect::{Dialect, Purpose, StopReason};
 use crate::store::{Cursor, Scope, ScopeLine};
-use crate::telemetry::{Exchange, OpenExchange};
+use crate::telemetry::Exchange;
 
 /// An exchange as far as its turn stores it: without the request line, and without its bytes and times.
 pub(super) fn exchange(
@@ -112,8 +109,8 @@ pub(crate) struct SessionPage {
     /// The `after` of the next page; `null` on the last.
     #[serde(default)]
     pub next_after: Option<String>,
-    /// How many sessions a search or a filter leaves, on all pages; only in another order than the newest first, or with
-    /// a filter.
+    /// How many sessions there are on all pages, with a search or a filter those that it leaves; absent while the newest
+    /// are listed and not all were counted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub found: Option<usize>,
     /// Older sessions are still being read, or left out.
@@ -122,6 +119,15 @@ pub(crate) struct SessionPage {
     /// They are still being read: the next answer has more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reading: bool,
+    /// How many sessions were searched and sorted, the newest ones; only with another order, a
+    /// search or a filter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub indexed: Option<usize>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "the form that serde asks for")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// The name of a position in the list of sessions, as this API uses it.
@@ -162,6 +168,9 @@ pub(crate) struct SessionLine {
     /// The part of the input that was read from the provider's cache, in tokens.
     #[serde(default)]
     pub cache_read: u64,
+    /// Calls of it that failed and are no exchanges of it, as far as they are known: nothing of them is stored.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub failed: u64,
     /// Its names, and how its main thread is, if that was requested.
     #[serde(flatten)]
     pub details: SessionDetails,
@@ -290,16 +299,6 @@ pub(crate) struct ThreadView {
     pub hints: Option<Box<ClientHints>>,
 }
 
-/// How full a thread's context is, and what was done so that it fits.
-#[derive(Clone, Debug, Serialize, Deserialize, schemars::JsonSchema)]
-pub(super) struct ContextPage {
-    /// How full it is.
-    #[serde(flatten)]
-    pub view: ContextView,
-    /// The compactions in its history.
-    pub compactions: Compactions,
-}
-
 /// The estimate and the report of one exchange.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, schemars::JsonSchema)]
 pub(crate) struct ExchangeView {
@@ -342,77 +341,6 @@ pub(super) struct DeleteOutcome {
     pub records: u64,
 }
 
-/// The most recently used thread; turns of a conversation take precedence over side calls.
-pub(super) const LATEST: &str = "latest";
-
-/// How full a thread's context is. `open_exchanges`: the session's requests in flight.
-pub(super) fn context(
-    ledger: &Ledger,
-    open_exchanges: &[OpenExchange],
-    thread: &str,
-    prices: &PriceList,
-    now: Millis,
-) -> Option<ContextPage> {
-    // As the newest request in flight will make it; without one, after the thread's newest turn for which that
-    // is known.
-    let threads = ledger.threads();
-    let open_exchange = open_exchanges.iter().find(|open_exchange| {
-        let is_on_thread = match thread {
-            LATEST => open_exchange.purpose == Purpose::Turn,
-            thread => open_exchange.thread == *thread,
-        };
-        // Its turn may have been stored meanwhile.
-        is_on_thread && ledger.turn(&open_exchange.id).is_none()
-    });
-    if let Some(open_exchange) = open_exchange {
-        let turns = turns_of(&threads, open_exchange.thread.as_str()).unwrap_or_default();
-        let compactions = match turns.last() {
-            Some(turn) => compactions::of_turn(ledger, turn, prices),
-            None => Compactions::default(),
-        };
-        let mut view = open_exchange.view.clone();
-        view.next_input = prices.next_input(turns.iter().map(AsRef::as_ref), view.total, now);
-        return Some(ContextPage { view, compactions });
-    }
-    let turns = if thread == LATEST {
-        let latest = threads.iter().max_by_key(|(_, turns)| {
-            let is_conversation = turns.iter().any(|turn| turn.purpose == Purpose::Turn);
-            (is_conversation, turns.iter().map(|turn| turn.ended).max())
-        });
-        &latest?.1
-    } else {
-        turns_of(&threads, thread)?
-    };
-    let turn = measured(turns.iter().map(AsRef::as_ref))?;
-    let compactions = compactions::of_turn(ledger, turn, prices);
-    let view = view_after(turns.iter().map(AsRef::as_ref), prices, now)?;
-    Some(ContextPage { view, compactions })
-}
-
-/// The context after a thread's newest turn, and the price of the next call's input.
-fn view_after<'t>(
-    turns: impl DoubleEndedIterator<Item = &'t Turn> + Clone,
-    prices: &PriceList,
-    now: Millis,
-) -> Option<ContextView> {
-    let view = ContextView::after(measured(turns.clone())?);
-    let next_input = prices.next_input(turns, view.total, now);
-    Some(ContextView { next_input, ..view })
-}
-
-fn turns_of<'t>(
-    threads: &'t [(ThreadId, Vec<Arc<Turn>>)],
-    thread: &str,
-) -> Option<&'t [Arc<Turn>]> {
-    let (_, turns) = threads.iter().find(|(id, _)| *id == *thread)?;
-    Some(turns)
-}
-
-/// The newest turn for which the size of its context is known.
-fn measured<'t>(turns: impl DoubleEndedIterator<Item = &'t Turn>) -> Option<&'t Turn> {
-    turns.rev().find(|turn| turn.carried().is_some())
-}
-
 pub(super) fn id_of(scope: &Scope) -> String {
     // Clients choose session ids, and two credentials may use the same one.
     format!("{}.{}", scope.tenant, scope.session)
@@ -426,14 +354,6 @@ pub(super) fn scope_of(id: &str) -> Option<Scope> {
         return None;
     }
     Some(Scope { tenant: tenant.into(), session: session.into() })
-}
-
-impl fmt::Display for ContextPage {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.view)?;
-        let compactions = CompactionsText(&self.compactions).to_string();
-        if compactions.is_empty() { Ok(()) } else { write!(f, "\n{}", compactions.trim_end()) }
-    }
 }
 
 impl ServerInfo {
@@ -478,6 +398,7 @@ impl From<ScopeLine> for SessionLine {
             input: line.input,
             output: line.output,
             cache_read: line.cache_read,
+            failed: 0,
             details: SessionDetails::default(),
         }
     }

@@ -3,6 +3,7 @@
 //! Reads the table and fills in its templates. Must not know what a command does with them.
 
 pub(super) mod edit;
+pub(super) mod restore;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -120,9 +121,10 @@ pub(super) fn environment() -> Environment {
 }
 
 impl ClientTable {
-    /// The agent of this name.
+    /// The agent of this name, or whose program is called so.
     pub(super) fn by_name(&self, name: &str) -> Option<&ClientEntry> {
-        self.clients.iter().find(|client| client.name == name)
+        let named = self.clients.iter().find(|client| client.name == name);
+        named.or_else(|| self.by_program(name))
     }
 
     /// The agent whose program this is.

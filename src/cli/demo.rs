@@ -11,6 +11,7 @@ use scripted_provider::strict::Rules;
 
 use super::print::{self, CliError};
 use super::serve::{self, Ports, Server};
+use super::style;
 use crate::config::{self, ConfigFlag, ConfigSources};
 use crate::demo;
 use crate::telemetry::log::{Log, LogFormat};
@@ -74,18 +75,23 @@ async fn play(keep: bool, is_full: bool) -> Result<(), CliError> {
     let (stop, stopping) = tokio::sync::watch::channel(false);
     let serving = tokio::spawn(server.serve(stopping));
     print::line(&format!(
-        "clients http://{listen}  admin http://{admin}  provider http://{}\nWatch it: {page}\n",
+        "clients http://{listen}  admin http://{admin}\nprovider http://{}\n",
         provider.address()
     ));
-    let played = demo::play(listen, admin, &token, is_full, &mut print::out).await;
-    if played.is_ok() {
-        print::line(&format!("\nMetrics: http://{admin}/metrics   Sessions: {page}"));
+    if keep {
+        print::line(&format!("Sessions: {page}\nMetrics: http://{admin}/metrics\n"));
     }
-    if keep && played.is_ok() {
-        print::line(&format!(
-            "\nStill serving, with metrics at http://{admin}/metrics. Ctrl-C ends it."
-        ));
-        let _ = stopped.wait_for(|stop| *stop).await;
+    let mut tell = |text: &str| print::styled(&style::with_gauges(text));
+    let played = demo::play(listen, admin, &token, is_full, &mut tell).await;
+    match (keep, &played) {
+        (true, Ok(())) => {
+            print::line(&format!("\nStill serving: {page}\nCtrl-C ends it."));
+            let _ = stopped.wait_for(|stop| *stop).await;
+        }
+        (false, Ok(())) => print::line(
+            "\nIts page is gone with it. `plimsoll demo --keep` (`make demo ARGS=--keep`) keeps it open.",
+        ),
+        (_, Err(_)) => {}
     }
     stop.send_replace(true);
     let _ = serving.await;

@@ -9,7 +9,6 @@ mod online;
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use jiff::Timestamp;
 use tokio::net::TcpStream;
 
 use super::admin_client::AdminClient;
@@ -18,7 +17,7 @@ use super::clients::{self, Environment, KEYS};
 use super::flags::ConfigFlags;
 use super::print::{self, CliError};
 use super::run::proxy::reachable;
-use super::{serve, setup};
+use super::{serve, setup, times};
 use crate::admin::view::ServerInfo;
 use crate::clock::wall;
 use crate::config::errors::ConfigErrors;
@@ -148,9 +147,7 @@ fn clock(about: Option<&ServerInfo>, findings: &mut Findings) {
         let text = "it was set back since Plimsoll started: new turns seem older than stored ones";
         return findings.add(Level::Fault, "clock", text);
     }
-    let time = i64::try_from(now).ok().and_then(|now| Timestamp::from_millisecond(now).ok());
-    let text = time.map_or(String::new(), |now| now.strftime("%Y-%m-%d %H:%M UTC").to_string());
-    findings.add(Level::Ok, "clock", text);
+    findings.add(Level::Ok, "clock", times::full(now));
 }
 
 fn keys(config: &Config, environment: &Environment, findings: &mut Findings) {

@@ -71,7 +71,7 @@ pub(super) fn run(sources: ConfigSources, options: &RunOptions) -> Result<ExitCo
         };
         let tag = RunTag::new(&proxied.about);
         let mut launch = Launch::new(client, &config, &proxied.about);
-        launch.point_to(&tag.base(&proxied.base))?;
+        launch.point_to(&tag.base(&proxied.base), &proxied.base)?;
         let mut command = Command::new(program);
         for name in secrets(&config) {
             command.env_remove(name);
@@ -84,7 +84,7 @@ pub(super) fn run(sources: ConfigSources, options: &RunOptions) -> Result<ExitCo
         }
         let status = status?;
         summary::wait_until_stored(&proxied.client).await;
-        tag.summarise(&proxied.client, began, options.json).await;
+        tag.summarise(&proxied.client, began, status.success(), options.json).await;
         proxied.end().await;
         Ok(signals::code(status))
     })

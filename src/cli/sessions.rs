@@ -13,6 +13,7 @@ use super::print::{self, CliError, ProgressLine};
 use super::transcript::{self, ExportFormat, ExportOptions};
 use super::{style, times};
 use crate::admin::count::CountComparison;
+use crate::admin::failures::FailuresPage;
 use crate::admin::routes::encoded;
 use crate::admin::spend::{SpendBy, SpendPage};
 use crate::admin::view::{CompactionRequest, CompactionStart, DryRun, SessionPage, SessionView};
@@ -20,16 +21,91 @@ use crate::clock::wall;
 use crate::context::Millis;
 use crate::context::budget::grouped;
 
+/// Which sessions are listed.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct SessionQuery {
+    /// How many to list.
+    #[arg(long, default_value_t = 20)]
+    limit: usize,
+    /// Only those with all these words in their id, agent, title, project, model or upstream.
+    #[arg(long, value_name = "WORDS")]
+    search: Option<String>,
+    /// By what to sort: used, began, client, model, fill, dollars, error, turns, input or output.
+    #[arg(long, value_name = "COLUMN")]
+    sort: Option<String>,
+    /// How many to leave out first.
+    #[arg(long, default_value_t = 0)]
+    skip: usize,
+}
+
+/// The list, of as many pages as it takes.
+async fn listed(client: &AdminClient, query: &SessionQuery) -> Result<SessionPage, CliError> {
+    let mut selection = "details=true".to_owned();
+    for (name, value) in [("search", &query.search), ("sort", &query.sort)] {
+        if let Some(value) = value {
+            selection += &format!("&{name}={}", encoded(value));
+        }
+    }
+    let mut list = None::<SessionPage>;
+    loop {
+        let count = list.as_ref().map_or(0, |list| list.sessions.len());
+        let limit = query.limit.saturating_sub(count).max(1);
+        // A place in the list of the newest stays where it is while sessions are added.
+        let place = match list.as_ref().and_then(|list| list.next_after.as_ref()) {
+            Some(after) => format!("after={after}"),
+            None => format!("skip={}", query.skip + count),
+        };
+        let page = client.listed(&format!("{selection}&limit={limit}&{place}")).await?;
+        let list = match &mut list {
+            None => list.insert(page),
+            Some(list) => {
+                list.sessions.extend(page.sessions);
+                list.next = page.next;
+                list.next_after = page.next_after;
+                list
+            }
+        };
+        if list.sessions.len() >= query.limit || list.next.is_none() {
+            return Ok(list.clone());
+        }
+    }
+}
+
+/// What is not in the list.
+fn remainder(list: &SessionPage, query: &SessionQuery) -> Option<String> {
+    let mut notes = Vec::new();
+    if list.next.is_some() {
+        let end = query.skip + list.sessions.len();
+        let total = list.found.map(|found| format!(" of {}", grouped(found as u64)));
+        notes.push(format!(
+            "{}–{}{}; --limit and --skip show more",
+            query.skip + 1,
+            grouped(end as u64),
+            total.unwrap_or_default()
+        ));
+    }
+    if list.incomplete {
+        let count = grouped(list.indexed.unwrap_or(0) as u64);
+        let state = if list.reading { "still being read" } else { "left out" };
+        notes.push(format!("searched and sorted: the newest {count}; older ones are {state}"));
+    }
+    if notes.is_empty() { None } else { Some(notes.join("\n")) }
+}
+
 pub(super) async fn sessions(
     client: &AdminClient,
-    limit: usize,
+    query: &SessionQuery,
     as_json: bool,
 ) -> Result<(), CliError> {
     let progress = ProgressLine::begin("reading the list of sessions");
-    let listed = client.listed(&format!("limit={limit}&details=true")).await?;
+    let listed = listed(client, query).await?;
     if listed.sessions.is_empty() && !as_json {
         drop(progress);
-        print::line("No session yet: point a client's base URL at the proxy.");
+        match query.search {
+            Some(_) => print::line("No session matches."),
+            None => print::line("No session yet: point a client's base URL at the proxy."),
+        }
+        note_failures(client).await;
         return Ok(());
     }
     let mut sessions: Vec<SessionView> = Vec::new();
@@ -47,7 +123,21 @@ pub(super) async fn sessions(
     }
     let width = print::width();
     print::styled(&table::table(&sessions, wall(), width).lines(width));
+    if let Some(remainder) = remainder(&listed, query) {
+        print::line(&remainder);
+    }
+    note_failures(client).await;
     Ok(())
+}
+
+/// Says how many calls failed: they are in no session.
+async fn note_failures(client: &AdminClient) {
+    // A proxy of an earlier version does not know.
+    let Ok(failures) = client.value::<FailuresPage>("/api/v1/failures").await else { return };
+    if failures.calls > 0 {
+        let since = times::when(failures.complete_since);
+        print::line(&format!("\nSince {since}, {failures}; they are in no session"));
+    }
 }
 
 /// The list as JSON, each session with the threads that the table shows, too.
@@ -68,7 +158,7 @@ pub(super) async fn context(
     count: bool,
     as_json: bool,
 ) -> Result<(), CliError> {
-    let thread = thread.unwrap_or("latest");
+    let thread = thread.unwrap_or("main");
     let id = match session {
         Some(session) => session.to_owned(),
         None => match newest(client).await {
@@ -325,7 +415,7 @@ pub(super) async fn show(client: &AdminClient, path: &str, as_json: bool) -> Res
     drop(progress);
     if as_json {
         print::json(&client.read::<serde_json::Value>(&answer)?);
-    } else if print::width().is_some() {
+    } else if print::width().is_some() || style::has_colour() {
         print::styled(&style::with_gauge(&times::local(&answer)));
     } else {
         print::out(&times::local(&answer));

@@ -13,6 +13,7 @@ use std::path::Path;
 
 use super::admin_client;
 use super::clients::edit::with_values;
+use super::clients::restore::{is_blank, without_values};
 use super::clients::{self, ClientEntry, ClientFile, Environment, TABLE, Template};
 use super::flags::ConfigFlags;
 use super::print::{self, CliError};
@@ -66,7 +67,26 @@ pub(super) fn run(options: &SetupOptions) -> Result<(), CliError> {
         print::note(&format!("{}: {effects}", client.title));
     }
     match &client.file {
-        Some(file) if options.write => write(&config.data, client, file, &environment, template),
+        Some(file) if options.write => {
+            let written = write(&config.data, client, file, &environment, template)?;
+            if let Some(path) = written {
+                let sources = options.settings.sources();
+                let is_named = sources.flags.iter().any(|flag| flag.key == "data");
+                let data = if is_named {
+                    format!(" --data {}", config.data.display())
+                } else {
+                    String::new()
+                };
+                print::line(&format!(
+                    "{path} is written; `plimsoll setup --undo{data}` takes it back"
+                ));
+            }
+            Ok(())
+        }
+        None if exports(client, &environment, template).is_empty() => Err(CliError(format!(
+            "there is nothing to set for {} in this environment; what stands above says why",
+            client.title
+        ))),
         None if options.write => Err(CliError(format!(
             "{} has no file for this. Put these lines into your shell's profile:\n{}",
             client.title,
@@ -93,13 +113,25 @@ fn shown(file: &ClientFile, template: Template<'_>) -> Result<String, CliError> 
     let values = file.values(&template);
     let mut text = format!("# {}\n", file.shown());
     if values.iter().any(|(path, _)| path.contains(['?', '['])) {
+        text += "# set each of these that is there\n";
         for (path, value) in &values {
-            let _ = writeln!(text, "{path} = {value}");
+            let _ = writeln!(text, "{} = {value}", in_words(path));
         }
     } else {
         text += &with_values(file.format, "", &values).map_err(CliError)?;
     }
     Ok(text)
+}
+
+/// A path of our table as people write it: `customModels with provider anthropic: baseUrl`.
+fn in_words(path: &str) -> String {
+    let path = path.replace('?', "");
+    match path.split_once('[').and_then(|(list, rest)| Some((list, rest.split_once("].")?))) {
+        Some((list, (condition, member))) => {
+            format!("{list} with {}: {member}", condition.replace('=', " "))
+        }
+        None => path,
+    }
 }
 
 fn exports(client: &ClientEntry, environment: &Environment, template: Template<'_>) -> String {
@@ -134,13 +166,14 @@ fn exports(client: &ClientEntry, environment: &Environment, template: Template<'
     text
 }
 
+/// Returns the path, if it was written.
 fn write(
     data: &Path,
     client: &ClientEntry,
     file: &ClientFile,
     environment: &Environment,
     template: Template<'_>,
-) -> Result<(), CliError> {
+) -> Result<Option<String>, CliError> {
     let named = file.path(environment).ok_or_else(|| CliError("there is no HOME".to_owned()))?;
     // A link stays a link: its target is changed.
     let path = named.canonicalize().unwrap_or(named);
@@ -153,7 +186,7 @@ fn write(
         .map_err(|why| CliError(format!("{shown_path} {why}; nothing was changed")))?;
     if original.as_deref() == Some(edited.as_bytes()) {
         print::line(&format!("{shown_path} is as it should be"));
-        return Ok(());
+        return Ok(None);
     }
     let mut record = SetupRecord::load(data)?;
     record.add(FileChange::new(
@@ -166,8 +199,7 @@ fn write(
     // First the record, so that whatever happens to the file can be taken back.
     record.save(data)?;
     replace(&path, edited.as_bytes())?;
-    print::line(&format!("{shown_path} is written; `plimsoll setup --undo` takes it back"));
-    Ok(())
+    Ok(Some(shown_path.to_string()))
 }
 
 fn undo(data: &Path, client: Option<&ClientEntry>) -> Result<(), CliError> {
@@ -190,12 +222,20 @@ fn undo(data: &Path, client: Option<&ClientEntry>) -> Result<(), CliError> {
             }
             ChangeState::Gone => print::line(&format!("{shown_path} has nothing of ours any more")),
             ChangeState::ChangedSince => {
-                let names: Vec<&str> = change.values.iter().map(|(name, _)| &**name).collect();
-                refused.push(format!(
-                    "{shown_path} was changed since, so it stays. Remove {} yourself",
-                    names.join(", ")
-                ));
-                remaining.push(change);
+                match take_out(&change, current.as_deref().unwrap_or_default()) {
+                    Ok(()) => print::line(&format!(
+                        "{shown_path} has nothing of ours any more; what was changed since stays"
+                    )),
+                    Err(CliError(why)) => {
+                        let names: Vec<&str> =
+                            change.values.iter().map(|(name, _)| &**name).collect();
+                        refused.push(format!(
+                            "{shown_path} was changed since, and {why}, so it stays. Remove {} yourself",
+                            names.join(", ")
+                        ));
+                        remaining.push(change);
+                    }
+                }
             }
         }
     }
@@ -203,6 +243,24 @@ fn undo(data: &Path, client: Option<&ClientEntry>) -> Result<(), CliError> {
     record.replace(remaining);
     record.save(data)?;
     if refused.is_empty() { Ok(()) } else { Err(CliError(refused.join("\n"))) }
+}
+
+/// Takes what we wrote out of a file that was changed since.
+fn take_out(change: &FileChange, current: &[u8]) -> Result<(), CliError> {
+    let file = TABLE.by_name(&change.agent).and_then(|client| client.file.as_ref());
+    let file = file.ok_or_else(|| clients::unknown(&change.agent))?;
+    let original = change.original()?;
+    let text = without_values(
+        file.format,
+        str::from_utf8(current).map_err(|_| CliError("is not text".to_owned()))?,
+        &String::from_utf8_lossy(original.as_deref().unwrap_or_default()),
+        &change.values,
+    )
+    .map_err(CliError)?;
+    if original.is_none() && is_blank(file.format, &text) {
+        return take_back(change);
+    }
+    replace(&change.file, text.as_bytes())
 }
 
 fn take_back(change: &FileChange) -> Result<(), CliError> {

@@ -141,6 +141,28 @@ pub(super) fn with_gauge(text: &str) -> Vec<StyledLine> {
     lines
 }
 
+/// The lines of a text in which each bar, `━━──┃`, has the colour of its fill.
+pub(super) fn with_gauges(text: &str) -> Vec<StyledLine> {
+    text.lines().map(with_bar).collect()
+}
+
+fn with_bar(line: &str) -> StyledLine {
+    let Some((head, tail)) = line.split_once('┃') else {
+        return StyledLine::new(Style::Plain, line);
+    };
+    let start = head.find(['━', '─']).unwrap_or(head.len());
+    let bar = &head[start..];
+    let filled = bar.chars().filter(|character| *character == '━').count();
+    let percent = filled as f64 * 100.0 / bar.chars().count().max(1) as f64;
+    let mut styled = StyledLine::new(Style::Plain, &head[..start]);
+    for (style, text) in gauge(percent, bar.chars().count()) {
+        styled.push(style, text);
+    }
+    styled.push(Style::Bold, "┃");
+    styled.push(Style::Plain, tail);
+    styled
+}
+
 fn percent_of(head: &str) -> Option<f64> {
     let (before, _) = head.split_once("%)")?;
     before.rsplit_once('(')?.1.parse().ok()
@@ -166,6 +188,15 @@ mod tests {
         let shown = with_gauge("Context Usage: 1 / 4 tokens (25%)\n━━━━\n\n━━");
         let texts: Vec<String> = shown.iter().map(|line| line.rendered(80, false)).collect();
         assert_eq!(texts[1..], ["━───", "", "━━"]);
+    }
+
+    #[test]
+    fn bars_have_colour() {
+        let shown = with_gauges("call 1 ━━──┃ 9\nwords");
+        assert_eq!(shown[0].rendered(80, false), "call 1 ━━──┃ 9");
+        let coloured = "call 1 \x1b[32m━━\x1b[0m\x1b[2m──\x1b[0m\x1b[1m┃\x1b[0m 9";
+        assert_eq!(shown[0].rendered(80, true), coloured);
+        assert_eq!(shown[1].rendered(80, true), "words");
     }
 
     #[test]

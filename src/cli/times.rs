@@ -7,8 +7,8 @@ use jiff::{Timestamp, civil};
 
 use crate::context::Millis;
 
-/// `2026-11-28T20:41:46Z`
-const STAMP: usize = 20;
+/// `2026-11-28T20:41:46Z`, and the same with milliseconds
+const STAMPS: [usize; 2] = [20, 24];
 
 /// The times of a text in the zone of this machine.
 pub(super) fn local(text: &str) -> String {
@@ -24,12 +24,13 @@ pub(super) fn when(at: Millis) -> String {
     then.strftime(if is_today { "%H:%M" } else { "%b %d %H:%M" }).to_string()
 }
 
-/// When something was, with its day and year.
-pub(super) fn dated(at: Millis) -> String {
+/// Its day, time and zone.
+pub(super) fn full(at: Millis) -> String {
     let zone = TimeZone::system();
-    let text =
-        timestamp(at).map(|then| zone.to_datetime(then).strftime("%Y-%m-%d %H:%M").to_string());
-    text.unwrap_or_default()
+    let Some(then) = timestamp(at) else { return String::new() };
+    let info = zone.to_offset_info(then);
+    let time = zone.to_datetime(then).strftime("%Y-%m-%d %H:%M").to_string();
+    format!("{time} {}", info.abbreviation())
 }
 
 fn timestamp(at: Millis) -> Option<Timestamp> {
@@ -41,10 +42,10 @@ fn in_zone(text: &str, zone: &TimeZone, now: Timestamp) -> String {
         return text.to_owned();
     }
     let mut local = String::with_capacity(text.len());
-    for word in text.split_inclusive([' ', '\n', ',', ')', '.', ';']) {
+    for word in text.split_inclusive([' ', '\n', ',', ')', ';']) {
         let end = word.trim_end_matches([' ', '\n', ',', ')', '.', ';']);
         match end.parse::<Timestamp>() {
-            Ok(at) if end.len() == STAMP => {
+            Ok(at) if STAMPS.contains(&end.len()) => {
                 local += &zone.to_datetime(at).strftime("%Y-%m-%d %H:%M:%S").to_string();
                 local += &word[end.len()..];
             }
@@ -89,6 +90,7 @@ mod tests {
         let zone = TimeZone::fixed(jiff::tz::offset(2));
         for (utc, local) in [
             ("at 2026-11-28T22:41:46Z, for", "at 2026-11-29 00:41:46, for"),
+            ("at 2026-11-28T22:41:46.123Z for", "at 2026-11-29 00:41:46 for"),
             ("(cached until 20:46 UTC, then $1)", "(cached until 22:46, then $1)"),
             ("until 2026-11-28 20:46 UTC", "until 2026-11-28 20:46 UTC"),
             ("Since 2026-10-29 UTC, 4 sessions.", "Since 2026-10-29 UTC, 4 sessions."),

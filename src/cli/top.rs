@@ -139,8 +139,7 @@ async fn load(client: &AdminClient, top: &mut Top) -> Result<(), CliError> {
     );
     match &top.view {
         OpenView::Session(id, _) => {
-            let path =
-                format!("/api/v1/sessions/{}/threads/latest/context?format=text", encoded(id));
+            let path = format!("/api/v1/sessions/{}/threads/main/context?format=text", encoded(id));
             top.session_text = match client.text(&path).await {
                 Ok(text) => times::local(&text),
                 Err(CliError(reason)) => reason,

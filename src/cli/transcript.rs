@@ -125,7 +125,7 @@ fn blocks(calls: &[ExportedCall]) -> Vec<Block<'_>> {
 }
 
 fn facts(call: &ExportedCall) -> String {
-    let mut facts = format!("{}, {}", times::dated(call.ts), call.model);
+    let mut facts = format!("{}, {}", times::full(call.ts), call.model);
     let _ = write!(facts, ", {} tokens in", grouped(call.usage.input_total));
     if let Some(output) = call.usage.output {
         let _ = write!(facts, ", {} out", grouped(output));

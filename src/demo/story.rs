@@ -14,14 +14,16 @@ use crate::context::budget::grouped;
 use crate::context::plan::RewriteSummary;
 
 /// How wide a full window is drawn, in characters.
-const BAR: usize = 30;
+const BAR: usize = 20;
 /// A call at which a context has become fuller by such a share of its window has a line.
 const STEPS: u64 = 5;
 
-const FORGETFUL: &str = "An agent reads and reads, and drops the reasoning of its model. The line shows how full the model's window \
-     is,\nup to its end at ┃. Only calls at which something happens are shown.\n\n";
-const BOUND: &str = "\nAnother reads more than its window holds. The provider binds reasoning to everything before it, so that \
-     nothing\nmay be cut on the way: its history is compacted before it overflows.\n\n";
+const FORGETFUL: &str = "An agent reads and reads, and drops the reasoning of its model. The line\n\
+     shows how full the model's window is, up to its end at ┃. Only calls at which\n\
+     something happens are shown.\n\n";
+const BOUND: &str = "\nAnother reads more than its window holds. The provider binds reasoning to\n\
+     everything before it, so that nothing may be cut on the way: its history is\n\
+     compacted before it overflows.\n\n";
 
 /// Plays both agents, and tells what happens.
 pub(super) async fn play(
@@ -71,7 +73,7 @@ impl StoryTeller {
         }
         if done.new.put_back > 0 && !self.has_put_back {
             self.has_put_back = true;
-            events.push("the dropped reasoning is put back, from now on".to_owned());
+            events.push("dropped reasoning is put back from now on".to_owned());
         }
         if done.new.cut > 0 {
             let removed = grouped(done.removed().cut);
@@ -94,14 +96,17 @@ impl StoryTeller {
             Some(ratio) => format!("{:+.2}%", ratio * 100.0),
             None => String::new(),
         };
-        let line = format!(
-            "  call {:>2} {bar}┃ {:>7} of {}, estimate {error:>6}  {}",
+        let mut lines = format!(
+            "  call {:>2} {bar}┃ {:>7} of {}, estimate {error}\n",
             self.calls,
             grouped(input),
             grouped(window),
-            events.join("; ")
         );
-        Ok(Some(format!("{}\n", line.trim_end())))
+        for event in events {
+            // Writing to a string cannot fail.
+            let _ = writeln!(lines, "          → {event}");
+        }
+        Ok(Some(lines))
     }
 }
 
@@ -173,12 +178,25 @@ mod tests {
     fn only_news_are_told() {
         let mut teller = StoryTeller::default();
         let first = told(&mut teller, 1_000, json!({})).unwrap();
-        assert!(first.contains("1,000 of 200,000, estimate -0.10%  the first estimate"), "{first}");
+        assert!(
+            first.contains("1,000 of 200,000, estimate -0.10%\n          → the first estimate"),
+            "{first}"
+        );
         assert_eq!(told(&mut teller, 30_000, json!({})), None);
         let fuller = told(&mut teller, 100_000, json!({})).unwrap();
-        assert!(fuller.contains(&("━".repeat(15) + &"─".repeat(15) + "┃")), "{fuller}");
+        assert!(fuller.contains(&("━".repeat(10) + &"─".repeat(10) + "┃")), "{fuller}");
         assert_eq!(told(&mut teller, 101_000, json!({})), None);
         assert_eq!(teller.calls, 4);
+    }
+
+    #[test]
+    fn story_fits_80_columns() {
+        let mut teller = StoryTeller::default();
+        let done = json!({"new": {"cut": 20, "put_back": 1, "compacted": 1}});
+        let line = told(&mut teller, 199_999, done).unwrap();
+        for line in line.lines().chain(FORGETFUL.lines()).chain(BOUND.lines()) {
+            assert!(line.chars().count() <= 80, "{line}");
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use crate::context::plan::RewriteSummary;
 use crate::context::policy::SummaryAuthor;
 use crate::context::savings::ExchangeSavings;
 use crate::context::{
-    Estimate, ExchangeId, Millis, Outcome, SessionId, SessionWitness, TenantId, ThreadId,
+    Estimate, ExchangeId, Millis, Outcome, Position, SessionId, SessionWitness, TenantId, ThreadId,
 };
 use crate::dialect::agent::Agent;
 use crate::dialect::error_kind::ErrorKind;
@@ -92,6 +92,9 @@ pub struct Exchange {
     /// The agent that sent it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<Agent>,
+    /// Its tags.
+    #[serde(skip)]
+    pub tags: Vec<Box<str>>,
     /// The provider's request id, from the response header.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provider_request_id: Option<Box<str>>,
@@ -274,8 +277,10 @@ pub struct OpenExchange {
     pub tenant: TenantId,
     /// The session that it was placed in.
     pub session: SessionId,
-    /// The thread that it continues, or that begins with it.
-    pub thread: ThreadId,
+    /// The thread that it continues, or that begins with it, and its place there.
+    pub position: Position,
+    /// What the client said of it in headers.
+    pub hints: Option<Box<ClientHints>>,
     /// When the request arrived.
     pub at: Millis,
     /// What the request is for.

@@ -95,7 +95,7 @@ impl ContextReduction {
             exchange: open_exchange.id.clone(),
             tenant: open_exchange.tenant.clone(),
             session: open_exchange.session.clone(),
-            thread: open_exchange.thread.clone(),
+            thread: open_exchange.position.thread.clone(),
             before,
             after: total,
             strategy: None,

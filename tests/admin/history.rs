@@ -3,7 +3,8 @@
 use plimsoll::context::plan::{ChangeCounts, RewriteSummary};
 use plimsoll::context::policy::Mode;
 use plimsoll::context::{Outcome, Turn};
-use plimsoll::dialect::{Attempt, Usage};
+use plimsoll::dialect::{Attempt, Purpose, Usage};
+use plimsoll::telemetry::Exchange;
 use serde_json::Value;
 
 use super::place::{self, Place, now, tenant};
@@ -154,4 +155,37 @@ async fn turns_have_context_cost_and_changes() {
     assert!((turn["estimate"]["error_ratio"].as_f64().unwrap() - 310.0 / 51_790.0).abs() < 1e-12);
     let later = place.json(&format!("{path}?since=3000")).await;
     assert_eq!(later["turns"].as_array().unwrap().len(), 1, "the others had ended before");
+}
+
+/// Refused calls are no turns, but they are calls that failed.
+#[tokio::test]
+async fn refused_calls_are_counted() {
+    let place = filled().await;
+    let at = now() - MINUTE;
+    for (id, status) in [("f1", 500), ("f2", 429), ("f3", 429)] {
+        place.telemetry.report(Exchange {
+            at,
+            status: Some(status),
+            outcome: Outcome::Refused,
+            purpose: Some(Purpose::Turn),
+            tenant: Some(tenant(1).into()),
+            session: Some("s".into()),
+            tags: vec!["run=1".into()],
+            ..place::exchange(id)
+        });
+    }
+    let page = place.json("/api/v1/history?range=1h").await;
+    assert_eq!(page["total"]["calls"], 12);
+    assert_eq!(page["total"]["failed"], 4);
+    assert_eq!(sum(&page["steps"], "failed"), 4.0);
+    assert_eq!(page["total"]["sessions"], 3);
+    let others = place.json(&format!("/api/v1/history?range=1h&tenant={}", tenant(2))).await;
+    assert_eq!(others["total"]["failed"], 0);
+    let listed = place.json("/api/v1/sessions").await;
+    let mut lines = listed["sessions"].as_array().unwrap().iter();
+    assert_eq!(lines.find(|line| line["tenant"] == *tenant(1)).unwrap()["failed"], 3);
+    let failures = place.json("/api/v1/failures?tag=run%3D1").await;
+    assert_eq!(failures["kinds"][0]["status"], 429);
+    assert_eq!(failures["kinds"][0]["calls"], 2);
+    assert_eq!(place.json("/api/v1/failures?tag=run%3D2").await["calls"], 0);
 }

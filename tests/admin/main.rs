@@ -198,19 +198,50 @@ async fn price_of_next_input_is_in_views_and_list() {
     assert_eq!(listed["sessions"][0]["next_input"], *next_input);
 }
 
-/// The last turn is a side call, but a user who asks for the context means the conversation.
+/// The last turns are of a side call and of a sub-agent, but a user who asks for the context means the conversation.
 #[tokio::test]
-async fn latest_thread_is_conversation_and_not_side_call() {
+async fn context_is_that_of_main_thread() {
+    let place = beside_conversation().await;
+    for thread in ["main", "latest"] {
+        let context = place.json(&format!("/api/v1/sessions/s/threads/{thread}/context")).await;
+        assert_eq!(context["total"], 53_790, "{thread}");
+        assert_eq!(context["shown"]["thread"], "r1");
+        assert_eq!(context["shown"]["main"], true);
+    }
+    let line = place.json("/api/v1/line?session=s").await;
+    assert_eq!(line["total"], 53_790);
+    let text = place.get("/api/v1/sessions/s/threads/main/context?format=text").await;
+    let text = text.text();
+    let shown = "Thread: main, claude-sonnet-4-5, 1970-01-01T00:00:01Z\nSession: s\n";
+    assert!(text.ends_with(shown), "{text}");
+}
+
+#[tokio::test]
+async fn other_threads_are_named() {
+    let place = beside_conversation().await;
+    for thread in ["r3", "reviewer"] {
+        let path = format!("/api/v1/sessions/s/threads/{thread}/context?format=text");
+        let text = place.get(&path).await;
+        let text = text.text();
+        assert!(text.contains("\nThread: sub-agent reviewer, claude-sonnet-4-5, "), "{text}");
+    }
+    let answer = place.get("/api/v1/sessions/s/threads/none/context").await;
+    assert_eq!(answer.status(), 404);
+}
+
+/// A conversation, and after it a title and a sub-agent.
+async fn beside_conversation() -> Place {
     let place = Place::new().await;
-    place.turn(&tenant(1), "s", "main", 1_000).await;
-    let mut title = place::turn("title", "title", 2_000);
+    place.keep(&tenant(1), "s", place::turn("r1", "r1", 1_000)).await;
+    let mut title = place::turn("r2", "r2", 2_000);
     title.purpose = plimsoll::dialect::Purpose::Side;
     title.usage.input = Some(7);
     place.keep(&tenant(1), "s", title).await;
-    let latest = place.json("/api/v1/sessions/s/threads/latest/context").await;
-    assert_eq!(latest["total"], 53_790);
-    let answer = place.get("/api/v1/sessions/s/threads/none/context").await;
-    assert_eq!(answer.status(), 404);
+    let mut agent = place::turn("r3", "r3", 3_000);
+    agent.usage.input = Some(9);
+    agent.position.client_thread = Some("reviewer".into());
+    place.keep(&tenant(1), "s", agent).await;
+    place
 }
 
 /// Clients choose session ids, so they may contain anything.
@@ -222,6 +253,21 @@ async fn session_is_found_by_any_id_that_client_chose() {
     let path = format!("/api/v1/sessions/{}", plimsoll::admin::routes::encoded(odd));
     let session = place.json(&path).await;
     assert_eq!(session["session"], odd);
+}
+
+#[tokio::test]
+async fn beginning_of_id_is_enough() {
+    let place = Place::new().await;
+    place.turn(&tenant(1), "c0e2960e-one", "main", 1_000).await;
+    place.turn(&tenant(1), "c0e2960e-two", "main", 2_000).await;
+    let get = async |id: &str| place.get(&format!("/api/v1/sessions/{id}")).await;
+    assert_eq!(place.json("/api/v1/sessions/c0e2960e-o").await["session"], "c0e2960e-one");
+    assert_eq!(place.json("/api/v1/sessions/latest").await["session"], "c0e2960e-two");
+    assert_eq!(get("c0e2960e").await.status(), 409);
+    assert_eq!(get("c0").await.status(), 404);
+    // Nothing is deleted by half an id.
+    let deleted = place.ask("DELETE", "/api/v1/sessions/c0e2960e-o", &[]).await;
+    assert_eq!(deleted.status(), 404);
 }
 
 #[tokio::test]

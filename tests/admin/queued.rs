@@ -1,5 +1,6 @@
 //! Messages are queued, listed in order and removed; one that cannot be queued is refused with a reason.
 
+use plimsoll::context::Position;
 use plimsoll::context::budget::{ContextView, RewriteView};
 use plimsoll::context::inject::{LONGEST, MOST};
 use plimsoll::context::plan::{ChangeCounts, RewriteSummary};
@@ -108,7 +109,8 @@ async fn live_events_tell_what_is_dequeued_compacted_and_pruned() {
         id: "r2".into(),
         tenant: "t".into(),
         session: "s".into(),
-        thread: "main".into(),
+        position: Position { thread: "main".into(), ..Position::default() },
+        hints: None,
         at: 2,
         purpose: Purpose::Turn,
         view: ContextView { rewriting: RewriteView { mode, ..rewriting }, ..view.clone() },

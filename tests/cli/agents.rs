@@ -244,6 +244,45 @@ async fn folder_below_a_variable_is_copied() {
     assert_eq!(machine.read(".factory/settings.json"), settings);
 }
 
+/// A login that is made under `run` lasts, without the address of that run.
+#[tokio::test]
+async fn login_is_kept() {
+    let machine = Machine::new();
+    let providers = r#"{"providers": {"anthropic": {"settings": {"baseUrl": "https://mine"}}}}"#;
+    machine.write(".cline/data/settings/providers.json", providers);
+    machine.agent(
+        "cline",
+        "cd $CLINE_DATA_DIR/settings && sed 's/\"settings\": {/\"settings\": {\"apiKey\": \"new\",/' \
+         providers.json > fresh && mv fresh providers.json",
+    );
+    let ran = done(machine.behind(&["cline"])).await;
+    assert!(!ran.err.contains("changed its copy"), "{}", ran.err);
+    let kept = machine.read(".cline/data/settings/providers.json");
+    let kept: serde_json::Value = serde_json::from_str(&kept).unwrap();
+    let settings = &kept["providers"]["anthropic"]["settings"];
+    assert_eq!(*settings, serde_json::json!({"apiKey": "new", "baseUrl": "https://mine"}));
+}
+
+#[tokio::test]
+async fn rewritten_file_says_nothing() {
+    let machine = Machine::new();
+    machine.write(".pi/agent/models.json", "{}");
+    machine
+        .agent("pi", "cd $PI_CODING_AGENT_DIR && tr -d ' ' < models.json > m && mv m models.json");
+    let ran = done(machine.behind(&["pi"])).await;
+    assert!(!ran.err.contains("models.json"), "{}", ran.err);
+    assert_eq!(machine.read(".pi/agent/models.json"), "{}");
+}
+
+#[tokio::test]
+async fn advice_has_a_lasting_address() {
+    let machine = Machine::new();
+    machine.agent("cn", "true");
+    let ran = done(machine.behind(&["cn"])).await;
+    assert!(ran.err.contains("set apiBase = http://127.0.0.1:"), "{}", ran.err);
+    assert!(!ran.err.contains("~run="), "{}", ran.err);
+}
+
 /// A file that is not understood stays, and that is said; the agent runs all the same.
 #[tokio::test]
 async fn odd_file_is_left_alone() {

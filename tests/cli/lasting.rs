@@ -3,7 +3,7 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::agents::Machine;
 use super::program::Serving;
@@ -16,7 +16,7 @@ async fn setup_prints_first() {
         ("codex", "openai_base_url = \"http://127.0.0.1:8787/v1\"\n"),
         ("pi", "\"baseUrl\": \"http://127.0.0.1:8787\"\n"),
         ("aider", "export OPENAI_API_BASE='http://127.0.0.1:8787/v1'\n"),
-        ("droid", "customModels[provider=anthropic].baseUrl = http://127.0.0.1:8787\n"),
+        ("droid", "customModels with provider anthropic: baseUrl = http://127.0.0.1:8787\n"),
     ] {
         let printed = machine.run(&["setup", agent]).await;
         assert_eq!(printed.code, 0, "{}", printed.err);
@@ -79,22 +79,73 @@ async fn undo_restores_bytes_before_first() {
     assert_eq!(machine.read(".pi/agent/models.json"), "{}");
 }
 
+/// Agents write into their own files all the time: only what `setup` wrote is taken out of them.
 #[tokio::test]
-async fn undo_leaves_changed_file() {
+async fn undo_keeps_what_agents_wrote() {
+    let machine = Machine::new();
+    machine.write(".claude/settings.json", "{\"env\": {\"ANTHROPIC_BASE_URL\": \"http://mine\"}}");
+    for agent in ["claude", "codex"] {
+        let written = machine.run(&["setup", agent, "--write"]).await;
+        assert_eq!(written.code, 0, "{}", written.err);
+    }
+    let settings = machine.read(".claude/settings.json");
+    let allowed = settings.replacen('{', "{\"permissions\": {\"allow\": [\"Bash(ls)\"]},", 1);
+    machine.write(".claude/settings.json", &allowed);
+    let trusted = "[projects.\"/src\"]\ntrust_level = \"trusted\"\n";
+    machine.write(".codex/config.toml", &(machine.read(".codex/config.toml") + trusted));
+    let undone = machine.run(&["setup", "--undo"]).await;
+    assert_eq!(undone.code, 0, "{}", undone.err);
+    assert_eq!(machine.read(".codex/config.toml"), trusted);
+    let settings: Value = serde_json::from_str(&machine.read(".claude/settings.json")).unwrap();
+    assert_eq!(settings["permissions"]["allow"][0], "Bash(ls)");
+    assert_eq!(settings["env"], json!({"ANTHROPIC_BASE_URL": "http://mine"}));
+    assert!(!machine.path("data").join("setup.json").exists());
+}
+
+#[tokio::test]
+async fn undo_leaves_what_it_cannot_edit() {
     let machine = Machine::new();
     machine.run(&["setup", "codex", "--write"]).await;
-    let changed = machine.read(".codex/config.toml") + "model = \"mine\"\n";
+    let changed =
+        machine.read(".codex/config.toml").replace("openai_base_url", "\"openai_base_url\"");
+    let changed = format!("text = \"\"\"\n{changed}\"\"\"\n{changed}");
     machine.write(".codex/config.toml", &changed);
     let refused = machine.run(&["setup", "--undo"]).await;
     assert_eq!(refused.code, 1, "{}", refused.out);
-    let said = ".codex/config.toml was changed since, so it stays. Remove openai_base_url yourself";
-    assert!(refused.err.contains(said), "{}", refused.err);
+    assert!(refused.err.contains("Remove openai_base_url yourself"), "{}", refused.err);
     assert_eq!(machine.read(".codex/config.toml"), changed);
     // Once the user has done that, there is nothing left to undo.
     machine.write(".codex/config.toml", "model = \"mine\"\n");
     assert_eq!(machine.run(&["setup", "--undo"]).await.code, 0);
     assert_eq!(machine.read(".codex/config.toml"), "model = \"mine\"\n");
-    assert!(!machine.path("data").join("setup.json").exists());
+}
+
+#[tokio::test]
+async fn setup_says_how_to_undo() {
+    let machine = Machine::new();
+    let data = machine.path("elsewhere");
+    let data = data.to_str().unwrap();
+    let written = machine.run(&["setup", "codex", "--write", "--data", data]).await;
+    assert!(
+        written.out.contains(&format!("`plimsoll setup --undo --data {data}`")),
+        "{}",
+        written.out
+    );
+    let undone = machine.run(&["setup", "--undo", "--data", data]).await;
+    assert_eq!(undone.code, 0, "{}", undone.err);
+    assert!(!machine.home(".codex").exists());
+}
+
+#[tokio::test]
+async fn setup_says_if_nothing_can_be_set() {
+    let machine = Machine::new();
+    for arguments in [&["setup", "copilot"][..], &["setup", "copilot", "--write"]] {
+        let mut command = machine.command(arguments);
+        command.env_remove("ANTHROPIC_API_KEY").env_remove("OPENAI_API_KEY");
+        let refused = super::agents::done(command).await;
+        assert_eq!(refused.code, 1, "{}", refused.out);
+        assert!(refused.err.contains("there is nothing to set for Copilot CLI"), "{}", refused.err);
+    }
 }
 
 /// A link into a folder of dotfiles stays one.
@@ -142,6 +193,7 @@ async fn doctor_says_what_works() {
     machine.agent("codex", "echo codex-cli 99.1.0");
     machine.agent("claude", "echo '2.1.1 (Claude Code)'");
     machine.agent("pi", "exit 1");
+    machine.agent("qwen", "echo 0.24.4 >&2");
     machine.write(".codex/config.toml", "openai_base_url = \"https://me:pw@mine.example/v1\"\n");
     let data = serving.data.path().to_str().unwrap();
     let mut command = machine.command(&["doctor", "--json", "--data", data]);
@@ -160,6 +212,7 @@ async fn doctor_says_what_works() {
         ("codex", "look", "~/.codex/config.toml points it at https://mine.example/v1"),
         ("claude-code", "ok", "2.1.1, older: we tried"),
         ("claude-code", "ok", "ANTHROPIC_BASE_URL points it here"),
+        ("qwen-code", "ok", "0.24.4; "),
         ("pi", "ok", "says no version; not pointed here: `plimsoll run -- pi` does that"),
     ] {
         let finding = finding(&found, about);
@@ -202,8 +255,7 @@ async fn doctor_asks_providers_online() {
         call.send(format!("{head}content-length: 2\r\nconnection: close\r\n\r\n{{}}")).await;
     }
     let done = asking.await.unwrap();
-    for text in ["anthropic: answers, and takes the key", "openai: answers, and wants another key"]
-    {
+    for text in ["anthropic: answers, and takes the key", "openai: answers, and wants a key"] {
         assert!(done.out.contains(text), "{}", done.out);
     }
     assert!(done.out.contains(" s away from that of anthropic"), "{}", done.out);

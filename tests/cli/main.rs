@@ -326,6 +326,36 @@ async fn plimsoll_run_sets_base_urls_and_returns_exit_code() {
     assert!(log.contains(" input=11 output=5"), "{log}");
 }
 
+/// Who has a wrong key hears that the calls came through, and not that the command was pointed wrongly.
+#[tokio::test]
+async fn run_tells_of_refused_calls() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().to_str().unwrap();
+    let free = "127.0.0.1:0";
+    let places = ["--listen", free, "--admin", free, "--data", data];
+    let mut child = plimsoll(&["run"])
+        .args(places)
+        .args(["--upstream", "anthropic=http://127.0.0.1:1"])
+        .args(["--", "sh", "-c", "echo $ANTHROPIC_BASE_URL; read line; exit 1"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = program::lines(child.stdout.take().unwrap());
+    let root = within("a line", lines.next_line()).await.unwrap().unwrap();
+    let (address, tag) = root.strip_prefix("http://").unwrap().split_once('/').unwrap();
+    let request = anthropic();
+    let path = format!("/{tag}{}", request.path);
+    let mut client = program::post(address.parse().unwrap(), &path, request.request, &[]).await;
+    client.until("502 Bad Gateway").await;
+    drop(child.stdin.take());
+    let done = within("the program to end", child.wait_with_output()).await.unwrap();
+    let err = String::from_utf8_lossy(&done.stderr);
+    assert!(err.contains("1 call came through, and all failed: 1 × 502."), "{err}");
+    assert_eq!(done.status.code(), Some(1));
+}
+
 /// The log of earlier runs is kept up to 16 MiB, and one older file.
 #[tokio::test]
 async fn plimsoll_run_renames_large_log() {

@@ -110,6 +110,10 @@ async fn sessions_and_contexts_are_shown() {
     let session = &listed["sessions"][0];
     assert_eq!(session["session"], "the-session");
     assert_eq!(session["thread_list"][0]["context"]["window"], 200_000);
+    let none = serving.look(&["sessions", "--search", "another"]).await;
+    assert_eq!(none.out, "No session matches.\n");
+    let sorted = serving.look(&["sessions", "--sort", "dollars", "--limit", "900"]).await;
+    assert!(sorted.out.contains("\nthe-session"), "{}", sorted.out);
     let coloured = serving.look(&["sessions", "--color", "always"]).await.out;
     assert!(coloured.contains("\x1b[1mthe-session\x1b[0m"), "{coloured}");
     let failed = serving.look(&["context", "another", "--json"]).await;

@@ -263,15 +263,75 @@ async function checkManySessions(browser, stack) {
     const skip = Number(query.get('skip') ?? 0);
     const size = Math.min(Number(query.get('limit')), COUNT - skip);
     const sessions = Array.from({ length: size }, (_, at) => ({ ...line, id: `${line.tenant}.s${skip + at}`, session: `s${skip + at}`, title: `Session ${skip + at}` }));
-    return route.fulfill({ json: { sessions, next: skip + size < COUNT ? skip + size : null, next_after: null, found: COUNT } });
+    return route.fulfill({ json: { sessions, next: skip + size < COUNT ? skip + size : null, next_after: null, found: COUNT, indexed: 20, incomplete: true } });
   });
   await goTo(page, '#/sessions');
   await page.getByText('1–50 of 10,000').waitFor({ timeout: TIMEOUT_MS });
+  await page.getByText('searched and sorted: the newest 20; older ones are left out').waitFor({ timeout: TIMEOUT_MS });
   await page.getByRole('button', { name: 'Next' }).click();
   await page.getByText('51–100 of 10,000').waitFor({ timeout: TIMEOUT_MS });
   assert.equal(await page.locator('tbody tr').count(), 50);
   assert.equal(await page.locator('tbody a.name').first().textContent(), 'Session 50');
   await page.unrouteAll({ behavior: 'wait' });
+  await closePage(page);
+}
+
+// A list keeps its order and its search over a reload, and a session opens in a new tab.
+async function checkAddress(browser, stack) {
+  const page = await openPage(browser, stack);
+  await isLive(page);
+  await goTo(page, '#/sessions');
+  await page.getByRole('button', { name: 'Turns' }).click();
+  await page.getByRole('searchbox').fill('claude');
+  await page.waitForFunction(() => location.hash === '#/sessions?search=claude&sort=turns', null, { timeout: TIMEOUT_MS });
+  await page.reload();
+  await page.locator('th[aria-sort="descending"]', { hasText: 'Turns' }).waitFor({ timeout: TIMEOUT_MS });
+  assert.equal(await page.getByRole('searchbox').inputValue(), 'claude');
+  await page.getByRole('searchbox').fill('');
+  const [other] = await Promise.all([page.context().waitForEvent('page'), page.locator('tbody a.name').first().click({ modifiers: ['ControlOrMeta'] })]);
+  await isLive(other);
+  assert.match(other.url(), /#\/session\//);
+  await closePage(page);
+}
+
+// A browser opens six connections to a server. Tabs that nobody sees must leave them to the one that is looked at.
+async function checkTabs(browser, stack) {
+  const page = await openPage(browser, stack);
+  await isLive(page);
+  const hide = (isHidden) => {
+    Object.defineProperty(document, 'hidden', { configurable: true, get: () => isHidden });
+    document.dispatchEvent(new Event('visibilitychange'));
+  };
+  const others = [];
+  for (let number = 0; number < 7; number += 1) {
+    const other = await page.context().newPage();
+    await other.goto(stack.pageUrl);
+    await isLive(other);
+    await other.evaluate(hide, true);
+    others.push(other);
+  }
+  await goTo(page, '#/sessions');
+  await page.locator('tbody tr').first().waitFor({ timeout: TIMEOUT_MS });
+  // Who comes back sees what happened meanwhile.
+  await others[0].evaluate(hide, false);
+  for await (const _ of anthropicMessages(stack.proxy, MODEL, false, false, 'after hidden'));
+  await goTo(others[0], '#/sessions');
+  await waitForSame(others[0], shownSessions, listed(stack), 'a tab that was hidden');
+  await closePage(page);
+}
+
+// A refused call is an error in the overview; it is in no session, so Live does not lead to one.
+async function checkRefused(browser, stack) {
+  const page = await openPage(browser, stack);
+  await isLive(page);
+  await goTo(page, '#/live');
+  const before = (await stack.getJson('/api/v1/history')).total.failed;
+  const refused = await fetch(`${stack.proxy}/nowhere/v1/messages`, { method: 'POST', headers: { 'x-api-key': 'sk-test' }, body: JSON.stringify({ model: MODEL, max_tokens: 9, messages: [{ role: 'user', content: 'refuse' }] }) });
+  assert(refused.status >= 400, `${refused.status}`);
+  const row = page.locator('tbody tr').first();
+  await row.waitFor({ timeout: TIMEOUT_MS });
+  assert.equal(await row.locator('a').count(), 0);
+  assert.equal((await stack.getJson('/api/v1/history')).total.failed, before + 1);
   await closePage(page);
 }
 
@@ -370,6 +430,10 @@ try {
   await checkUnknown(browser, stack);
   await checkLoad(browser, stack);
   console.log('ok page, load');
+  await checkAddress(browser, stack);
+  await checkTabs(browser, stack);
+  await checkRefused(browser, stack);
+  console.log('ok page, address, tabs, refused calls');
   await checkManySessions(browser, stack);
   await checkPrefix(browser, stack);
   await checkText(browser, stack);

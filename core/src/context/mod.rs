@@ -33,7 +33,7 @@ mod signature;
 pub mod trim;
 mod turn_start;
 
-pub use self::names::SessionNames;
+pub use self::names::{MainLine, SessionNames};
 pub use self::records::{
     Breakdown, CompactionRecord, Cut, DecisionEpoch, Estimate, EstimateMethod, Fact,
     ForwardedHistory, InjectedMessage, InjectionState, Outcome, Position, PromptSection,

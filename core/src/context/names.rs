@@ -5,9 +5,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::ledger::Ledger;
-use super::{SessionWitness, ThreadId, Turn};
+use super::{Position, SessionWitness, ThreadId, Turn};
 use crate::dialect::Purpose;
 use crate::dialect::agent::Agent;
+use crate::dialect::hints::{ClientHints, RequestClass};
 
 /// What a session is called, from its turns.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
@@ -25,7 +26,7 @@ pub struct SessionNames {
     /// What decided that the newest turn of its main thread belongs to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub found_by: Option<SessionWitness>,
-    /// Its main thread: that of its first turn, or what its client made of it by its newest compaction.
+    /// Its main thread: that of the newest turn of its [`MainLine`].
     #[serde(skip_serializing_if = "Option::is_none")]
     pub main_thread: Option<ThreadId>,
 }
@@ -33,7 +34,10 @@ pub struct SessionNames {
 impl SessionNames {
     /// The names in a session's turns, the newest of each.
     pub fn from_ledger(ledger: &Ledger) -> Self {
-        let mut names = Self { main_thread: main_thread(ledger), ..Self::default() };
+        let mut names = Self {
+            main_thread: MainLine::from_ledger(ledger).map(|line| line.thread().clone()),
+            ..Self::default()
+        };
         for turn in ledger.turns().rev() {
             // A title comes from a call beside the conversation.
             if names.title.is_none()
@@ -57,7 +61,7 @@ impl SessionNames {
         if let Some(title) = &self.title {
             return Some(title.to_string());
         }
-        let agent = self.agent.as_ref().map(ToString::to_string);
+        let agent = self.agent.as_ref().map(|agent| agent.name.to_string());
         // A hash tells people nothing.
         let project = self.project.as_deref().filter(|project| !project.starts_with('#'));
         let words: Vec<String> = agent.into_iter().chain(project.map(str::to_owned)).collect();
@@ -76,28 +80,78 @@ impl SessionNames {
     }
 }
 
-fn main_thread(ledger: &Ledger) -> Option<ThreadId> {
-    let mut turns = ledger.turns();
-    let mut main = &turns.find(|turn| turn.purpose == Purpose::Turn)?.position;
-    let mut is_compacted = false;
-    for turn in turns {
-        let position = &turn.position;
-        if position.client_thread != main.client_thread {
-            continue;
+/// What a session's user follows: the thread of its first turn, and those that go on from it after a compaction or from
+/// an earlier message. Sub-agents, side calls and other conversations of the session are beside it.
+pub struct MainLine<'l> {
+    ledger: &'l Ledger,
+    threads: Vec<&'l ThreadId>,
+    newest: &'l Position,
+    is_compacted: bool,
+}
+
+impl<'l> MainLine<'l> {
+    /// `None` if the session has no turn.
+    pub fn from_ledger(ledger: &'l Ledger) -> Option<Self> {
+        let mut turns = ledger.turns().filter(|turn| turn.purpose == Purpose::Turn);
+        let earliest = turns.next()?;
+        let mut conversations = std::iter::once(earliest).chain(turns);
+        let main = conversations.find(|turn| !is_sub_agent(turn.hints.as_deref()));
+        let newest = &main.unwrap_or(earliest).position;
+        let threads = vec![&newest.thread];
+        let mut line = Self { ledger, threads, newest, is_compacted: false };
+        for turn in ledger.turns() {
+            line.add(turn);
+        }
+        Some(line)
+    }
+
+    /// The thread of its newest turn.
+    pub fn thread(&self) -> &ThreadId {
+        &self.newest.thread
+    }
+
+    /// Whether a turn at this place belongs to it.
+    pub fn goes_on_at(&self, position: &Position, hints: Option<&ClientHints>) -> bool {
+        if self.threads.contains(&&position.thread) {
+            return true;
+        }
+        if position.client_thread != self.newest.client_thread || is_sub_agent(hints) {
+            return false;
         }
         // After a compaction the history begins anew, which only the client can say for certain.
-        let says_so = turn.hints.as_ref().is_some_and(|hints| hints.compacted.is_some());
-        let has_head = position.system == main.system && position.tools == main.tools;
+        if hints.is_some_and(|hints| hints.compacted.is_some()) {
+            return true;
+        }
+        let parent = position.parent.as_ref().and_then(|parent| self.ledger.turn(parent));
+        let is_fork = parent.is_some_and(|turn| self.threads.contains(&&turn.position.thread));
+        let has_head = position.system == self.newest.system && position.tools == self.newest.tools;
+        has_head && (self.is_compacted || is_fork)
+    }
+
+    fn add(&mut self, turn: &'l Turn) {
+        let position = &turn.position;
         match turn.purpose {
-            Purpose::Compaction => is_compacted = true,
-            Purpose::Turn if says_so || is_compacted && has_head => {
-                main = position;
-                is_compacted = false;
+            Purpose::Compaction if position.client_thread == self.newest.client_thread => {
+                self.is_compacted = true;
+            }
+            Purpose::Turn if self.goes_on_at(position, turn.hints.as_deref()) => {
+                if !self.threads.contains(&&position.thread) {
+                    self.threads.push(&position.thread);
+                }
+                self.newest = position;
+                self.is_compacted = false;
             }
             _ => {}
         }
     }
-    Some(main.thread.clone())
+}
+
+fn is_sub_agent(hints: Option<&ClientHints>) -> bool {
+    hints.is_some_and(|hints| {
+        hints.agent_type.is_some()
+            || hints.agent.is_some()
+            || matches!(hints.class, Some(RequestClass::Subagent | RequestClass::Workflow))
+    })
 }
 
 #[cfg(test)]
@@ -107,7 +161,7 @@ mod tests {
     use super::*;
     use crate::context::scene::SessionFixture;
     use crate::context::{Fact, TurnOrigin};
-    use crate::dialect::hints::{ClientHints, CompactionCause};
+    use crate::dialect::hints::CompactionCause;
     use crate::dialect::{Dialect, PartKey};
 
     fn turn(exchange: &str) -> Turn {
@@ -146,9 +200,9 @@ mod tests {
         let agent = Agent { name: "pi".into(), version: Some("1.2".into()) };
         let mut names = SessionNames { agent: Some(agent), ..SessionNames::default() };
         names.project = Some("#0123abcd".into());
-        assert_eq!(names.description().as_deref(), Some("pi 1.2"));
+        assert_eq!(names.description().as_deref(), Some("pi"));
         names.project = Some("site".into());
-        assert_eq!(names.description().as_deref(), Some("pi 1.2 · site"));
+        assert_eq!(names.description().as_deref(), Some("pi · site"));
         names.title = Some("Fix the build".into());
         assert_eq!(names.description().as_deref(), Some("Fix the build"));
         assert_eq!(SessionNames::default().description(), None);
@@ -183,6 +237,29 @@ mod tests {
             ("10", "hinted", Purpose::Turn, 3, None, compacted, "hinted"),
         ] {
             assert_eq!(add(exchange, thread, purpose, tools, client, hint), main, "{exchange}");
+        }
+    }
+
+    /// Who goes back to an earlier message goes on from there; sub-agents that begin from it do not take its place.
+    #[test]
+    fn forks_move_main_thread() {
+        let mut ledger = Ledger::default();
+        for (exchange, thread, parent, class, main) in [
+            ("1", "sub", None, RequestClass::Subagent, "sub"),
+            ("2", "main", None, RequestClass::Main, "main"),
+            ("3", "sub", Some("1"), RequestClass::Subagent, "main"),
+            ("4", "sub two", Some("2"), RequestClass::Subagent, "main"),
+            ("5", "again", Some("2"), RequestClass::Main, "again"),
+            ("6", "foreign", Some("3"), RequestClass::Main, "again"),
+            ("7", "main", Some("2"), RequestClass::Main, "main"),
+        ] {
+            let hints = ClientHints { class: Some(class), ..ClientHints::default() };
+            let mut turn = Turn { hints: Some(Box::new(hints)), ..turn(exchange) };
+            turn.position.thread = thread.into();
+            turn.position.parent = parent.map(Into::into);
+            ledger.add(Fact::Turn(Box::new(turn)));
+            let line = MainLine::from_ledger(&ledger).unwrap();
+            assert_eq!(line.thread().as_str(), main, "{exchange}");
         }
     }
 }

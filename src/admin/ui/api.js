@@ -1,6 +1,6 @@
 // The admin API, as the page uses it: requests with the token, and one stream of events.
 //
-// Addresses are relative to the page, so that it works below any path. The token stays with this tab.
+// Addresses are relative to the page, so that it works below any path. The token stays with the tabs of this page.
 
 const root = new URL("../", import.meta.url);
 let token = "";
@@ -20,12 +20,27 @@ export function setToken(text) {
   sessionStorage.setItem("token", token);
 }
 
+// A link that is opened in a new tab has no token: another tab of this page passes its own on.
+const tabs = new BroadcastChannel("plimsoll-token");
+tabs.addEventListener("message", ({ data }) => {
+  if (data === "?" && token) tabs.postMessage(token);
+  else if (data !== "?" && !token) setToken(data);
+});
+export async function askTabs() {
+  if (token) return;
+  tabs.postMessage("?");
+  for (let tries = 0; !token && tries < 10; tries += 1) await new Promise((done) => setTimeout(done, 20));
+}
+
 // Thrown if the token is missing or wrong.
 export class Refused extends Error {}
 
-async function request(path) {
+async function request(path, signal) {
   const headers = token ? { authorization: `Bearer ${token}` } : {};
-  const response = await fetch(new URL(path, root), { headers });
+  const response = await fetch(new URL(path, root), { headers, signal }).catch((error) => {
+    // What browsers say of it differs, and tells nobody anything.
+    throw signal?.aborted ? error : new Error("the proxy does not answer");
+  });
   if (response.status === 429) throw new Error("too many wrong tokens came from here: try again in a minute");
   if (response.status === 401) throw new Refused(token ? "the token is wrong" : "needs a token");
   if (!response.ok) {
@@ -38,10 +53,10 @@ async function request(path) {
 export const getJson = async (path) => (await request(`api/v1/${path}`)).json();
 export const getText = async (path) => (await request(`api/v1/${path}`)).text();
 
-// Calls `begun` once the stream is open, and `event(kind, data)` for each event, until it ends. EventSource cannot send a
-// token, so the stream is read by hand.
-export async function listen(begun, event) {
-  const response = await request("api/v1/events");
+// Calls `begun` once the stream is open, and `event(kind, data)` for each event, until it ends or `signal` ends it.
+// EventSource cannot send a token, so the stream is read by hand.
+export async function listen(begun, event, signal) {
+  const response = await request("api/v1/events", signal);
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   begun();
   let text = "";

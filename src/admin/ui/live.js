@@ -9,6 +9,7 @@ const DRAW_MS = 500;
 const exchanges = [];
 let seen = 0;
 let missed = 0;
+let wasHidden = false;
 
 function changes(done) {
   const made = done?.new ?? {};
@@ -19,7 +20,8 @@ function changes(done) {
 }
 
 function makeRow(exchange) {
-  const id = exchange.tenant && exchange.session ? `${exchange.tenant}.${exchange.session}` : "";
+  // A call that became no turn is in no session.
+  const id = exchange.saved && exchange.tenant && exchange.session ? `${exchange.tenant}.${exchange.session}` : "";
   const failed = hasFailed(exchange.outcome);
   const status = exchange.status ? String(exchange.status) : outcomeName(exchange.outcome);
   const name = exchange.agent?.name ?? exchange.session ?? exchange.path;
@@ -55,7 +57,7 @@ export function live(place) {
 
   function draw() {
     empty.hidden = exchanges.length > 0;
-    setText(count, `${seen.toLocaleString("en-US")} ended${missed ? `, ${missed.toLocaleString("en-US")} not shown` : ""}`);
+    setText(count, `${seen.toLocaleString("en-US")} ended${missed ? `, ${missed.toLocaleString("en-US")} not shown` : ""}${wasHidden ? "; those while this tab was hidden are not here" : ""}`);
     if (!isPaused) keyed(body, exchanges, (exchange) => exchange.id, makeRow, () => {});
   }
   const drawSoon = throttled(draw, DRAW_MS);
@@ -65,6 +67,7 @@ export function live(place) {
     refresh: async () => draw(),
     event(kind, data) {
       if (kind === "missed") missed += data.missed;
+      if (kind === "hidden") wasHidden = true;
       if (kind !== "exchange") return;
       seen += 1;
       exchanges.unshift(data);

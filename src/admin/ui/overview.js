@@ -2,7 +2,7 @@
 
 import { getJson } from "./api.js";
 import { spark, stackedBars, stacked } from "./charts.js";
-import { age, cost, dateTime, dollars, grouped, h, keyed, percent, sessionName, setClass, setText, short, gauge, unpricedNote } from "./dom.js";
+import { age, cost, dateTime, dollars, grouped, h, keyed, percent, sessionName, setClass, setText, short, gauge, unpricedNote, when } from "./dom.js";
 import { getHistory, rangeSwitch, shownRange } from "./range.js";
 
 const MODEL_COLOURS = 5;
@@ -100,7 +100,8 @@ export function overview(place) {
     all.sessions.show(grouped(total.sessions), `${page.models.length} ${page.models.length === 1 ? "model" : "models"}`, series((step) => step.sessions), times);
     all.error.show(estimates.compared ? percent(estimates.median) : "–", estimates.compared ? `median · p95 ${percent(estimates.p95)} · ${percent(estimates.exact / estimates.compared)} exact` : "nothing to compare yet", series((step) => step.estimates.median), times);
     all.calls.show(grouped(total.calls), total.summaries ? `and ${grouped(total.summaries)} ${total.summaries === 1 ? "summary" : "summaries"} of our own` : "by clients", series((step) => step.calls), times);
-    all.failed.show(grouped(total.failed), `${percent(total.calls ? total.failed / total.calls : 0)} of calls`, series((step) => step.failed), times);
+    const known = page.failures_since > page.since ? `; refused ones since ${when(page.failures_since)}` : "";
+    all.failed.show(grouped(total.failed), `${percent(total.calls ? total.failed / total.calls : 0)} of calls${known}`, series((step) => step.failed), times);
     setClass(all.failed.children[1], "bad", total.failed > 0);
     all.overflows.show(grouped(total.overflows_avoided), total.overflows ? `${grouped(total.overflows)} not avoided` : total.overflows_avoided ? "all of them" : "no request was too long", series((step) => step.overflows_avoided), times);
     const net = (sums) => sums.saved - sums.summary_dollars;

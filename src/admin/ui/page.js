@@ -3,7 +3,7 @@
 // A view is `open(place, argument, page)`, and returns `{ refresh, event, close }`. Whatever the load, a view is refreshed
 // at most every two seconds, with one or two requests; between them only the stream is read.
 
-import { Refused, carryToken, getJson, listen, setToken } from "./api.js";
+import { Refused, askTabs, carryToken, getJson, listen, setToken } from "./api.js";
 import { destroyIn, redrawAll } from "./charts.js";
 import { setText, throttled } from "./dom.js";
 import { live } from "./live.js";
@@ -66,7 +66,7 @@ async function showAbout() {
 function route() {
   // The link was opened in a tab that shows the page already.
   if (carryToken()) return location.reload();
-  const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("/");
+  const [name, ...rest] = location.hash.replace(/^#\/?/, "").replace(/\?.*/, "").split("/");
   const open = VIEWS[name] ?? overview;
   view?.close?.();
   destroyIn(at("view"));
@@ -88,8 +88,23 @@ function route() {
   refresh();
 }
 
+// A browser has six connections to a server, for all tabs: a hidden tab must not keep one.
+let stream = new AbortController();
+const isVisible = () => new Promise((done) => {
+  const check = () => {
+    if (document.hidden) return;
+    document.removeEventListener("visibilitychange", check);
+    done();
+  };
+  document.addEventListener("visibilitychange", check);
+  check();
+});
+
 async function follow() {
   for (;;) {
+    await isVisible();
+    stream = new AbortController();
+    const { signal } = stream;
     try {
       await showAbout();
       await listen(() => {
@@ -99,10 +114,14 @@ async function follow() {
       }, (kind, data) => {
         view?.event?.(kind, data);
         if (!view?.isStream) refreshSoon();
-      });
+      }, signal);
       state("lost", "the proxy stopped; waiting");
     } catch (error) {
       if (error instanceof Refused) return fail(error);
+      if (signal.aborted) {
+        view?.event?.("hidden", {});
+        continue;
+      }
       state("lost", "no connection; trying again");
     }
     await new Promise((done) => setTimeout(done, RETRY_MS));
@@ -143,7 +162,10 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   at("main").focus();
 });
 addEventListener("hashchange", route);
-document.addEventListener("visibilitychange", () => { if (!document.hidden) refreshSoon(); });
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) stream.abort();
+  else refreshSoon();
+});
 setInterval(() => {
   refresh();
   if (!document.hidden && !hasRefused) showAbout().catch(() => {});
@@ -151,4 +173,4 @@ setInterval(() => {
 
 carryToken();
 applyTheme();
-start();
+askTabs().then(start);

@@ -257,11 +257,12 @@ export function session(place, [id, asked]) {
     loop.hidden = repeated === 0;
     setText(loop, `A loop, probably: the same call had the same result in ${repeated} of the last 10 turns.`);
     const newest = line.at(-1);
+    const isGuessed = known.threads.find((other) => other.id === thread)?.context?.window_guessed;
     const next = known.threads.find((other) => other.id === main)?.context?.next_input;
     const removed = turns.reduce((sum, turn) => sum + turn.removed, 0);
     const errors = turns.map((turn) => turn.estimate?.error_ratio).filter((ratio) => ratio !== null && ratio !== undefined).map(Math.abs).sort((one, other) => one - other);
     const entries = [
-      ["Context", newest ? percent(newest.context.total / newest.context.window) : "–", newest ? `${short(newest.context.total)} of ${short(newest.context.window)}` : ""],
+      ["Context", newest ? percent(newest.context.total / newest.context.window) : "–", newest ? `${short(newest.context.total)} of ${short(newest.context.window)}${isGuessed ? ", a guess" : ""}` : ""],
       ["Spend", costText(known.dollars, known.unpriced), unpricedNote(known.unpriced)],
       ["Next call", dollars(next?.dollars), next ? (next.dollars < next.cold ? `${dollars(next.cold)} once cold` : "its input, cold") : ""], ["Calls", grouped(known.turns), ""],
       ["Input", short(known.totals.input), `${percent(known.totals.input ? known.totals.cache_read / known.totals.input : 0)} cached`],

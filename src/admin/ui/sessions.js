@@ -1,7 +1,7 @@
 // Sessions: a list that the server sorts, filters and pages, so that it stays quick with 100,000 of them.
 
 import { getJson } from "./api.js";
-import { age, cost, gauge, grouped, h, keyed, sessionName, setClass, setText, short, signedPercent, unpricedNote } from "./dom.js";
+import { age, calls, cost, gauge, grouped, h, keyed, sessionName, setClass, setText, short, signedPercent, unpricedNote } from "./dom.js";
 
 const PAGE = 50;
 const COLUMNS = [
@@ -10,8 +10,24 @@ const COLUMNS = [
 ];
 const FIRST_ASCENDING = ["client", "model"];
 
-// What is looked at stays while other views are open.
-const wanted = { search: "", model: "", upstream: "", tenant: "", sort: "used", order: "desc", skip: 0 };
+const DEFAULTS = { search: "", model: "", upstream: "", tenant: "", sort: "used", order: "desc", skip: 0 };
+// What is looked at stays while other views are open, and in the address, so that a reload and a link show the same.
+const wanted = { ...DEFAULTS };
+
+function readAddress() {
+  const query = new URLSearchParams(location.hash.split("?")[1] ?? "");
+  if (!query.size) return;
+  for (const [key, value] of Object.entries(DEFAULTS)) wanted[key] = query.get(key) ?? value;
+  wanted.skip = Number(wanted.skip) || 0;
+}
+
+function writeAddress() {
+  // An answer may come after another view was opened.
+  if (!/^#\/sessions(\?|$)/.test(location.hash)) return;
+  const changed = Object.entries(wanted).filter(([key, value]) => value !== DEFAULTS[key]);
+  const query = new URLSearchParams(changed).toString();
+  history.replaceState(null, "", `#/sessions${query && "?"}${query}`);
+}
 
 function makeRow(session) {
   const link = h("a", { class: "name", href: `#/session/${encodeURIComponent(session.id)}` });
@@ -37,13 +53,14 @@ function updateRow(row, session) {
   const title = sessionName(session);
   setText(name.firstChild, title);
   const agent = session.agent && [session.agent.name, session.agent.version].filter(Boolean).join(" ");
-  const more = [session.title && agent, session.title && session.project, session.session === title ? "" : session.session].filter(Boolean);
+  const more = [session.title && agent, session.title && session.project, session.session === title ? "" : session.session, session.failed && `${calls(session.failed)} failed`].filter(Boolean);
   setText(name.lastChild, more.join(" · "));
   setText(model.firstChild, session.model ?? "–");
   setText(model.lastChild, session.upstream ?? "");
   row.bar.set((session.percent ?? 0) / 100);
   setText(context.firstChild.lastChild, session.percent === undefined ? "–" : `${Math.round(session.percent)}%`);
-  setText(context.lastChild, session.context === undefined ? "" : `${short(session.context)} of ${short(session.window)}`);
+  setText(context.lastChild, session.context === undefined ? "" : `${short(session.context)} of ${short(session.window)}${session.window_guessed ? "?" : ""}`);
+  context.title = session.window_guessed ? "Nobody knows the model: its window is a guess" : "";
   setText(spend, cost(session.dollars, session.unpriced));
   spend.title = unpricedNote(session.unpriced);
   setText(error, signedPercent(session.error_ratio));
@@ -65,6 +82,7 @@ function select(label, key, changed) {
 }
 
 export function sessions(place) {
+  readAddress();
   const body = h("tbody");
   const count = h("span", { class: "soft" });
   const shown = h("span");
@@ -102,6 +120,7 @@ export function sessions(place) {
   async function refresh() {
     asked += 1;
     const mine = asked;
+    writeAddress();
     const query = new URLSearchParams({ details: "true", limit: PAGE, skip: wanted.skip, sort: wanted.sort, order: wanted.order });
     for (const key of ["search", "model", "upstream", "tenant"]) if (wanted[key]) query.set(key, wanted[key]);
     const list = await getJson(`sessions?${query}`);
@@ -113,10 +132,13 @@ export function sessions(place) {
       else head.removeAttribute("aria-sort");
     });
     empty.hidden = list.sessions.length > 0;
+    const isFiltered = ["search", "model", "upstream", "tenant"].some((key) => wanted[key]);
+    setText(empty, isFiltered ? "No session matches." : "No session yet.");
     const first = list.sessions.length ? wanted.skip + 1 : 0;
     const most = list.found === undefined ? "" : ` of ${grouped(list.found)}`;
-    setText(shown, `${grouped(first)}–${grouped(wanted.skip + list.sessions.length)}${most}`);
-    setText(count, list.reading ? "older sessions are still being read" : list.incomplete ? "of the newest sessions; older ones are not in this order" : "");
+    setText(shown, list.sessions.length ? `${grouped(first)}–${grouped(wanted.skip + list.sessions.length)}${most}` : "");
+    const searched = `searched and sorted: the newest ${grouped(list.indexed ?? 0)}`;
+    setText(count, list.reading ? `${searched}; older ones are still being read` : list.incomplete ? `${searched}; older ones are left out` : "");
     previous.disabled = wanted.skip === 0;
     next.disabled = list.next === null;
     if (hasNames) return list.reading;

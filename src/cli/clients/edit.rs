@@ -81,14 +81,14 @@ fn with_json_values(text: &str, values: &[(&str, String)]) -> Result<String, Str
 }
 
 /// One step of a path.
-enum PathStep<'p> {
+pub(super) enum PathStep<'p> {
     Member { name: &'p str, is_optional: bool },
     Elements { name: &'p str, key: &'p str, value: &'p str },
 }
 
 impl<'p> PathStep<'p> {
     /// The first step of a path, and the rest of it, which is empty after the last one.
-    fn split(path: &'p str) -> (Self, &'p str) {
+    pub(super) fn split(path: &'p str) -> (Self, &'p str) {
         let (step, rest) = path.split_once('.').unwrap_or((path, ""));
         let condition = step.strip_suffix(']').and_then(|step| step.split_once('['));
         if let Some((name, condition)) = condition
@@ -166,22 +166,23 @@ fn with_toml_values(text: &str, values: &[(&str, String)]) -> Result<String, Str
 
 fn with_env_values(text: &str, values: &[(&str, String)]) -> String {
     let mut edited = String::new();
+    let end = if text.contains("\r\n") { "\r\n" } else { "\n" };
     for line in text.lines() {
         let named = values.iter().find(|(name, _)| env_value(line, name).is_some());
         let _ = match named {
-            Some((name, value)) => writeln!(edited, "{name}={value}"),
-            None => writeln!(edited, "{line}"),
+            Some((name, value)) => write!(edited, "{name}={value}{end}"),
+            None => write!(edited, "{line}{end}"),
         };
     }
     for (name, value) in values {
         if !text.lines().any(|line| env_value(line, name).is_some()) {
-            let _ = writeln!(edited, "{name}={value}");
+            let _ = write!(edited, "{name}={value}{end}");
         }
     }
     edited
 }
 
-fn env_value<'l>(line: &'l str, name: &str) -> Option<&'l str> {
+pub(super) fn env_value<'l>(line: &'l str, name: &str) -> Option<&'l str> {
     let line = line.trim();
     let line = line.strip_prefix("export ").unwrap_or(line);
     Some(line.strip_prefix(name)?.strip_prefix('=')?.trim_matches(['"', '\'']))

@@ -4,9 +4,11 @@
 
 use std::path::PathBuf;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::process::Command;
+use tokio::sync::Semaphore;
 
 use super::findings::{Findings, Level};
 use crate::cli::clients::edit::values_at;
@@ -16,19 +18,22 @@ use crate::cli::clients::{ClientEntry, Environment, TABLE};
 const VERSION_WITHIN: Duration = Duration::from_secs(10);
 
 pub(super) async fn examine(root: &str, environment: &Environment, findings: &mut Findings) {
+    // Each takes a core for seconds.
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    let permits = Arc::new(Semaphore::new(cores));
     let mut asking = Vec::new();
     for client in &TABLE.clients {
         if let Some((name, path)) = installed(client, environment) {
-            asking.push((client, name, tokio::spawn(version(path))));
+            asking.push((client, name, tokio::spawn(version(path, permits.clone()))));
         }
     }
     if asking.is_empty() {
         findings.add(Level::Look, "agents", "none that Plimsoll knows is on the PATH");
     }
     for (client, name, version) in asking {
-        let version = version.await.ok().flatten();
+        let version = version.await.unwrap_or(StatedVersion::Unknown);
         let (level, place) = pointed(client, name, root, environment);
-        let (is_new, version) = compared(client, version.as_deref());
+        let (is_new, version) = compared(client, &version);
         let level = if is_new { Level::Look } else { level };
         findings.add(level, &client.name, format!("{version}; {place}"));
     }
@@ -47,11 +52,33 @@ fn installed<'c>(client: &'c ClientEntry, environment: &Environment) -> Option<(
     None
 }
 
-async fn version(program: PathBuf) -> Option<String> {
+/// What a program says of its version.
+#[derive(Debug, PartialEq)]
+enum StatedVersion {
+    Version(String),
+    /// It did not answer in time.
+    Late,
+    Unknown,
+}
+
+async fn version(program: PathBuf, permits: Arc<Semaphore>) -> StatedVersion {
+    let _permit = permits.acquire().await;
     let mut command = Command::new(program);
-    command.arg("--version").stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
-    let done = tokio::time::timeout(VERSION_WITHIN, command.output()).await.ok()?.ok()?;
-    let text = String::from_utf8_lossy(&done.stdout).into_owned();
+    command.arg("--version").stdin(Stdio::null()).kill_on_drop(true);
+    let done = match tokio::time::timeout(VERSION_WITHIN, command.output()).await {
+        Ok(Ok(done)) => done,
+        Ok(Err(_)) => return StatedVersion::Unknown,
+        Err(_) => return StatedVersion::Late,
+    };
+    // Some print it where errors go.
+    let texts = [&done.stdout, &done.stderr].map(|text| String::from_utf8_lossy(text));
+    match texts.iter().find_map(|text| version_in(text)) {
+        Some(version) => StatedVersion::Version(version),
+        None => StatedVersion::Unknown,
+    }
+}
+
+fn version_in(text: &str) -> Option<String> {
     let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '.' || c == '-'));
     let mut numbers = words.map(|word| word.trim_start_matches('v'));
     let version = numbers
@@ -60,12 +87,19 @@ async fn version(program: PathBuf) -> Option<String> {
 }
 
 /// Whether this version is new to us, and what is to be said of it.
-fn compared(client: &ClientEntry, version: Option<&str>) -> (bool, String) {
-    match (version, client.tested.as_deref()) {
-        (None, _) => (false, "says no version".to_owned()),
-        (Some(version), None) => (true, format!("{version}, not tried by us in any version")),
-        (Some(version), Some(tested)) if version == tested => (false, version.to_owned()),
-        (Some(version), Some(tested)) => {
+fn compared(client: &ClientEntry, version: &StatedVersion) -> (bool, String) {
+    let version = match version {
+        StatedVersion::Version(version) => version.as_str(),
+        StatedVersion::Late => {
+            let seconds = VERSION_WITHIN.as_secs();
+            return (true, format!("its --version did not answer in {seconds} s"));
+        }
+        StatedVersion::Unknown => return (false, "says no version".to_owned()),
+    };
+    match client.tested.as_deref() {
+        None => (true, format!("{version}, not tried by us in any version")),
+        Some(tested) if version == tested => (false, version.to_owned()),
+        Some(tested) => {
             let is_new = numbers(version) > numbers(tested);
             let text = if is_new { "new to us" } else { "older" };
             (is_new, format!("{version}, {text}: we tried {tested}"))
@@ -131,9 +165,12 @@ mod tests {
     fn newer_versions_are_new() {
         let codex = TABLE.by_name("codex").unwrap();
         let tested = codex.tested.as_deref().unwrap();
-        assert_eq!(compared(codex, Some(tested)), (false, tested.to_owned()));
-        assert!(compared(codex, Some("9.0")).0);
-        assert!(!compared(codex, Some("0.9.1-beta")).0);
+        let is_new = |version: &str| compared(codex, &StatedVersion::Version(version.to_owned()));
+        assert_eq!(is_new(tested), (false, tested.to_owned()));
+        assert!(is_new("9.0").0);
+        assert!(!is_new("0.9.1-beta").0);
+        let late = compared(codex, &StatedVersion::Late);
+        assert_eq!(late, (true, "its --version did not answer in 10 s".to_owned()));
     }
 
     #[test]

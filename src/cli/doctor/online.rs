@@ -42,7 +42,9 @@ pub(super) async fn ask(
         let asking = tokio::time::timeout(WITHIN, list_models(address, name, environment));
         match asking.await {
             Ok(Ok((status, headers))) => {
-                let (level, text) = verdict(status, headers.contains_key("x-plimsoll-error"));
+                let is_ours = headers.contains_key("x-plimsoll-error");
+                let has_key = key_for(name, environment).is_some();
+                let (level, text) = verdict(status, is_ours, has_key);
                 findings.add(level, "online", format!("{name}: {text}"));
                 clock(name, &headers, findings);
             }
@@ -61,9 +63,7 @@ async fn list_models(
 ) -> Result<(StatusCode, HeaderMap), CliError> {
     let version = if upstream == "gemini" { "v1beta" } else { "v1" };
     let mut request = Request::get(format!("/{upstream}/{version}/models")).header(HOST, address);
-    let entry = KEYS.iter().find(|(known, _)| *known == upstream);
-    let names = entry.map(|(_, names)| *names).unwrap_or_default();
-    let key = names.iter().find_map(|name| environment.get(*name));
+    let key = key_for(upstream, environment);
     request = match (upstream, key) {
         ("anthropic", Some(key)) => request.header("x-api-key", key),
         ("gemini", Some(key)) => request.header("x-goog-api-key", key),
@@ -80,12 +80,20 @@ async fn list_models(
     Ok((response.status(), response.headers().clone()))
 }
 
-fn verdict(status: StatusCode, is_ours: bool) -> (Level, String) {
+/// The key of the environment that is for this upstream.
+fn key_for<'e>(upstream: &str, environment: &'e Environment) -> Option<&'e String> {
+    let (_, names) = KEYS.iter().find(|(known, _)| *known == upstream)?;
+    names.iter().find_map(|name| environment.get(*name))
+}
+
+fn verdict(status: StatusCode, is_ours: bool, has_key: bool) -> (Level, String) {
     if is_ours {
         return (Level::Fault, format!("cannot be reached ({status}); the log says why"));
     }
     match status.as_u16() {
-        200..300 => (Level::Ok, "answers, and takes the key".to_owned()),
+        200..300 if has_key => (Level::Ok, "answers, and takes the key".to_owned()),
+        200..300 => (Level::Ok, "answers; no key was tried".to_owned()),
+        401 | 403 if !has_key => (Level::Look, format!("answers, and wants a key ({status})")),
         401 | 403 => (Level::Look, format!("answers, and wants another key ({status})")),
         _ => (Level::Look, format!("answers with {status}")),
     }

@@ -44,9 +44,11 @@ impl<'a> Launch<'a> {
         }
     }
 
-    /// Points the command at this address, and says what it cannot be made to do.
-    pub(super) fn point_to(&mut self, root: &str) -> Result<(), CliError> {
+    /// Points the command at the address of this run, and says what it cannot be made to do. `lasting`: the address that
+    /// other runs have, too, for advice about the user's own files.
+    pub(super) fn point_to(&mut self, root: &str, lasting: &str) -> Result<(), CliError> {
         let template = Template::new(root);
+        let advice = Template::new(lasting);
         self.set(&TABLE.environment, template);
         for (name, value) in with_token(self.config, &self.environment) {
             self.variables.insert(name.to_owned(), value.into());
@@ -63,7 +65,7 @@ impl<'a> Launch<'a> {
         }
         self.arguments = client.arguments.iter().map(|word| template.fill(word)).collect();
         let mut limits: Vec<String> =
-            client.limits(&self.environment).map(|limit| template.fill(limit)).collect();
+            client.limits(&self.environment).map(|limit| advice.fill(limit)).collect();
         if let Some(upstream) = &client.upstream
             && let Some((name, _)) = upstream.split_once('=')
             && !self.about.upstreams.iter().any(|known| known.name == name)

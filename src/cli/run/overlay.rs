@@ -1,7 +1,7 @@
 //! A temporary copy of an agent's configuration folder: links to everything of the user's, and one changed file.
 //!
 //! The user's folder is not touched by us. What the agent itself writes belongs there, and is moved there at the end: agents replace
-//! files by renaming new ones over them, which replaces a link. Only the changed file is dropped.
+//! files by renaming new ones over them, which replaces a link. Of the changed file, all but our addresses is moved.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -10,9 +10,11 @@ use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
 
-use crate::cli::clients::edit::with_values;
+use crate::cli::clients::edit::{FileFormat, with_values};
+use crate::cli::clients::restore::{is_blank, without_values};
 use crate::cli::clients::{ClientFile, Environment, Template};
 use crate::cli::print;
+use crate::cli::whole_file::write_whole;
 
 /// The copy; it is gone when this is dropped.
 pub(super) struct ConfigCopy {
@@ -25,8 +27,13 @@ pub(super) struct ConfigCopy {
     variable: (String, PathBuf),
     /// The changed file's path in the folder.
     file: PathBuf,
+    format: FileFormat,
+    /// What the user's file says.
+    original: String,
     /// As we wrote it.
     text: String,
+    /// What we set in it.
+    values: Vec<(String, String)>,
 }
 
 impl ConfigCopy {
@@ -43,13 +50,21 @@ impl ConfigCopy {
             Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
             Err(error) => return Err(format!("{shown_path} cannot be read: {error}")),
         };
-        let text = with_values(file.format, &original, &file.values(&template))
+        let values = file.values(&template);
+        let text = with_values(file.format, &original, &values)
             .map_err(|why| format!("{shown_path} {why}, so its addresses stay as they are"))?;
-        Self::copy(file, source, text)
+        let values = values.into_iter().map(|(path, value)| (path.to_owned(), value)).collect();
+        Self::copy(file, source, original, text, values)
             .map_err(|error| format!("{shown_path} cannot be copied: {error}"))
     }
 
-    fn copy(file: &ClientFile, source: PathBuf, text: String) -> io::Result<Self> {
+    fn copy(
+        file: &ClientFile,
+        source: PathBuf,
+        original: String,
+        text: String,
+        values: Vec<(String, String)>,
+    ) -> io::Result<Self> {
         let place = tempfile::Builder::new().prefix("plimsoll-run-").tempdir()?;
         let folder = place.path().join(file.folder_name());
         fs::create_dir(&folder)?;
@@ -58,7 +73,8 @@ impl ConfigCopy {
         let (variable, value) =
             file.moved_to(&folder).ok_or_else(|| io::Error::other("nothing moves it"))?;
         let variable = (variable.to_owned(), value);
-        Ok(Self { place, folder, source, variable, file: name, text })
+        let format = file.format;
+        Ok(Self { place, folder, source, variable, file: name, format, original, text, values })
     }
 
     /// The variable that shows the agent its folder.
@@ -68,13 +84,15 @@ impl ConfigCopy {
 
     /// Moves what the agent wrote to the user's folder, and removes the copy.
     pub(super) fn end(self) {
-        let changed = fs::read_to_string(self.folder.join(&self.file));
-        if changed.is_ok_and(|text| text != self.text) {
+        if let Err(why) = self.merge() {
             let file = self.source.join(&self.file);
+            let kept_folder = self.place.keep();
             print::note(&format!(
-                "the agent changed its copy of {}; that is dropped",
-                file.display()
+                "the agent changed its copy of {}, and that could not be moved there ({why}); it is in {}",
+                file.display(),
+                kept_folder.display()
             ));
+            return;
         }
         if let Err(error) = give_back(&self.folder, &self.source, &self.file) {
             let kept_folder = self.place.keep();
@@ -84,6 +102,30 @@ impl ConfigCopy {
                 kept_folder.display()
             ));
         }
+    }
+
+    /// Writes what the agent changed in its file, such as a login, into the user's, without our addresses.
+    fn merge(&self) -> Result<(), String> {
+        let Ok(text) = fs::read_to_string(self.folder.join(&self.file)) else { return Ok(()) };
+        if text == self.text {
+            return Ok(());
+        }
+        let merged = without_values(self.format, &text, &self.original, &self.values)?;
+        let is_nothing = self.original.is_empty() && is_blank(self.format, &merged);
+        if merged == self.original || is_nothing {
+            return Ok(());
+        }
+        let file = self.source.join(&self.file);
+        // A link stays a link.
+        let file = file.canonicalize().unwrap_or(file);
+        let current = fs::read_to_string(&file).unwrap_or_default();
+        if current != self.original {
+            return Err("somebody else changed it, too".to_owned());
+        }
+        let folder = file.parent().unwrap_or(&self.source);
+        let written =
+            fs::create_dir_all(folder).and_then(|()| write_whole(&file, merged.as_bytes()));
+        written.map_err(|error| error.to_string())
     }
 }
 

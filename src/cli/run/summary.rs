@@ -5,6 +5,8 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use crate::admin::failures::FailuresPage;
+use crate::admin::routes::encoded;
 use crate::admin::spend::{SpendLine, SpendPage};
 use crate::admin::view::ServerInfo;
 use crate::cli::admin_client::AdminClient;
@@ -37,7 +39,13 @@ impl RunTag {
     }
 
     /// Prints what came through since `began`.
-    pub(super) async fn summarise(&self, client: &AdminClient, began: u64, as_json: bool) {
+    pub(super) async fn summarise(
+        &self,
+        client: &AdminClient,
+        began: u64,
+        has_succeeded: bool,
+        as_json: bool,
+    ) {
         let by_tag = format!("/api/v1/spend?by=tag&since={began}");
         let Ok(page) = client.value::<SpendPage>(&by_tag).await else { return };
         let line = match &self.0 {
@@ -47,23 +55,49 @@ impl RunTag {
                 page.total
             }
         };
+        let tag = self.0.as_deref().map(|tag| format!("&tag={}", encoded(tag))).unwrap_or_default();
+        let failed = format!("/api/v1/failures?since={began}{tag}");
+        let failures = client.value::<FailuresPage>(&failed).await.ok();
         if as_json {
             // Standard output belongs to the command.
-            let line = serde_json::to_string(&line).unwrap_or_default();
-            return print::error_json(&line);
+            let mut line = serde_json::to_value(&line).unwrap_or_default();
+            line["failed"] = serde_json::to_value(&failures).unwrap_or_default();
+            return print::error_json(&line.to_string());
         }
-        print::note(&text(&line));
+        print::note(&text(&line, failures.as_ref(), has_succeeded));
     }
 }
 
-fn text(line: &SpendLine) -> String {
-    if line.calls == 0 {
-        return "nothing came through the proxy: does the command read its base URL from the \
-                environment? docs/clients.md says how agents are pointed"
-            .to_owned();
+/// `failures`: the calls that became no turn; `None` if the proxy does not say.
+fn text(line: &SpendLine, failures: Option<&FailuresPage>, has_succeeded: bool) -> String {
+    let failures = failures.filter(|failures| failures.calls > 0);
+    match (line.calls, failures) {
+        (0, Some(failures)) => {
+            let calls = failures.calls;
+            let many = if calls == 1 { "1 call".to_owned() } else { format!("{calls} calls") };
+            return format!(
+                "{many} came through, and all failed: {}. The reply of each says why, and the log \
+                 has every one",
+                failures.described()
+            );
+        }
+        (0, None) if has_succeeded => {
+            return "nothing came through the proxy: does the command read its base URL from the \
+                    environment? docs/clients.md says how agents are pointed"
+                .to_owned();
+        }
+        (0, None) => return "the command failed before it made a call".to_owned(),
+        _ => {}
     }
     let cached = line.cache_read as f64 * 100.0 / line.input.max(1) as f64;
-    let mut text = format!("calls   {}\n", grouped(line.calls));
+    let mut text = format!("calls   {}", grouped(line.calls));
+    match failures {
+        Some(failures) => {
+            let calls = grouped(failures.calls);
+            let _ = writeln!(text, ", and {calls} failed: {}", failures.described());
+        }
+        None => text.push('\n'),
+    }
     let _ = writeln!(
         text,
         "          tokens  {} in ({cached:.0}% from the cache), {} out",
@@ -94,6 +128,8 @@ pub(super) async fn wait_until_stored(client: &AdminClient) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::admin::failures::FailureKind;
+    use crate::context::Outcome;
 
     #[test]
     fn four_lines_at_the_end() {
@@ -109,6 +145,29 @@ mod tests {
         };
         let expected = "calls   12\n          tokens  20,000 in (75% from the cache), 1,234 out\n          \
                         cost    $0.1234\n          saved   4,000 tokens not sent, $0.0100";
-        assert_eq!(text(&line), expected);
+        assert_eq!(text(&line, None, true), expected);
+        let three = failures(3);
+        let shown = text(&line, Some(&three), true);
+        assert!(shown.starts_with("calls   12, and 3 failed: 3 × 500\n"), "{shown}");
+    }
+
+    #[test]
+    fn failed_calls_came_through() {
+        let none = SpendLine::default();
+        let shown = text(&none, Some(&failures(3)), false);
+        assert!(shown.starts_with("3 calls came through, and all failed: 3 × 500."), "{shown}");
+    }
+
+    #[test]
+    fn failed_command_is_not_pointed_wrongly() {
+        let none = SpendLine::default();
+        let shown = text(&none, Some(&FailuresPage::default()), false);
+        assert_eq!(shown, "the command failed before it made a call");
+        assert!(text(&none, None, true).starts_with("nothing came through the proxy"));
+    }
+
+    fn failures(calls: u64) -> FailuresPage {
+        let kind = FailureKind { status: Some(500), outcome: Outcome::Refused, calls };
+        FailuresPage { calls, kinds: vec![kind], ..FailuresPage::default() }
     }
 }

@@ -13,7 +13,7 @@ use crate::store::ledgers::is_unnamed;
 use crate::telemetry::log::clean;
 
 const COLUMNS: [Column; 8] = [
-    Column { title: "SESSION", rank: 0, least: 16, is_number: false },
+    Column { title: "SESSION", rank: 0, least: 26, is_number: false },
     Column { title: "LAST", rank: 2, least: 0, is_number: false },
     Column { title: "MODEL", rank: 3, least: 12, is_number: false },
     Column { title: "TURNS", rank: 5, least: 0, is_number: true },
@@ -55,13 +55,19 @@ pub(in crate::cli) fn table(
     Table { columns: &COLUMNS, rows }
 }
 
-/// What a session is called: its title; else its agent, project and beginning; else as its client calls it.
+/// What a session is called: its title; else its agent, beginning and project; else as its client calls it.
 pub(in crate::cli) fn name(names: &SessionNames, session: &SessionId, began: Millis) -> String {
-    let name = match names.description() {
-        Some(title) if names.title.is_some() => title,
-        Some(agent) => format!("{agent} · {}", times::when(began)),
-        None if is_unnamed(session) => format!("session of {}", times::when(began)),
-        None => session.to_string(),
+    let began = times::when(began);
+    // The version comes last of all, and the end is cut first.
+    let agent = names.agent.as_ref().map(|agent| &*agent.name);
+    // A hash tells people nothing.
+    let project = names.project.as_deref().filter(|project| !project.starts_with('#'));
+    let name = match (names.title.as_deref(), agent, project) {
+        (Some(title), ..) => title.to_owned(),
+        (None, Some(agent), Some(project)) => format!("{agent} · {began} · {project}"),
+        (None, Some(one), None) | (None, None, Some(one)) => format!("{one} · {began}"),
+        (None, None, None) if is_unnamed(session) => format!("session of {began}"),
+        (None, None, None) => session.to_string(),
     };
     shortened(&name.chars().map(spelled).collect::<String>(), LONGEST_NAME)
 }
@@ -77,8 +83,13 @@ fn about(session: &SessionView, name: &str) -> Option<String> {
     if session.session.as_str() != name {
         words.push(clean(session.session.as_str()).into_owned());
     }
+    let agent = names.agent.as_ref();
+    words.extend(
+        agent
+            .filter(|agent| agent.version.is_some() || names.title.is_some())
+            .map(ToString::to_string),
+    );
     if names.title.is_some() {
-        words.extend(names.agent.as_ref().map(ToString::to_string));
         words.extend(names.project.as_deref().map(|project| clean(project).into_owned()));
     }
     if words.is_empty() { None } else { Some(words.join(" · ")) }
@@ -147,9 +158,26 @@ pub(in crate::cli) fn brief(tokens: u64) -> String {
 /// `$0.42`; with `+ ?` if the price of some calls is not known, `?` if that of none is.
 pub(in crate::cli) fn cost(dollars: Option<f64>, unpriced: usize) -> String {
     match (dollars.unwrap_or(0.0), unpriced) {
-        (dollars, 0) => format!("${dollars:.2}"),
+        (dollars, 0) => money(dollars),
         (0.0, _) => "?".to_owned(),
-        (dollars, _) => format!("${dollars:.2} + ?"),
+        (dollars, _) => format!("{} + ?", money(dollars)),
+    }
+}
+
+/// Dollars and cents; what is less than a cent, in more digits.
+fn money(dollars: f64) -> String {
+    match dollars {
+        0.000_05..0.01 => format!("${dollars:.4}"),
+        _ => format!("${dollars:.2}"),
+    }
+}
+
+/// `+0.6%`, `exact`
+pub(in crate::cli) fn share(ratio: f64) -> String {
+    match ratio * 100.0 {
+        0.0 => "exact".to_owned(),
+        small if small.abs() < 0.05 => "<0.1%".to_owned(),
+        percent => format!("{percent:+.1}%"),
     }
 }
 
@@ -160,11 +188,7 @@ fn error(thread: &ThreadView) -> String {
         (Some(0), _) => "exact".to_owned(),
         (Some(error), Some(ratio)) => {
             let sign = if error < 0 { '-' } else { '+' };
-            let percent = match (ratio * 100.0).abs() {
-                small if small < 0.05 => "<0.1%".to_owned(),
-                percent => format!("{sign}{percent:.1}%"),
-            };
-            format!("{sign}{} ({percent})", grouped(error.unsigned_abs()))
+            format!("{sign}{} ({})", grouped(error.unsigned_abs()), share(ratio))
         }
         _ => "–".to_owned(),
     }
@@ -205,6 +229,8 @@ mod tests {
     fn cost_says_what_it_lacks() {
         assert_eq!(cost(Some(0.424), 0), "$0.42");
         assert_eq!(cost(Some(0.424), 2), "$0.42 + ?");
+        assert_eq!(cost(Some(0.0004), 0), "$0.0004");
+        assert_eq!(cost(Some(0.0), 0), "$0.00");
         assert_eq!(cost(None, 2), "?");
     }
 
@@ -228,6 +254,11 @@ mod tests {
         assert!(name(&names, &"line-0123".into(), NOON).starts_with("session of Sep 09 "));
         names.agent = Some(Agent { name: "pi".into(), version: None });
         assert!(name(&names, &"line-0123".into(), NOON).starts_with("pi · Sep 09 "));
+        names.agent = Some(Agent { name: "Claude Code".into(), version: Some("2.1.332".into()) });
+        names.project = Some("site".into());
+        let full = name(&names, &"line-0123".into(), NOON);
+        assert!(full.starts_with("Claude Code · Sep 09 "), "{full}");
+        assert!(full.ends_with(" · site"), "{full}");
         names.title = Some("Fix the build".into());
         assert_eq!(name(&names, &"line-0123".into(), NOON), "Fix the build");
     }

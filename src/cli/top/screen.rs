@@ -5,7 +5,7 @@
 use super::keys::Key;
 use crate::admin::routes::encoded;
 use crate::admin::view::SessionLine;
-use crate::cli::sessions::table::{age, brief, cost, name};
+use crate::cli::sessions::table::{age, brief, cost, name, share};
 use crate::cli::style::{Style, StyledLine, gauge, with_gauge};
 use crate::cli::table::{Cell, Column, Row, Table, cell};
 use crate::context::Millis;
@@ -28,7 +28,7 @@ const ORDERS: [(&str, &str); 6] = [
 ];
 
 const COLUMNS: [Column; 8] = [
-    Column { title: "SESSION", rank: 0, least: 16, is_number: false },
+    Column { title: "SESSION", rank: 0, least: 26, is_number: false },
     Column { title: "CONTEXT", rank: 0, least: 0, is_number: false },
     Column { title: "COST", rank: 1, least: 0, is_number: true },
     Column { title: "NEXT CALL", rank: 4, least: 0, is_number: true },
@@ -47,12 +47,15 @@ const HELP: &str = "\
 enter         open it: how full its context is, and with what
 esc           back to the list; in the list, no filter
 /             filter by agent, title, project, model or id; enter ends typing
-s             sort by the next column: last used, cost, context, error, turns, agent
+s             sort by the next column: last used, cost, context, error,
+              turns, agent
 r             the other way round
 q, Ctrl-C     quit
 
-The line under CONTEXT fills as the model's window does: green, yellow from 80 %, red when it is full.
-NEXT CALL is what the input of the next call will cost. ERROR is how far the last estimate was off.";
+The line under CONTEXT fills as the model's window does: green, yellow from
+80 %, red when it is full. TURNS counts the calls of sub-agents, too.
+NEXT CALL is what the input of the next call will cost.
+ERROR is how far the last estimate was off.";
 
 /// What is open.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -191,7 +194,12 @@ impl Top {
                 lines.extend(HELP.lines().map(|line| StyledLine::new(Style::Plain, line)));
             }
             OpenView::Session(id, from) => {
-                lines.push(StyledLine::new(Style::Dim, id.as_str()));
+                let line = self.sessions.iter().find(|line| line.id == *id);
+                let title = match line {
+                    Some(line) => name(&line.details.names, &line.session, line.began),
+                    None => id.clone(),
+                };
+                lines.push(StyledLine::new(Style::Bold, title));
                 lines.push(StyledLine::default());
                 let text = with_gauge(&self.session_text);
                 // The end stays in sight.
@@ -248,12 +256,14 @@ fn cells(session: &SessionLine, now: Millis) -> Vec<Cell> {
     let details = &session.details;
     let mut context = Cell::new();
     if let (Some(percent), Some(window)) = (details.percent, details.window) {
+        // The end is cut first.
+        context.push((Style::Plain, format!("{percent:>3.0}% ")));
         context.extend(gauge(percent, GAUGE));
-        let full = format!(" {percent:>3.0}% of {}", brief(window));
-        context.push((Style::Plain, full));
+        let guess = if details.window_guessed { "?" } else { "" };
+        context.push((Style::Plain, format!(" {}{guess}", brief(window))));
     }
     let next_price = details.next_input.map(|next| format!("${:.3}", next.dollars));
-    let error = details.error_ratio.map(|ratio| format!("{:+.1}%", ratio * 100.0));
+    let error = details.error_ratio.map(share);
     vec![
         cell(Style::Bold, name(&details.names, &session.session, session.began)),
         context,
@@ -295,6 +305,7 @@ mod tests {
             input: 0,
             output: 0,
             cache_read: 0,
+            failed: 0,
             details: SessionDetails {
                 model: Some("claude-sonnet-4-5".into()),
                 window: Some(200_000),
@@ -331,7 +342,7 @@ mod tests {
         let lines = shown(&top(), 80, 9);
         assert_eq!(lines[1], "by last used ↓");
         assert!(lines[3].starts_with("SESSION") && lines[3].contains("MODEL"), "{}", lines[3]);
-        assert!(lines[5].contains("━━━━━━━━━━━─  90% of 200k  $1.34"), "{}", lines[5]);
+        assert!(lines[5].contains(" 90% ━━━━━━━━━━━─ 200k  $1.34"), "{}", lines[5]);
         assert_eq!(lines[8], KEYS);
     }
 
@@ -368,6 +379,17 @@ mod tests {
         assert_eq!(top.view, OpenView::List);
         top.press(Key::Letter('?'));
         assert!(shown(&top, 100, 20).iter().any(|line| line.contains("sort by the next column")));
+    }
+
+    #[test]
+    fn help_fits_80_columns() {
+        assert!(HELP.lines().all(|line| line.chars().count() <= 80));
+    }
+
+    #[test]
+    fn narrow_list_shows_percent() {
+        let lines = shown(&top(), 40, 9);
+        assert!(lines[4].contains(" 43%"), "{}", lines[4]);
     }
 
     #[test]

@@ -35,6 +35,7 @@ use crate::dialect::{Dialect, Note, Purpose, Reply, StopReason, Usage};
 use crate::proxy::http::answer::{self, ProxyError};
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::connection::ClientConnection;
+use crate::proxy::http::headers;
 use crate::proxy::http::upload::{SentTime, UploadProgress};
 use crate::proxy::state::request_info::RequestInfo;
 use crate::proxy::state::{Proxy, ServingPhase};
@@ -98,11 +99,13 @@ impl ExchangeRecorder {
         let path = redact(request.uri().path());
         let id = proxy.next_id();
         let at = now();
+        let tags = headers::tags(request.headers());
+        let event = Exchange { tags, ..Exchange::begun(id.clone(), at, method, &path) };
         // Boxed, because it goes through all phases of an exchange.
         Box::new(Self {
             began: Instant::now(),
             is_head: *request.method() == Method::HEAD,
-            event: Box::new(Exchange::begun(id.clone(), at, method, &path)),
+            event: Box::new(event),
             id,
             at,
             proxy: proxy.clone(),

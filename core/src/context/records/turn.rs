@@ -102,6 +102,11 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    /// Whether it ended without the reply, and not because its client left or the process ended.
+    pub fn is_failure(self) -> bool {
+        matches!(self, Self::Refused | Self::UpstreamFailed | Self::EndedByProxy)
+    }
+
     /// Whether a turn that ended like this is replaced by one of the same exchange that ended like `later`: the whole reply
     /// replaces a part of it, and anything replaces what is only known so far.
     pub fn is_completed_by(self, later: Self) -> bool {
