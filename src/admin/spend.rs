@@ -158,11 +158,12 @@ impl SpendSums {
                     let name_of =
                         |model| if is_dated(model, &turn.model) { &turn.model } else { model };
                     // What was left out of the request is saved where its reply is billed.
-                    if let Some((model, ..)) = costs.first() {
-                        sums.count(&[name_of(model)], saved);
+                    if let Some(answer) = costs.first() {
+                        sums.count(&[name_of(answer.model)], saved);
                     }
-                    for (model, usage, dollars) in costs {
-                        sums.count(&[name_of(model)], sums.spent(usage, dollars));
+                    for cost in costs {
+                        let line = sums.spent(cost.usage, cost.dollars());
+                        sums.count(&[name_of(cost.model)], line);
                     }
                     continue;
                 }

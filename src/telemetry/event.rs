@@ -134,6 +134,9 @@ pub struct Exchange {
     /// The same by the model that was billed, and by what it was for.
     #[serde(skip)]
     pub costs: Vec<(Box<str>, CostParts)>,
+    /// What it costs at our prices, US dollars, if the provider says its price, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dollars_beside_stated: Option<f64>,
     /// What rewriting saved or cost; only for exchanges that became turns.
     pub saved: Option<ExchangeSavings>,
     /// How long it waited for a summary, in µs; only if it did.

@@ -226,6 +226,7 @@ impl Metrics {
         self.accuracy.count_model(exchange, model);
         self.traffic.count_model(exchange, model);
         self.traffic.count_unpriced(exchange, model);
+        self.traffic.count_stated(exchange, model);
         // The dated name of an alias is the same model.
         let served = exchange.served.as_deref().filter(|served| !is_dated(served, requested));
         if let Some(served) = served {

@@ -393,6 +393,8 @@ pub(crate) struct ReplyRecord {
     pub(crate) dollars: Option<f64>,
     /// The same by model and kind.
     pub(crate) costs: Vec<(Box<str>, CostParts)>,
+    /// What it costs at our prices, if the provider says its price, too.
+    pub(crate) dollars_beside_stated: Option<f64>,
     /// The view after it shows no messages, because system prompt and tools were estimated larger than the whole.
     pub(crate) shown_capped: bool,
     /// The window that the reply names.
@@ -409,8 +411,10 @@ impl ReplyRecord {
     pub(crate) fn set_cost(&mut self, turn: &Turn, price: impl Fn(&str) -> Option<Price>) {
         self.dollars = turn.dollars;
         if turn.dollars.is_some() {
-            let parts = turn.cost_parts(price).into_iter();
-            self.costs = parts.map(|(model, parts)| (model.into(), parts)).collect();
+            for cost in turn.costs_by_model(&price) {
+                self.costs.extend(cost.parts.map(|parts| (cost.model.into(), parts)));
+            }
+            self.dollars_beside_stated = turn.cost_beside_stated(price);
         }
     }
 
@@ -439,6 +443,7 @@ impl ReplyRecord {
         event.served = self.served;
         event.dollars = self.dollars;
         event.costs = self.costs;
+        event.dollars_beside_stated = self.dollars_beside_stated;
         event.error_kind = self.error_kind;
         event.usage = self.usage;
         for why in self.fail_open {
