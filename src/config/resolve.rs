@@ -26,6 +26,7 @@ use super::sources::ConfigSources;
 use super::{memory_limits, permissions};
 use crate::dialect::models::Price;
 
+pub(crate) use caps::check as check_cap;
 pub(super) use clients::oddities;
 pub(crate) use models::day;
 

@@ -9,6 +9,7 @@ use tokio::sync::broadcast;
 
 use super::lock::lock;
 use super::opened_session::{OpenedSession, SessionHandle};
+use super::set_caps::SetCaps;
 use crate::context::caps::{Cap, CapState, CapSums, Spender, Spending, UnknownCap};
 use crate::context::ledger::Ledger;
 use crate::context::{CompactionRecord, Millis, Turn};
@@ -23,20 +24,37 @@ pub type TurnCost = Arc<dyn Fn(&Turn) -> Option<f64> + Send + Sync>;
 /// What was spent, and what may be.
 pub struct CapBoard {
     pub(super) sums: Mutex<CapSums>,
+    configured: OnceLock<Vec<Cap>>,
+    pub(super) set_caps: tokio::sync::Mutex<SetCaps>,
     passed: broadcast::Sender<CapState>,
     cost: OnceLock<TurnCost>,
 }
 
 impl Default for CapBoard {
     fn default() -> Self {
-        Self { sums: Mutex::default(), passed: broadcast::channel(BEHIND).0, cost: OnceLock::new() }
+        Self {
+            sums: Mutex::default(),
+            configured: OnceLock::new(),
+            set_caps: tokio::sync::Mutex::default(),
+            passed: broadcast::channel(BEHIND).0,
+            cost: OnceLock::new(),
+        }
     }
 }
 
 impl CapBoard {
-    /// Sets the caps; before that there are none.
-    pub fn set(&self, caps: Vec<Cap>) {
-        *lock(&self.sums) = CapSums::new(caps);
+    /// Sets, once, the configured caps; before that there are none.
+    pub fn configure(&self, caps: Vec<Cap>) {
+        *lock(&self.sums) = CapSums::new(self.configured.get_or_init(|| caps).clone());
+    }
+
+    pub(super) fn configured(&self) -> &[Cap] {
+        self.configured.get().map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// The cap of this name that holds now.
+    pub(crate) fn named(&self, name: &str) -> Option<Cap> {
+        lock(&self.sums).cap(name).cloned()
     }
 
     /// Sets, once, what turns cost that were stored without it.
