@@ -13,8 +13,8 @@ use strum::VariantNames as _;
 use super::responses::{AdminError, AdminResponse, json, negotiated, number, text_parameter};
 use super::state::Admin;
 use crate::clock::now;
-use crate::config::check_cap;
 use crate::config::raw::RawCap;
+use crate::config::{CapFault, check_cap};
 use crate::context::Millis;
 use crate::context::caps::{Cap, CapOrigin, CapPeriod, CapState, UnknownCap};
 use crate::telemetry::log::clean;
@@ -68,7 +68,7 @@ pub(super) async fn set(admin: &Admin, name: &str, query: Option<&str>) -> Admin
     let tokens = tokens.or_else(|| earlier.and_then(|cap| cap.tokens));
     let raw = RawCap { of, per, dollars, tokens };
     let cap = check_cap(name, &raw, CapOrigin::Command).map_err(|faults| {
-        let faults: Vec<String> = faults.iter().map(|fault| fault.text()).collect();
+        let faults: Vec<String> = faults.iter().map(CapFault::text).collect();
         bad_query(faults.join(" "))
     })?;
     keep(admin, name, Some(cap)).await

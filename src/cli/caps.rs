@@ -1,4 +1,6 @@
 //! `plimsoll caps`: shows spending caps, sets one while Plimsoll runs, takes it back, or lifts one for a while.
+//!
+//! What makes a cap is checked by the admin API, as the configuration's are.
 
 use http::Method;
 

@@ -92,6 +92,13 @@ pub struct Exchange {
     /// The agent that sent it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<Agent>,
+    /// The tags of its request, `name=value`.
+    #[serde(skip)]
+    pub tags: Vec<Box<str>>,
+    /// What its input costs if the provider's cache of its session has gone, US dollars: by the estimate, so that it is
+    /// known before the reply.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cold_input: Option<f64>,
     /// The provider's request id, from the response header.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provider_request_id: Option<Box<str>>,

@@ -330,7 +330,7 @@ async fn limits_are_shown_as_response_tells_them() {
     let mut server = TestServer::with(config).await;
     let looking = Looking::at(&server, &looked_at).await;
     let nothing = looking.get("/api/v1/limits?format=text").await;
-    assert_eq!(nothing.text(), "No response has told of a limit yet.\n");
+    assert_eq!(nothing.text(), "No response has told of a limit since Plimsoll started.\n");
     let body =
         r#"{"model":"claude-opus-5-5","max_tokens":9,"messages":[{"role":"user","content":"a"}]}"#;
     let length = body.len();

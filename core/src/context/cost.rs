@@ -271,7 +271,7 @@ fn of_tools(billing: &Billing, price: &Price) -> Option<f64> {
     Some(dollars)
 }
 
-/// The price of a token written to the cache, long and short lifetimes mixed as reported. Without a fee in
+/// The price of a token written to the cache, long and short lifetimes mixed as reported, else as requested. Without a fee in
 /// the catalogue, a write costs what processing costs. A long lifetime costs a multiple of the input price: 2
 /// at Anthropic, 2.5 at OpenAI (`docs/protocols.md` 7.1, 7.2).
 pub(super) fn write_price(usage: &Usage, rates: Rates, dialect: Dialect) -> f64 {
@@ -284,6 +284,8 @@ pub(super) fn write_price(usage: &Usage, rates: Rates, dialect: Dialect) -> f64 
     let written = usage.cache_write.unwrap_or(0);
     let share = match usage.cache_write_long {
         Some(tokens) if written > 0 => tokens.min(written) as f64 / written as f64,
+        // Some gateways report one sum: it is what the request asked for.
+        None if usage.billing.long_writes => 1.0,
         _ => 0.0,
     };
     short + share * (long - short).max(0.0)

@@ -31,6 +31,7 @@ pub mod savings;
 mod signature;
 pub mod trim;
 mod turn_start;
+mod user_turns;
 
 pub use self::names::SessionNames;
 pub use self::records::{
@@ -41,6 +42,7 @@ pub use self::records::{
     TurnOrigin,
 };
 pub(crate) use self::records::{InjectionPlace, ReasoningAction, ReasoningBlock};
+pub use self::user_turns::UserTurns;
 pub use crate::dialect::ids::{ExchangeId, SessionId, TenantId, ThreadId};
 pub use crate::tokens::{Band, CountingMethod, learn::CostPrediction};
 

@@ -48,6 +48,8 @@ use crate::telemetry::{
 const HEALED: HeaderName = HeaderName::from_static("x-plimsoll-healed");
 /// The response header that says which cap is nearly spent, and the share: `daily=0.83`.
 const CAP: HeaderName = HeaderName::from_static("x-plimsoll-cap");
+/// The response header with the price of the input, US dollars, if the session's cache at the provider has gone.
+const COLD_INPUT: HeaderName = HeaderName::from_static("x-plimsoll-cold-input");
 /// The response header with the exchange's id.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-plimsoll-request-id");
 
@@ -148,6 +150,7 @@ impl ExchangeRecorder {
         self.event.session = Some(opened.scope.session.clone());
         self.event.thread = Some(opened.placed.position.thread.clone());
         self.event.found_by = opened.origin.found_by;
+        self.event.tags.clone_from(&opened.origin.tags);
         self.event.agent.clone_from(&opened.origin.agent);
         if opened.unread {
             self.record_fail_open(FailOpen::FactUnread);
@@ -166,6 +169,11 @@ impl ExchangeRecorder {
         self.event.done = done.clone();
         self.event.estimate = measured.map(|measured| measured.estimate.clone());
         self.event.classic = measured.and_then(|measured| measured.classic.clone());
+    }
+
+    /// What its input costs, US dollars, if its session's cache has gone.
+    pub(crate) fn record_cold_input(&mut self, dollars: Option<f64>) {
+        self.event.cold_input = dollars;
     }
 
     pub(crate) fn record_estimate(&mut self, estimate: Estimate) {
@@ -215,6 +223,11 @@ impl ExchangeRecorder {
             && let Ok(used) = HeaderValue::try_from(format!("{}={:.2}", cap.cap, cap.used))
         {
             headers.insert(CAP, used);
+        }
+        if let Some(dollars) = self.event.cold_input
+            && let Ok(dollars) = HeaderValue::try_from(format!("{dollars:.4}"))
+        {
+            headers.insert(COLD_INPUT, dollars);
         }
         add_request_id(headers, &self.id, &self.proxy);
     }

@@ -3,13 +3,13 @@
 //!
 //! So the sums survive a crash as the turns do. What retention or a person deleted is missing after the next start.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use tokio::sync::broadcast;
 
 use super::lock::lock;
 use super::opened_session::{OpenedSession, SessionHandle};
-use super::set_caps::SetCaps;
 use crate::context::caps::{Cap, CapState, CapSums, Spender, Spending, UnknownCap};
 use crate::context::ledger::Ledger;
 use crate::context::{CompactionRecord, Millis, Turn};
@@ -28,6 +28,23 @@ pub struct CapBoard {
     pub(super) set_caps: tokio::sync::Mutex<SetCaps>,
     passed: broadcast::Sender<CapState>,
     cost: OnceLock<TurnCost>,
+}
+
+/// The caps that were set, and where they are kept.
+#[derive(Default)]
+pub(super) struct SetCaps {
+    pub(super) caps: Vec<Cap>,
+    pub(super) folder: Option<PathBuf>,
+}
+
+impl SetCaps {
+    /// These over the configured ones.
+    pub(super) fn over(&self, configured: &[Cap]) -> Vec<Cap> {
+        let mut caps = configured.to_vec();
+        caps.retain(|cap| !self.caps.iter().any(|set| set.name == cap.name));
+        caps.extend(self.caps.iter().cloned());
+        caps
+    }
 }
 
 impl Default for CapBoard {

@@ -4,7 +4,7 @@
 //! spent of it; a request in flight meanwhile may count twice.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::Ledgers;
 use super::lock::lock;
@@ -14,23 +14,6 @@ use crate::store::folder::write_whole;
 
 /// The file in the data folder.
 const FILE: &str = "caps.json";
-
-/// The caps that were set, and where they are kept.
-#[derive(Default)]
-pub(super) struct SetCaps {
-    caps: Vec<Cap>,
-    folder: Option<PathBuf>,
-}
-
-impl SetCaps {
-    /// These over the configured ones.
-    fn over(&self, configured: &[Cap]) -> Vec<Cap> {
-        let mut caps = configured.to_vec();
-        caps.retain(|cap| !self.caps.iter().any(|set| set.name == cap.name));
-        caps.extend(self.caps.iter().cloned());
-        caps
-    }
-}
 
 impl Ledgers {
     /// Reads which caps were set before this start, and keeps in `folder` what is set from now on.
@@ -61,15 +44,15 @@ impl Ledgers {
         now: Millis,
     ) -> io::Result<()> {
         let mut set_caps = self.caps.set_caps.lock().await;
-        let mut changed = set_caps.caps.clone();
-        changed.retain(|cap| *cap.name != *name);
-        changed.extend(cap);
+        let mut list = set_caps.caps.clone();
+        list.retain(|cap| *cap.name != *name);
+        list.extend(cap);
         let Some(folder) = set_caps.folder.clone() else {
             return Err(io::Error::other("there is no data folder"));
         };
-        let text = serde_json::to_vec_pretty(&changed)?;
+        let text = serde_json::to_vec_pretty(&list)?;
         tokio::task::spawn_blocking(move || write_whole(&folder.join(FILE), &text)).await??;
-        set_caps.caps = changed;
+        set_caps.caps = list;
         let caps = set_caps.over(self.caps.configured());
         let named = caps.iter().find(|cap| *cap.name == *name).cloned();
         let begins_at_zero = lock(&self.caps.sums).replace(caps, name);
