@@ -6,6 +6,7 @@
 
 mod admin_client;
 mod backup;
+mod caps;
 mod check;
 mod clients;
 #[cfg(feature = "demo")]
@@ -31,7 +32,6 @@ mod times;
 mod tokens;
 mod top;
 mod transcript;
-mod whole_file;
 
 #[cfg(feature = "demo")]
 use std::net::SocketAddr;
@@ -189,12 +189,8 @@ enum Command {
     },
     /// Show how much of each spending cap is spent, by whom, and until when.
     Caps {
-        /// Let this cap stop nothing until its period ends, or until Plimsoll restarts.
-        #[arg(long, value_name = "NAME")]
-        lift: Option<String>,
-        /// Lift it only for this one, as the list names it: a session, a project, a tag.
-        #[arg(long = "of", value_name = "WHO", requires = "lift")]
-        subject: Option<String>,
+        #[command(flatten)]
+        change: caps::CapChange,
         #[command(flatten)]
         watch: WatchFlag,
         #[command(flatten)]
@@ -459,10 +455,8 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
                 sessions::show(client, "/api/v1/limits?", at.json).await
             })?;
         }
-        Command::Caps { lift, subject, watch, at } => {
-            at.show(watch, async |client| {
-                sessions::caps(client, lift.as_deref(), subject.as_deref(), at.json).await
-            })?;
+        Command::Caps { change, watch, at } => {
+            at.show(watch, async |client| change.show(client, at.json).await)?;
         }
         Command::Line { session, format, at } => status_line(session.as_deref(), *format, at)?,
         Command::Models { missing: true, at, .. } => models::missing(at)?,

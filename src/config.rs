@@ -33,7 +33,7 @@ pub use choices::{
     UpgradePolicy,
 };
 pub use prices::PriceList;
-pub(crate) use resolve::day;
+pub(crate) use resolve::{CapFault, check_cap, day};
 pub use settings::{
     Config, ContentSettings, LessonSettings, Retention, Secret, ServerLimits, SharedStore, Tls,
     Upstream,

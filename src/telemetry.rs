@@ -102,6 +102,11 @@ impl Telemetry {
         Self::new(Log::none())
     }
 
+    /// Counts cost and tokens by the values of these tags, too.
+    pub(crate) fn label_tags(&self, names: &[String]) {
+        self.metrics.label_tags(names);
+    }
+
     /// Sets the limit of memory for traffic, in bytes.
     pub(crate) fn memory_limit(&self, bytes: u64) {
         self.metrics.memory.limit(bytes);

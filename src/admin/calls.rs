@@ -111,8 +111,8 @@ impl Call {
         let costs = turn.costs_by_model(price);
         let mut shares = Vec::new();
         if costs.len() > 1 {
-            for (model, _, dollars) in &costs {
-                shares.extend(dollars.map(|dollars| (interned(names, model), dollars)));
+            for cost in &costs {
+                shares.extend(cost.dollars().map(|dollars| (interned(names, cost.model), dollars)));
             }
         }
         let money = saved.money.unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `/api/v1/caps`: how much of each spending cap is spent, by whom; and lifting one until its period ends.
+//! `/api/v1/caps`: how much of each spending cap is spent, by whom; lifting one until its period ends, and setting one.
 //!
 //! The sums are those that decide.
 
@@ -8,12 +8,15 @@ use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use strum::VariantNames as _;
 
-use super::responses::{AdminError, AdminResponse, json, negotiated, text_parameter};
+use super::responses::{AdminError, AdminResponse, json, negotiated, number, text_parameter};
 use super::state::Admin;
 use crate::clock::now;
+use crate::config::raw::RawCap;
+use crate::config::{CapFault, check_cap};
 use crate::context::Millis;
-use crate::context::caps::{CapState, UnknownCap};
+use crate::context::caps::{Cap, CapOrigin, CapPeriod, CapState, UnknownCap};
 use crate::telemetry::log::clean;
 
 /// The caps, the fullest first.
@@ -44,6 +47,54 @@ pub(super) fn lift(admin: &Admin, name: &str, query: Option<&str>) -> AdminRespo
     Ok(json(&page(admin)))
 }
 
+/// What is not given stays as it is in the cap of this name.
+pub(super) async fn set(admin: &Admin, name: &str, query: Option<&str>) -> AdminResponse {
+    let earlier = admin.ledgers.caps().named(name);
+    let earlier = earlier.as_ref();
+    let of = text_parameter(query, "of").or_else(|| earlier.map(Cap::subject));
+    let per = match text_parameter(query, "per") {
+        Some(per) => per.parse().map_err(|_| {
+            bad_query(format!("per should be one of {}.", CapPeriod::VARIANTS.join(", ")))
+        })?,
+        None => earlier.map_or_else(CapPeriod::default, |cap| cap.per),
+    };
+    let dollars = match text_parameter(query, "dollars") {
+        Some(dollars) => {
+            Some(dollars.parse().map_err(|_| bad_query("dollars should be a number.".into()))?)
+        }
+        None => earlier.and_then(|cap| cap.dollars),
+    };
+    let tokens = number(query, "tokens")?.map(|tokens| tokens as u64);
+    let tokens = tokens.or_else(|| earlier.and_then(|cap| cap.tokens));
+    let raw = RawCap { of, per, dollars, tokens };
+    let cap = check_cap(name, &raw, CapOrigin::Command).map_err(|faults| {
+        let faults: Vec<String> = faults.iter().map(CapFault::text).collect();
+        bad_query(faults.join(" "))
+    })?;
+    keep(admin, name, Some(cap)).await
+}
+
+pub(super) async fn take_back(admin: &Admin, name: &str) -> AdminResponse {
+    let set = admin.ledgers.caps().named(name);
+    if set.is_none_or(|cap| cap.origin != CapOrigin::Command) {
+        let what = format!("No cap {name:?} was set here; /api/v1/caps lists them.");
+        return Err(AdminError::new(StatusCode::NOT_FOUND, "not_found", what));
+    }
+    keep(admin, name, None).await
+}
+
+async fn keep(admin: &Admin, name: &str, cap: Option<Cap>) -> AdminResponse {
+    admin.ledgers.set_cap(name, cap, now()).await.map_err(|error| {
+        let what = format!("The cap cannot be kept in the data folder: {error}.");
+        AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "store_failed", what)
+    })?;
+    Ok(json(&page(admin)))
+}
+
+fn bad_query(what: String) -> AdminError {
+    AdminError::new(StatusCode::BAD_REQUEST, "bad_query", what)
+}
+
 fn page(admin: &Admin) -> CapsPage {
     let now = now();
     CapsPage { now, caps: admin.ledgers.caps().list(now) }
@@ -52,7 +103,10 @@ fn page(admin: &Admin) -> CapsPage {
 impl fmt::Display for CapsPage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.caps.is_empty() {
-            return write!(f, "There are no caps. [cap.NAME] in the configuration sets one.");
+            return write!(
+                f,
+                "There are no caps. [cap.NAME] in the configuration sets one, or `plimsoll caps --set`."
+            );
         }
         // Whole, because a cap is lifted for one by its name.
         let subjects: Vec<_> = self.caps.iter().map(|state| clean(&state.subject)).collect();
@@ -75,6 +129,9 @@ impl fmt::Display for CapsPage {
                 (true, None) => write!(f, ", lifted")?,
                 (false, Some(end)) => write!(f, ", until {end}")?,
                 (false, None) => {}
+            }
+            if state.origin == CapOrigin::Command {
+                write!(f, ", set by caps --set")?;
             }
         }
         Ok(())

@@ -77,6 +77,8 @@ async fn respond(
         AdminQuery::Savings => responses::savings(admin, request).await,
         AdminQuery::Limits => limits::answer(admin, request),
         AdminQuery::Caps => caps::answer(admin, request),
+        AdminQuery::SetCap => caps::set(admin, name(0), request.uri().query()).await,
+        AdminQuery::UnsetCap => caps::take_back(admin, name(0)).await,
         AdminQuery::LiftCap => caps::lift(admin, name(0), request.uri().query()),
         AdminQuery::Line => line::answer(admin, request).await,
         AdminQuery::Spend => spend::answer(admin, request).await,

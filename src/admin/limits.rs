@@ -34,7 +34,7 @@ pub(super) fn answer(admin: &Admin, request: &Request<Incoming>) -> AdminRespons
 impl fmt::Display for LimitsPage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.limits.is_empty() {
-            return write!(f, "No response has told of a limit yet.");
+            return write!(f, "No response has told of a limit since Plimsoll started.");
         }
         write!(
             f,
@@ -53,6 +53,9 @@ impl fmt::Display for LimitsPage {
                 state.used(self.now) * 100.0,
                 whole_again(state.quota.resets_at, self.now)
             )?;
+            if let Some(end) = state.used_up_at.filter(|end| *end > self.now) {
+                write!(f, ", used up {} at this rate", whole_again(Some(end), self.now))?;
+            }
         }
         Ok(())
     }

@@ -31,6 +31,7 @@ use super::savings::SavingsPage;
 use super::spend::{SpendBy, SpendPage};
 use super::turns::TurnsPage;
 use super::view::{CompactionRequest, DeleteOutcome, DryRun, ServerInfo, SessionPage, SessionView};
+use crate::context::caps::CapPeriod;
 use crate::telemetry::log::LogFields;
 
 /// The description, as JSON.
@@ -178,7 +179,9 @@ fn content(query: AdminQuery, schemas: &mut SchemaGenerator) -> Value {
         AdminQuery::History => schemas.subschema_for::<HistoryPage>(),
         AdminQuery::Failures => schemas.subschema_for::<FailuresPage>(),
         AdminQuery::Limits => schemas.subschema_for::<LimitsPage>(),
-        AdminQuery::Caps | AdminQuery::LiftCap => schemas.subschema_for::<CapsPage>(),
+        AdminQuery::Caps | AdminQuery::LiftCap | AdminQuery::SetCap | AdminQuery::UnsetCap => {
+            schemas.subschema_for::<CapsPage>()
+        }
         AdminQuery::Line => schemas.subschema_for::<StatusLine>(),
         AdminQuery::Lessons => schemas.subschema_for::<LessonList>(),
         AdminQuery::ForgetLesson | AdminQuery::ShareLesson => {
@@ -316,6 +319,16 @@ fn parameters(query: AdminQuery) -> Vec<Parameter> {
             ]
         }
         AdminQuery::LiftCap => vec![words("subject", "Only for this one; else for all.")],
+        AdminQuery::SetCap => {
+            let per = json_schema!({"type": "string", "enum": CapPeriod::VARIANTS});
+            let dollars = json_schema!({"type": "number", "exclusiveMinimum": 0});
+            vec![
+                words("of", "Whose spending it limits, as in the configuration."),
+                Parameter::new("per", "In which time.", per),
+                Parameter::new("dollars", "At most so many US dollars.", dollars),
+                Parameter::new("tokens", "At most so many tokens.", number()),
+            ]
+        }
         AdminQuery::Line => vec![words("session", "The session; else the newest."), format()],
         AdminQuery::Compare => {
             vec![
@@ -365,7 +378,7 @@ fn path_parameters(path: &str) -> Vec<Value> {
             }
             "thread" => "A thread's id, or `main`; `latest` is the same.",
             "request" => "The id of an exchange, from a log line, a list or x-plimsoll-request-id.",
-            "name" => "The name of a cap in the configuration.",
+            "name" => "The name of a cap.",
             "file" => "The name of a file that the page asks for.",
             _ => "An id from the list.",
         };

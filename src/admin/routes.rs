@@ -72,6 +72,10 @@ pub enum AdminQuery {
     Limits,
     /// How much of each spending cap is spent, and by whom.
     Caps,
+    /// Set a cap, or change one of the configuration, until it is taken back.
+    SetCap,
+    /// Take back what was set under this name; the configured cap holds again, if there is one.
+    UnsetCap,
     /// Let a cap stop nothing until its period ends, or until the next start.
     LiftCap,
     /// One line about a session, for a status bar.
@@ -118,6 +122,8 @@ pub const ROUTES: &[(Method, &str, AdminQuery)] = &[
     (Method::GET, "/api/v1/failures", AdminQuery::Failures),
     (Method::GET, "/api/v1/limits", AdminQuery::Limits),
     (Method::GET, "/api/v1/caps", AdminQuery::Caps),
+    (Method::POST, "/api/v1/caps/{name}", AdminQuery::SetCap),
+    (Method::DELETE, "/api/v1/caps/{name}", AdminQuery::UnsetCap),
     (Method::POST, "/api/v1/caps/{name}/lift", AdminQuery::LiftCap),
     (Method::GET, "/api/v1/line", AdminQuery::Line),
     (Method::GET, "/api/v1/lessons", AdminQuery::Lessons),
@@ -162,6 +168,8 @@ impl AdminQuery {
             | Self::ForgetLesson
             | Self::ShareLesson
             | Self::LiftCap
+            | Self::SetCap
+            | Self::UnsetCap
             | Self::Compact
             | Self::Count
             | Self::Queue
@@ -177,6 +185,8 @@ impl AdminQuery {
             Self::ForgetLesson => Some("forget lesson"),
             Self::ShareLesson => Some("share lesson"),
             Self::LiftCap => Some("lift cap"),
+            Self::SetCap => Some("set cap"),
+            Self::UnsetCap => Some("take back cap"),
             Self::Compact => Some("compact session"),
             Self::Count => Some("count session"),
             Self::Say => Some("add a message to session"),

@@ -21,7 +21,7 @@ use crate::context::budget::grouped;
 use crate::context::ledger::Ledger;
 use crate::context::policy::DecisionMode;
 use crate::context::savings::{ExchangeSavings, SavingsInput};
-use crate::context::{Millis, SessionNames, Turn};
+use crate::context::{Millis, SessionNames, Turn, UserTurns};
 use crate::dialect::hints::RequestClass;
 use crate::dialect::model_list::is_dated;
 use crate::dialect::{PartKey, Purpose, Usage};
@@ -42,6 +42,10 @@ pub enum SpendBy {
     Upstream,
     /// The session.
     Session,
+    /// The thread: the conversation, and each sub-agent.
+    Thread,
+    /// The user's turn: all that was called for one message. Named by its time, UTC, and its first request.
+    Turn,
     /// The agent, as it calls itself.
     Agent,
     /// The folder that the agent works in.
@@ -146,6 +150,7 @@ impl SpendSums {
         let defining = ledger.turns().filter(|turn| !turn.definitions.is_empty());
         let definitions: HashMap<PartKey, &[ToolTokens]> =
             defining.map(|turn| (turn.position.tools, &turn.definitions[..])).collect();
+        let user_turns = UserTurns::from_ledger(ledger);
         for turn in ledger.turns().filter(|turn| turn.at >= since) {
             let price = prices.for_turn(turn);
             let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
@@ -158,11 +163,12 @@ impl SpendSums {
                     let name_of =
                         |model| if is_dated(model, &turn.model) { &turn.model } else { model };
                     // What was left out of the request is saved where its reply is billed.
-                    if let Some((model, ..)) = costs.first() {
-                        sums.count(&[name_of(model)], saved);
+                    if let Some(answer) = costs.first() {
+                        sums.count(&[name_of(answer.model)], saved);
                     }
-                    for (model, usage, dollars) in costs {
-                        sums.count(&[name_of(model)], sums.spent(usage, dollars));
+                    for cost in costs {
+                        let line = sums.spent(cost.usage, cost.dollars());
+                        sums.count(&[name_of(cost.model)], line);
                     }
                     continue;
                 }
@@ -182,6 +188,8 @@ impl SpendSums {
                 SpendBy::Person => person(scope, turn),
                 SpendBy::Upstream => turn.upstream.to_string(),
                 SpendBy::Session => scope.session.to_string(),
+                SpendBy::Thread => turn.position.thread.to_string(),
+                SpendBy::Turn => user_turn(&user_turns, turn.at),
                 SpendBy::Agent => agent(turn, &names),
                 SpendBy::Project => names.project.as_deref().unwrap_or("-").to_owned(),
                 SpendBy::Class => class(turn),
@@ -196,7 +204,10 @@ impl SpendSums {
                 SpendBy::Model => one.model.to_string(),
                 SpendBy::Upstream => one.upstream.to_string(),
                 SpendBy::Session => scope.session.to_string(),
-                SpendBy::Agent | SpendBy::Class => "plimsoll's summaries".to_owned(),
+                SpendBy::Turn => user_turn(&user_turns, one.at),
+                SpendBy::Agent | SpendBy::Class | SpendBy::Thread => {
+                    "plimsoll's summaries".to_owned()
+                }
                 SpendBy::Tool | SpendBy::Server => REST.to_owned(),
                 SpendBy::Person => key(scope),
                 SpendBy::Tag => "-".to_owned(),
@@ -395,9 +406,18 @@ fn class(turn: &Turn) -> String {
     class.as_ref().to_owned()
 }
 
+fn user_turn(turns: &UserTurns, at: Millis) -> String {
+    let Some((began, exchange)) = turns.at(at) else { return "-".to_owned() };
+    format!("{} {exchange}", time(*began, "%Y-%m-%d %H:%M"))
+}
+
 fn day(at: Millis) -> String {
+    time(at, "%Y-%m-%d")
+}
+
+fn time(at: Millis, form: &str) -> String {
     let timestamp = i64::try_from(at).ok().and_then(|at| Timestamp::from_millisecond(at).ok());
-    timestamp.map_or_else(|| "-".to_owned(), |time| time.strftime("%Y-%m-%d").to_string())
+    timestamp.map_or_else(|| "-".to_owned(), |time| time.strftime(form).to_string())
 }
 
 /// Spending without a time is that of so long, milliseconds: 30 days.

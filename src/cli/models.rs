@@ -15,7 +15,7 @@ use crate::admin::lessons::{LessonList, LessonView};
 use crate::admin::spend::SpendPage;
 use crate::config;
 use crate::context::budget::grouped;
-use crate::dialect::models::{Catalogue, Difference, ModelTable, is_named};
+use crate::dialect::models::{Catalogue, Difference, ModelTable, TableComparison, is_named};
 use crate::telemetry::log::clean;
 use described::KnownModel;
 use serde::Serialize;
@@ -32,11 +32,11 @@ pub(super) fn run(
             .map_err(|error| CliError(format!("{}: {error}", file.display())))?;
         let table = ModelTable::read(&text)
             .map_err(|error| CliError(format!("{}: {error}", file.display())))?;
-        let (compared, differences) = catalogue.differences(&table);
+        let comparison = catalogue.compare(&table);
         if at.json {
-            print::json(&differences);
+            print::json(&comparison);
         } else {
-            print::out(&listed(compared, &differences));
+            print::out(&listed(&comparison));
         }
         return Ok(());
     }
@@ -83,14 +83,30 @@ fn taught<'l>(lessons: &'l [LessonView], name: &str) -> impl Iterator<Item = &'l
     })
 }
 
-fn listed(compared: usize, differences: &[Difference]) -> String {
+/// Of the names that are not known here, at most so many are written out.
+const NAMED_UNKNOWN: usize = 8;
+
+fn listed(comparison: &TableComparison) -> String {
+    let TableComparison { compared, with_vendor, unknown, differences } = comparison;
     let mut rows = vec![["MODEL", "WHAT", "HERE", "THERE"].map(String::from)];
     rows.extend(differences.iter().map(|difference| {
         let Difference { model, what, ours, theirs } = difference;
         [model.to_string(), (*what).into(), ours.to_string(), theirs.to_string()]
     }));
-    let count = differences.len();
-    format!("{}{compared} names are in both; differences: {count}.\n", columns(&rows))
+    let mut text = format!(
+        "{}{compared} names are in both; differences: {}.\nCompared are windows and the prices of input, output and cache reads \
+         at the standard tier. Left out: {with_vendor} names with a vendor, which are prices of gateways, and {} that are not \
+         known here",
+        columns(&rows),
+        differences.len(),
+        unknown.len()
+    );
+    let names: Vec<_> = unknown.iter().take(NAMED_UNKNOWN).map(|name| clean(name)).collect();
+    if !names.is_empty() {
+        let more = if unknown.len() > names.len() { ", …" } else { "" };
+        text += &format!(" ({}{more})", names.join(", "));
+    }
+    text + ".\n"
 }
 
 /// A model that was used and is not wholly known.

@@ -163,6 +163,11 @@ impl Server {
         let admin = bind(config.admin, "--admin", ports).await?;
         // A client that was cut off repeats its request at once, and waits in the queue: it may continue one of them.
         proxy::find_interrupted(&proxy).await;
+        if let Err(error) = ledgers.read_caps(&config.data).await {
+            tracing::warn!(
+                "caps that were set while Plimsoll ran cannot be read: {error}; the configured ones hold"
+            );
+        }
         read_spending(&ledgers, PriceList::new(&config)).await;
         timer.done("what was spent is read");
         // With port 0 the system chooses.

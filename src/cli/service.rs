@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use super::clients::{self, Environment};
 use super::flags::ConfigFlags;
 use super::print::{self, CliError};
-use super::whole_file::write_whole;
+use crate::store::folder::write_whole;
 
 /// In the first lines of our files.
 const MARK: &str = "Written by `plimsoll service install`";

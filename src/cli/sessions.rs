@@ -391,22 +391,6 @@ pub(super) async fn spend(
     Ok(())
 }
 
-pub(super) async fn caps(
-    client: &AdminClient,
-    lift: Option<&str>,
-    subject: Option<&str>,
-    as_json: bool,
-) -> Result<(), CliError> {
-    if let Some(name) = lift {
-        let mut path = format!("/api/v1/caps/{}/lift", encoded(name));
-        if let Some(subject) = subject {
-            path += &format!("?subject={}", encoded(subject));
-        }
-        client.request_text(&Method::POST, &path).await?;
-    }
-    show(client, "/api/v1/caps?", as_json).await
-}
-
 /// Prints a view that the API renders for people and for machines; `path` must accept one more parameter.
 pub(super) async fn show(client: &AdminClient, path: &str, as_json: bool) -> Result<(), CliError> {
     let progress = ProgressLine::begin("reading the store");

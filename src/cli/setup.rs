@@ -18,8 +18,8 @@ use super::clients::{self, ClientEntry, ClientFile, Environment, TABLE, Template
 use super::flags::ConfigFlags;
 use super::print::{self, CliError};
 use super::run::proxy::reachable;
-use super::whole_file::write_whole;
 use crate::config::Config;
+use crate::store::folder::write_whole;
 use record::{ChangeState, FileChange, SetupRecord};
 
 /// What is to be done.

@@ -63,6 +63,9 @@ pub struct RawConfig {
     pub admin_read_token: Option<String>,
     /// Whether `/metrics` answers without a token, for scrapers that can send none.
     pub metrics_open: bool,
+    /// Names of tags (`x-plimsoll-tags: team=core`) by whose values metrics count cost and tokens; at most 50 values of
+    /// each, any further are `other`.
+    pub metrics_tags: Vec<String>,
     /// The data folder. Default: `plimsoll` in the user's data folder
     /// (`$XDG_DATA_HOME`, else `~/.local/share`).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -327,6 +330,7 @@ impl Default for RawConfig {
             admin_token: None,
             admin_read_token: None,
             metrics_open: false,
+            metrics_tags: Vec::new(),
             data: None,
             mode: Mode::default(),
             client_mode: ClientMode::default(),

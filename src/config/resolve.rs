@@ -26,6 +26,7 @@ use super::sources::ConfigSources;
 use super::{memory_limits, permissions};
 use crate::dialect::models::Price;
 
+pub(crate) use caps::{CapFault, check as check_cap};
 pub(super) use clients::oddities;
 pub(crate) use models::day;
 
@@ -96,6 +97,7 @@ pub(super) fn resolve(
         admin_token: admin_tokens.admin,
         admin_read_token: admin_tokens.reader,
         metrics_open: raw.metrics_open,
+        metrics_tags: resolver.metrics_tags(&raw),
         admin_tls: tls.admin,
         secret_variables: resolver.secret_variables,
         tls: tls.client,

@@ -85,6 +85,8 @@ pub struct Config {
     pub admin_read_token: Option<Secret>,
     /// Whether `/metrics` answers without a token.
     pub metrics_open: bool,
+    /// Names of tags that are labels of metrics.
+    pub metrics_tags: Vec<String>,
     /// TLS on the admin listener.
     pub admin_tls: Option<Tls>,
     /// Environment variables that secrets were read from.

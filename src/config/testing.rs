@@ -29,6 +29,7 @@ impl Config {
             admin_token: None,
             admin_read_token: None,
             metrics_open: false,
+            metrics_tags: Vec::new(),
             admin_tls: None,
             secret_variables: Vec::new(),
             tls: None,

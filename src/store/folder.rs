@@ -3,8 +3,8 @@
 //! Wider modes from an older version are narrowed, with a warning. What belongs to another user is left as it
 //! is, with a warning: a volume mounted by Kubernetes belongs to root, and must still work.
 
-use std::fs::{DirBuilder, File, Metadata, OpenOptions, Permissions};
-use std::io;
+use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
+use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::Path;
@@ -116,6 +116,24 @@ pub(crate) fn append(path: &Path) -> io::Result<File> {
     OpenOptions::new().create(true).append(true).mode(FILE_MODE).open(path)
 }
 
+/// Writes a whole file in one step, so that a reader never sees half of it; its permissions stay. A new one is for this user
+/// only. New bytes are made beside the old ones, so the folder must be writable.
+///
+/// # Errors
+/// If it cannot be written.
+pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let mut temp_file = tempfile::Builder::new().prefix(".plimsoll-").tempfile_in(folder)?;
+    temp_file.write_all(bytes)?;
+    if let Ok(metadata) = fs::metadata(path) {
+        temp_file.as_file().set_permissions(metadata.permissions())?;
+    }
+    temp_file.as_file().sync_all()?;
+    temp_file.persist(path)?;
+    Ok(())
+}
+
 /// Opens the log of `plimsoll run` for appending. One that is too large is renamed first, and replaces the one
 /// before it. One that cannot be renamed, for example because another process just did, stops nothing.
 ///
@@ -123,15 +141,15 @@ pub(crate) fn append(path: &Path) -> io::Result<File> {
 /// If it cannot be opened.
 pub(crate) fn run_log(folder: &Path) -> io::Result<File> {
     let path = folder.join(RUN_LOG);
-    if std::fs::metadata(&path).is_ok_and(|found| found.len() > RUN_LOG_BYTES) {
-        let _ = std::fs::rename(&path, folder.join(OLD_RUN_LOG));
+    if fs::metadata(&path).is_ok_and(|found| found.len() > RUN_LOG_BYTES) {
+        let _ = fs::rename(&path, folder.join(OLD_RUN_LOG));
     }
     append(&path)
 }
 
 /// Removes the permissions of others; returns a warning if there is one.
 pub(super) fn narrow(path: &Path, mode: u32) -> io::Result<Option<String>> {
-    let metadata = std::fs::metadata(path)?;
+    let metadata = fs::metadata(path)?;
     let was = metadata.mode() & 0o7777;
     let path_text = path.display();
     if metadata.file_type().is_socket() {
@@ -177,7 +195,7 @@ mod tests {
     use crate::store::sqlite::SqliteStore;
 
     fn mode(path: &Path) -> u32 {
-        std::fs::metadata(path).unwrap().mode() & 0o7777
+        fs::metadata(path).unwrap().mode() & 0o7777
     }
 
     fn widen(path: &Path, mode: u32) {

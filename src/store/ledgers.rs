@@ -21,6 +21,7 @@ mod past_spending;
 mod pending_compactions;
 mod records;
 mod session_cache;
+mod set_caps;
 mod shared;
 mod writes;
 

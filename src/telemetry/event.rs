@@ -92,9 +92,13 @@ pub struct Exchange {
     /// The agent that sent it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agent: Option<Agent>,
-    /// Its tags.
+    /// The tags of its request, `name=value`.
     #[serde(skip)]
     pub tags: Vec<Box<str>>,
+    /// What its input costs if the provider's cache of its session has gone, US dollars: by the estimate, so that it is
+    /// known before the reply.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cold_input: Option<f64>,
     /// The provider's request id, from the response header.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub provider_request_id: Option<Box<str>>,
@@ -137,6 +141,9 @@ pub struct Exchange {
     /// The same by the model that was billed, and by what it was for.
     #[serde(skip)]
     pub costs: Vec<(Box<str>, CostParts)>,
+    /// What it costs at our prices, US dollars, if the provider says its price, too.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dollars_beside_stated: Option<f64>,
     /// What rewriting saved or cost; only for exchanges that became turns.
     pub saved: Option<ExchangeSavings>,
     /// How long it waited for a summary, in µs; only if it did.

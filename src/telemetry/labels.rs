@@ -273,6 +273,16 @@ pub(crate) enum UsageKind {
     CacheWrite,
 }
 
+/// Whose price of a call it is; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
+#[strum(serialize_all = "snake_case")]
+pub(crate) enum PriceSource {
+    /// The provider's own word.
+    Stated,
+    /// What the tokens cost at our prices.
+    Catalogue,
+}
+
 /// The tokens that were reported, by kind.
 pub(super) fn tokens_by_kind(usage: &Usage) -> [(UsageKind, Option<u64>); 5] {
     [

@@ -13,7 +13,7 @@ mod store;
 mod traffic;
 mod upstreams;
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
 use prometheus::{Encoder, IntCounter, IntGauge, Registry, TextEncoder};
@@ -46,6 +46,8 @@ use crate::dialect::refusal::RefusalCause;
 pub(super) const MODELS: usize = 50;
 /// The longest model name that becomes a label; a longer one is `other`.
 const LONGEST: usize = 80;
+/// How many values of a tag are labels; any further are `other`.
+const TAG_VALUES: usize = 50;
 
 labels! {
     RejectionLabels { end: RejectedConnection }
@@ -93,6 +95,8 @@ pub(super) struct Metrics {
     pub(super) store: StoreMetrics,
     pub(super) upstream_connections: UpstreamConnections,
     models: Mutex<HashSet<Box<str>>>,
+    /// The tags that are labels, and their values so far.
+    tags: Mutex<HashMap<Box<str>, HashSet<Box<str>>>>,
 }
 
 impl Metrics {
@@ -108,6 +112,7 @@ impl Metrics {
             store: StoreMetrics::new(&mut table)?,
             upstream_connections: UpstreamConnections::new(&mut table)?,
             models: Mutex::default(),
+            tags: Mutex::default(),
             #[cfg(test)]
             table: table.rows,
             registry: table.registry,
@@ -214,18 +219,40 @@ impl Metrics {
         self.accuracy.learned(ModelLabels { upstream, model }, lessons, band);
     }
 
+    /// Counts by the values of these tags.
+    pub(super) fn label_tags(&self, names: &[String]) {
+        let mut tags = self.tags.lock().unwrap_or_else(PoisonError::into_inner);
+        *tags = names.iter().map(|name| (name.as_str().into(), HashSet::new())).collect();
+    }
+
+    fn count_tags(&self, exchange: &Exchange) {
+        let mut tags = self.tags.lock().unwrap_or_else(PoisonError::into_inner);
+        for (tag, value) in exchange.tags.iter().filter_map(|tag| tag.split_once('=')) {
+            let Some(values) = tags.get_mut(tag) else { continue };
+            if values.len() < TAG_VALUES && !values.contains(value) {
+                values.insert(value.into());
+            }
+            let value = if values.contains(value) { value } else { "other" };
+            self.traffic.count_tag(exchange, tag, value);
+        }
+    }
+
     /// Counts one exchange.
     pub(super) fn count(&self, exchange: &Exchange) {
         let upstream = exchange.upstream.as_deref().unwrap_or(NONE);
         self.traffic.count(exchange, upstream);
         self.compacting.count_wait(exchange);
         self.accuracy.count(exchange);
+        if !exchange.tags.is_empty() {
+            self.count_tags(exchange);
+        }
         let Some(requested) = exchange.model.as_deref() else { return };
         let model = ModelLabels { upstream, model: self.model_label(requested) };
         self.rewriting.count(exchange, model);
         self.accuracy.count_model(exchange, model);
         self.traffic.count_model(exchange, model);
         self.traffic.count_unpriced(exchange, model);
+        self.traffic.count_stated(exchange, model);
         // The dated name of an alias is the same model.
         let served = exchange.served.as_deref().filter(|served| !is_dated(served, requested));
         if let Some(served) = served {

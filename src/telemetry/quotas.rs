@@ -26,6 +26,9 @@ pub struct QuotaState {
     pub quota: Quota,
     /// When it was reported, ms since 1970.
     pub at: Millis,
+    /// When it is used up if it is used as fast as so far in its window; absent if not before it is whole again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub used_up_at: Option<Millis>,
 }
 
 impl QuotaState {
@@ -55,8 +58,13 @@ impl QuotaBoard {
     ) {
         let mut states = self.states();
         for quota in quotas {
-            let state =
-                QuotaState { upstream: upstream.into(), tenant: tenant.cloned(), quota, at };
+            let state = QuotaState {
+                upstream: upstream.into(),
+                tenant: tenant.cloned(),
+                quota,
+                at,
+                used_up_at: quota.used_up_at(at),
+            };
             states.insert((upstream.into(), tenant.cloned(), quota.kind), state);
         }
         while states.len() > MOST_QUOTAS {

@@ -1,7 +1,7 @@
 //! Spending caps: what they count, whom they stop, and how a client is told.
 
 use plimsoll::config::Config;
-use plimsoll::context::caps::{Cap, CapPeriod, CapSubject};
+use plimsoll::context::caps::{Cap, CapOrigin, CapPeriod, CapSubject};
 use plimsoll::dialect::Note;
 
 use crate::support::http1::{Message, Provider, Wire};
@@ -14,6 +14,7 @@ const REPLY: &str = r#"{"id":"m","type":"message","role":"assistant","model":"cl
 fn capped(base: &str, of: CapSubject, only: Option<&str>, tokens: u64) -> Config {
     let cap = Cap {
         name: "small".into(),
+        origin: CapOrigin::Configuration,
         of,
         only: only.map(Into::into),
         per: CapPeriod::Day,

@@ -18,3 +18,4 @@ mod pictures;
 mod prices;
 mod refusals;
 mod replies;
+mod spending;

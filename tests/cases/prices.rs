@@ -192,6 +192,36 @@ async fn cost_is_said_wherever_call_is_shown() {
     assert!(refused.text().contains("by should be one of model, upstream"), "{}", refused.text());
 }
 
+/// 1,000 tokens of input and 100 of output cost $0.0035 by OpenAI's price page; whoever answers says $0.004.
+#[tokio::test]
+async fn stated_price_stands_beside_ours() {
+    let provider = Provider::start().await;
+    let config = config(&provider.base());
+    let looked_at = config.clone();
+    let mut server = TestServer::with(config).await;
+    let looking = Looking::at(&server, &looked_at).await;
+    let request = r#"{"model":"gpt-4o","messages":[{"role":"user","content":"Hail."}]}"#;
+    let reply = r#"{"id":"c","object":"chat.completion","model":"gpt-4o","choices":[{"index":0,"message":{"role":"assistant","content":"Aye."},"finish_reason":"stop"}],"usage":{"prompt_tokens":1000,"completion_tokens":100,"total_tokens":1100,"cost":0.004}}"#;
+    let mut client = Wire::connect(server.address).await;
+    client
+        .send(format!(
+            "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer k\r\n\
+             content-length: {}\r\n\r\n{request}",
+            request.len()
+        ))
+        .await;
+    provider.call().await.answer("200 OK", reply).await;
+    client.response().await;
+    server.next_exchange().await;
+    let metrics = looking.get("/metrics").await;
+    let metrics = metrics.text();
+    for (price, dollars) in [("stated", "0.004"), ("catalogue", "0.0035")] {
+        let line = format!("model=\"gpt-4o\",price=\"{price}\"");
+        let counted = metrics.lines().find(|one| one.contains(&line)).unwrap_or_default();
+        assert!(counted.ends_with(&format!("}} {dollars}")), "{price}: {counted}");
+    }
+}
+
 /// A call of $0.40 input and $0.02 output, with the definitions of two tools, a result of one, and a call of it: what each
 /// line costs adds up to it.
 #[tokio::test]
@@ -300,7 +330,7 @@ async fn limits_are_shown_as_response_tells_them() {
     let mut server = TestServer::with(config).await;
     let looking = Looking::at(&server, &looked_at).await;
     let nothing = looking.get("/api/v1/limits?format=text").await;
-    assert_eq!(nothing.text(), "No response has told of a limit yet.\n");
+    assert_eq!(nothing.text(), "No response has told of a limit since Plimsoll started.\n");
     let body =
         r#"{"model":"claude-opus-5-5","max_tokens":9,"messages":[{"role":"user","content":"a"}]}"#;
     let length = body.len();

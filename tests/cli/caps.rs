@@ -67,6 +67,50 @@ async fn cap_survives_kill_and_is_lifted() {
     assert_eq!(talk(&serving, &provider, true).await.status(), 200);
 }
 
+/// A cap that was set while it ran counts what was spent before, survives a kill, and is taken back.
+#[tokio::test]
+async fn cap_is_set_while_running() {
+    let provider = Provider::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().join("data").to_str().unwrap().to_owned();
+    let start = async || Serving::start(&provider.base(), &["--data", &data]).await;
+    let mut serving = start().await;
+    assert_eq!(talk(&serving, &provider, true).await.status(), 200);
+    let caps = async |words: &[&str]| run(&[&["caps", "--data", &data], words].concat()).await;
+    let wrong = caps(&["--set", "small", "--of", "everybody", "--tokens", "20"]).await;
+    assert!(wrong.err.contains("\"everybody\" is nobody whose spending is known"), "{}", wrong.err);
+    let set = caps(&["--set", "small", "--of", "all", "--per", "month", "--tokens", "20"]).await;
+    assert!(set.out.contains(" 75%  15 of 20 tokens, until 20"), "{}{}", set.out, set.err);
+    assert!(set.out.trim_end().ends_with(", set by caps --set"), "{}", set.out);
+    let lower = caps(&["--set", "small", "--tokens", "15"]).await;
+    assert!(lower.out.contains("month     100%  15 of 15 tokens"), "{}{}", lower.out, lower.err);
+    serving.signal("KILL").await;
+    serving.gone().await;
+    let serving = start().await;
+    assert_eq!(talk(&serving, &provider, false).await.status(), 402);
+    let gone = caps(&["--unset", "small"]).await;
+    assert!(gone.out.contains("There are no caps."), "{}{}", gone.out, gone.err);
+    assert_eq!(talk(&serving, &provider, true).await.status(), 200);
+    assert_eq!(caps(&["--unset", "small"]).await.code, 1);
+}
+
+/// What is set goes before the configuration, until it is taken back.
+#[tokio::test]
+async fn set_cap_replaces_configured_one() {
+    let provider = Provider::start().await;
+    let folder = tempfile::tempdir().unwrap();
+    let config = capped(folder.path());
+    let serving = Serving::start(&provider.base(), &["--config", &config]).await;
+    assert_eq!(talk(&serving, &provider, true).await.status(), 200);
+    assert_eq!(talk(&serving, &provider, false).await.status(), 402);
+    let raised = serving.look(&["caps", "--set", "daily", "--tokens", "60"]).await;
+    assert!(raised.out.contains(" 25%  15 of 60 tokens"), "{}{}", raised.out, raised.err);
+    assert_eq!(talk(&serving, &provider, true).await.status(), 200);
+    let back = serving.look(&["caps", "--unset", "daily"]).await;
+    assert!(back.out.contains("200%  30 of 15 tokens"), "{}{}", back.out, back.err);
+    assert!(!back.out.contains("set by caps"), "{}", back.out);
+}
+
 /// What Claude Code passes on standard input, shortened.
 const STATUS: &str = r#"{"hook_event_name":"Status","session_id":"the-session","cwd":"/work","model":{"id":"claude-opus-5-5","display_name":"Opus 5.5"},"cost":{"total_cost_usd":0.01}}"#;
 

@@ -45,7 +45,7 @@ pub enum CapSubject {
 
 /// How long a sum grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[derive(AsRefStr, Serialize, Deserialize, JsonSchema)]
+#[derive(AsRefStr, EnumString, VariantNames, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 #[strum(serialize_all = "lowercase")]
 pub enum CapPeriod {
@@ -60,11 +60,24 @@ pub enum CapPeriod {
     Month,
 }
 
+/// Who set a cap.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum CapOrigin {
+    /// The configuration.
+    #[default]
+    Configuration,
+    /// A person, while Plimsoll ran: `plimsoll caps --set`.
+    Command,
+}
+
 /// A limit of spending.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Cap {
-    /// Its name in the configuration.
+    /// Its name.
     pub name: Box<str>,
+    /// Who set it.
+    pub origin: CapOrigin,
     /// Whose spending it limits.
     pub of: CapSubject,
     /// Only this one of them.
@@ -106,6 +119,9 @@ pub struct Spending {
 pub struct CapState {
     /// The cap's name.
     pub cap: Box<str>,
+    /// Who set it.
+    #[serde(default)]
+    pub origin: CapOrigin,
     /// Whose spending it is.
     pub subject: Box<str>,
     /// In which time.
@@ -209,6 +225,14 @@ fn millis(date: Date) -> Millis {
 }
 
 impl Cap {
+    /// Whose spending has a sum of its own, as it is written: `tag:team=core`.
+    pub fn subject(&self) -> String {
+        match &self.only {
+            Some(only) => format!("{}:{only}", self.of.as_ref()),
+            None => self.of.as_ref().to_owned(),
+        }
+    }
+
     /// The subjects of a spender that it limits.
     fn subjects(&self, spender: &Spender) -> Vec<Box<str>> {
         let mut subjects: Vec<Box<str>> = match self.of {
@@ -225,6 +249,14 @@ impl Cap {
             subjects.retain(|subject| subject == only);
         }
         subjects
+    }
+
+    /// Whether it adds up what another one of its name does, so that only the limit may differ.
+    fn has_sums_of(&self, other: &Self) -> bool {
+        self.name == other.name
+            && self.of == other.of
+            && self.only == other.only
+            && self.per == other.per
     }
 
     fn used(&self, spending: Spending) -> f64 {
@@ -303,6 +335,44 @@ impl CapSums {
     /// The sums of these caps, of which nothing is spent.
     pub fn new(caps: Vec<Cap>) -> Self {
         Self { caps, ..Self::default() }
+    }
+
+    /// The cap of this name.
+    pub fn cap(&self, name: &str) -> Option<&Cap> {
+        self.caps.iter().find(|cap| *cap.name == *name)
+    }
+
+    /// Has these caps from now on. What is spent of those that were there before stays, and so does that they are lifted.
+    /// Returns whether `name` is one whose sums begin at 0.
+    pub fn replace(&mut self, caps: Vec<Cap>, name: &str) -> bool {
+        let earlier = std::mem::replace(&mut self.caps, caps);
+        let mut numbers = HashMap::new();
+        for (old, cap) in earlier.iter().enumerate() {
+            if let Some(new) = self.caps.iter().position(|one| one.has_sums_of(cap)) {
+                numbers.insert(old, new);
+            }
+        }
+        let sums = std::mem::take(&mut self.sums).into_iter();
+        self.sums = sums
+            .filter_map(|((old, subject), sum)| Some(((*numbers.get(&old)?, subject), sum)))
+            .collect();
+        let lifted = std::mem::take(&mut self.lifted).into_iter();
+        self.lifted = lifted
+            .filter_map(|((old, subject), end)| Some(((*numbers.get(&old)?, subject), end)))
+            .collect();
+        let number = self.caps.iter().position(|cap| *cap.name == *name);
+        number.is_some_and(|number| !numbers.values().any(|new| *new == number))
+    }
+
+    /// Adds what was spent of a cap before it was set. `sums`: of this cap alone.
+    pub fn join(&mut self, sums: Self) {
+        let Some(number) = self.caps.iter().position(|cap| sums.caps.contains(cap)) else {
+            return;
+        };
+        for ((_, subject), sum) in sums.sums {
+            let key = (number, subject);
+            self.sums.entry(key).or_default().add(sum.period, sum.spending, sum.at);
+        }
     }
 
     /// Whether there is a cap.
@@ -424,6 +494,7 @@ impl CapSums {
         let spending = sum.map(|sum| sum.spending_in(period)).unwrap_or_default();
         CapState {
             cap: cap.name.clone(),
+            origin: cap.origin,
             subject: subject.into(),
             per: cap.per,
             dollars: spending.dollars,

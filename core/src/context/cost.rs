@@ -106,6 +106,24 @@ impl CostParts {
     }
 }
 
+/// What one model's calls for a reply cost.
+#[derive(Clone, Copy, Debug)]
+pub struct ModelCost<'t> {
+    /// The name by which the model has its price.
+    pub model: &'t str,
+    /// What was billed.
+    pub usage: &'t Usage,
+    /// What that cost by what it was for; `None` if it is not known.
+    pub parts: Option<CostParts>,
+}
+
+impl ModelCost<'_> {
+    /// What they cost, US dollars.
+    pub fn dollars(&self) -> Option<f64> {
+        self.parts.map(|parts| parts.total())
+    }
+}
+
 impl Turn {
     /// What it cost, US dollars: at the prices of its time if they were known then, else at these. `price`: that of a model.
     pub fn cost(&self, price: impl Fn(&str) -> Option<Price>) -> Option<f64> {
@@ -123,43 +141,36 @@ impl Turn {
         price(model).or_else(|| if is_answer { price(&self.model) } else { None })
     }
 
-    /// What each model's calls for it cost: the name, what was billed, US dollars. `price`: that of a model.
-    pub fn costs_by_model(
-        &self,
-        price: impl Fn(&str) -> Option<Price>,
-    ) -> Vec<(&str, &Usage, Option<f64>)> {
+    /// What each model's calls for it cost: together, what it cost. `price`: that of a model.
+    pub fn costs_by_model(&self, price: impl Fn(&str) -> Option<Price>) -> Vec<ModelCost<'_>> {
         let mut costs = Vec::new();
         for (by, usage) in self.usage.billed() {
             let model = by.unwrap_or(self.answered_by());
-            let dollars = self.price_of(model, &price).and_then(|price| {
+            let parts = self.price_of(model, &price).and_then(|price| {
                 let terms = terms(usage, &self.usage.billing, self.at);
                 of_call(usage, terms, &price, self.dialect)
             });
-            costs.push((model, usage, dollars));
+            costs.push(ModelCost { model, usage, parts });
         }
         // What is known of the whole decides, and what others did for the reply is taken off.
-        let others: Option<f64> = costs.iter().skip(1).map(|(_, _, dollars)| *dollars).sum();
+        let others: Option<f64> = costs.iter().skip(1).map(ModelCost::dollars).sum();
         if let Some(answer) = costs.first_mut()
             && let Some(whole) = self.dollars
         {
-            answer.2 = others.map(|others| (whole - others).max(0.0));
+            answer.parts = others.map(|others| {
+                let at_our_prices = answer.parts.unwrap_or_default();
+                at_our_prices.scaled_to((whole - others).max(0.0))
+            });
         }
         costs
     }
 
-    /// What each model's calls for it cost, by what it was for, as far as that is known: together, what it cost. `price`: that
-    /// of a model.
-    pub fn cost_parts(&self, price: impl Fn(&str) -> Option<Price>) -> Vec<(&str, CostParts)> {
-        let mut parts = Vec::new();
-        for (name, usage, dollars) in self.costs_by_model(&price) {
-            let Some(dollars) = dollars else { continue };
-            let at_our_prices = self.price_of(name, &price).and_then(|price| {
-                let terms = terms(usage, &self.usage.billing, self.at);
-                parts_of_call(usage, terms, &price, self.dialect)
-            });
-            parts.push((name, at_our_prices.unwrap_or_default().scaled_to(dollars)));
-        }
-        parts
+    /// What it costs at our prices, US dollars, if the provider says its price, too. `price`: that of a model.
+    pub fn cost_beside_stated(&self, price: impl Fn(&str) -> Option<Price>) -> Option<f64> {
+        self.usage.billing.stated?;
+        computed(&self.usage, self.answered_by(), self.dialect, self.at, |model| {
+            self.price_of(model, &price)
+        })
     }
 
     /// What the input of the model that answered cost, without tools, US dollars. `price`: that of a model.
@@ -168,7 +179,8 @@ impl Turn {
         let terms = terms(&self.usage, &self.usage.billing, self.at);
         let billing = Billing { searches: 0, file_searches: 0, ..self.usage.billing.clone() };
         let input = Usage { output: None, billing, ..self.usage.clone() };
-        of_call(&input, terms, &Price { call: None, ..price }, self.dialect)
+        let parts = of_call(&input, terms, &Price { call: None, ..price }, self.dialect)?;
+        Some(parts.total())
     }
 
     /// The name by which the model that answered has its price.
@@ -188,7 +200,7 @@ pub fn computed(
     // The tier and the place are those of the whole reply, also for what other models did for it.
     let calls = usage.billed().map(|(by, one)| {
         let price = price(by.unwrap_or(model))?;
-        of_call(one, terms(one, &usage.billing, at), &price, dialect)
+        Some(of_call(one, terms(one, &usage.billing, at), &price, dialect)?.total())
     });
     // The sum of no calls is -0.0.
     calls.sum::<Option<f64>>().and_then(|dollars| known(dollars + 0.0))
@@ -202,7 +214,7 @@ pub fn known(dollars: f64) -> Option<f64> {
 /// What one model call cost at this price; `None` if its input was not reported.
 pub fn call(usage: &Usage, price: &Price, dialect: Dialect, at: Millis) -> Option<f64> {
     let ours = of_call(usage, terms(usage, &usage.billing, at), price, dialect);
-    believed(usage.billing.stated_dollars(), ours)
+    believed(usage.billing.stated_dollars(), ours.map(|parts| parts.total()))
 }
 
 /// On which terms a call was made. `billing`: of the whole reply.
@@ -215,18 +227,8 @@ pub(super) fn terms(usage: &Usage, billing: &Billing, at: Millis) -> CallTerms {
     }
 }
 
-/// What the tokens of a call and its tools cost.
-fn of_call(usage: &Usage, terms: CallTerms, price: &Price, dialect: Dialect) -> Option<f64> {
-    known(parts_of_call(usage, terms, price, dialect)?.total())
-}
-
-/// The same by what it was for. Without one of its prices, the cost is unknown: a part would look like the whole.
-fn parts_of_call(
-    usage: &Usage,
-    terms: CallTerms,
-    price: &Price,
-    dialect: Dialect,
-) -> Option<CostParts> {
+/// What a call cost by what it was for. Without one of its prices, the cost is unknown: a part would look like the whole.
+fn of_call(usage: &Usage, terms: CallTerms, price: &Price, dialect: Dialect) -> Option<CostParts> {
     let rates = price.rates(terms)?;
     let billing = &usage.billing;
     let input = usage.input?;
@@ -250,6 +252,7 @@ fn parts_of_call(
     if cached_audio > 0 {
         parts.audio += millionths(cached_audio, price.audio_rates(terms)?.cached?);
     }
+    known(parts.total())?;
     Some(parts)
 }
 
@@ -268,7 +271,7 @@ fn of_tools(billing: &Billing, price: &Price) -> Option<f64> {
     Some(dollars)
 }
 
-/// The price of a token written to the cache, long and short lifetimes mixed as reported. Without a fee in
+/// The price of a token written to the cache, long and short lifetimes mixed as reported, else as requested. Without a fee in
 /// the catalogue, a write costs what processing costs. A long lifetime costs a multiple of the input price: 2
 /// at Anthropic, 2.5 at OpenAI (`docs/protocols.md` 7.1, 7.2).
 pub(super) fn write_price(usage: &Usage, rates: Rates, dialect: Dialect) -> f64 {
@@ -281,6 +284,8 @@ pub(super) fn write_price(usage: &Usage, rates: Rates, dialect: Dialect) -> f64 
     let written = usage.cache_write.unwrap_or(0);
     let share = match usage.cache_write_long {
         Some(tokens) if written > 0 => tokens.min(written) as f64 / written as f64,
+        // Some gateways report one sum: it is what the request asked for.
+        None if usage.billing.long_writes => 1.0,
         _ => 0.0,
     };
     short + share * (long - short).max(0.0)

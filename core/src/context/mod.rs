@@ -32,6 +32,7 @@ pub mod savings;
 mod signature;
 pub mod trim;
 mod turn_start;
+mod user_turns;
 
 pub use self::names::{MainLine, SessionNames};
 pub use self::records::{
@@ -42,6 +43,7 @@ pub use self::records::{
     TurnOrigin,
 };
 pub(crate) use self::records::{InjectionPlace, ReasoningAction, ReasoningBlock};
+pub use self::user_turns::UserTurns;
 pub use crate::dialect::ids::{ExchangeId, SessionId, TenantId, ThreadId};
 pub use crate::tokens::{Band, CountingMethod, learn::CostPrediction};
 

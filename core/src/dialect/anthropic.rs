@@ -9,6 +9,8 @@ mod usage;
 pub use reply::ReplyStream;
 pub use usage::USAGE;
 
+use memchr::memmem;
+
 use super::key::{Keyer, ToolArguments};
 use super::note::note_once;
 use super::{
@@ -46,6 +48,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     conversation.forces_tool = matches!(choice.as_deref(), Some("any" | "tool"));
     conversation.clears_past =
         request.context_management.and_then(|_| super::editing::trigger_in(root));
+    conversation.long_cache = asks_long_cache(body);
     conversation.session = super::identity::session_in_body(&root);
     conversation.backend = super::backend::choice_in(body, root);
     conversation.purpose = purpose(&request, conversation.max_output);
@@ -82,6 +85,25 @@ impl<'d> RequestMembers<'d> {
     fn format(&self) -> Option<Value<'d>> {
         self.output_config?.get_any(&["format"])
     }
+}
+
+/// Whether every cache marker asks for an hour. Their objects hold no others, so each ends at the next brace.
+fn asks_long_cache(body: &[u8]) -> bool {
+    const LONG: &[u8] = b"\"1h\"";
+    let mut has_marker = false;
+    // Most bodies are done after one look.
+    if memmem::find(body, LONG).is_none() {
+        return false;
+    }
+    for at in memmem::find_iter(body, b"\"cache_control\"") {
+        let rest = &body[at..];
+        let end = memchr::memchr(b'}', rest).unwrap_or(rest.len());
+        if memmem::find(&rest[..end], LONG).is_none() {
+            return false;
+        }
+        has_marker = true;
+    }
+    has_marker
 }
 
 struct Reader {

@@ -37,6 +37,9 @@ pub struct Billing {
     /// container: the cost is a lower bound.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub unmetered: u64,
+    /// The request asked that all it writes to the cache lives long. It decides where the reply does not say.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub long_writes: bool,
     /// Tokens of audio in the uncached input.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub audio_input: u64,

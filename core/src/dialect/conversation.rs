@@ -84,6 +84,8 @@ pub struct Conversation {
     pub reasoning_context: Option<Box<str>>,
     /// Anthropic: the client asks the provider to clear old parts past this many input tokens.
     pub clears_past: Option<u64>,
+    /// Anthropic: all its cache markers ask for the long lifetime.
+    pub long_cache: bool,
     /// Anthropic: it repeats a declined request on another model (`fallback_credit_token`), and has to be the same.
     pub redeems_credit: bool,
     /// The sentences of the last reply in it, by which an edited one is recognised.
@@ -128,6 +130,7 @@ impl Conversation {
             messages: Vec::new(),
             chains: Vec::new(),
             thinks: None,
+            long_cache: false,
             held: None,
             session: None,
             include_usage: None,

@@ -30,7 +30,7 @@ pub(crate) use pictures::{PageCost, Patches, PictureCost, Shrinking};
 pub use price::{CallTerms, OffPeak, Price, TierFactor};
 pub use price_steps::{PriceSteps, Rates};
 pub use sources::{FactSource, FactSources};
-pub use tables::{Difference, ModelTable};
+pub use tables::{Difference, ModelTable, TableComparison};
 
 use built_in::{built_in, find};
 use names::spellings;
@@ -125,40 +125,50 @@ impl Catalogue {
         sources
     }
 
-    /// Where a table says another window or price, of the models that both know, by name; and how many these are. A table
-    /// that prices the cache as input says nothing of it.
-    pub fn differences(&self, table: &ModelTable) -> (usize, Vec<Difference>) {
+    /// Where a table says another window or price, of the models that both know, and what is not compared. A table that
+    /// prices the cache as input says nothing of it.
+    pub fn compare(&self, table: &ModelTable) -> TableComparison {
+        let mut comparison = TableComparison::default();
         let mut names: Vec<&str> = table.models.keys().map(AsRef::as_ref).collect();
-        // With a vendor before it, it is the price of a gateway.
-        names.retain(|name| !name.contains('/'));
         names.sort_unstable();
-        let models = names.into_iter().map(|name| (name, self.model(name, "")));
-        let known: Vec<_> = models.filter(|(_, model)| model.known).collect();
-        let differences = known.iter().flat_map(|(name, model)| {
-            let theirs = &table.models[*name];
-            let (price, their_price) = (model.price.as_ref(), theirs.price.as_ref());
-            let their_read = their_price.filter(|price| price.cache_read != price.input);
-            [
-                ("window", Some(model.window as f64), theirs.window.map(|window| window as f64)),
-                ("input", price.map(|price| price.input), their_price.map(|price| price.input)),
-                ("output", price.map(|price| price.output), their_price.map(|price| price.output)),
-                (
-                    "cache read",
-                    price.map(|price| price.cache_read),
-                    their_read.map(|price| price.cache_read),
-                ),
-            ]
-            .into_iter()
-            .filter_map(|(what, ours, theirs)| {
-                let (ours, theirs) = (ours?, theirs?);
-                // Less than half a percent is rounding.
-                let differs = (ours - theirs).abs() > 0.005 * theirs.abs();
-                differs.then(|| Difference { model: (*name).into(), what, ours, theirs })
-            })
-        });
-        let differences = differences.collect();
-        (known.len(), differences)
+        for name in names {
+            let model = self.model(name, "");
+            if name.contains('/') {
+                comparison.with_vendor += 1;
+            } else if model.known {
+                comparison.compared += 1;
+                comparison.differences.extend(differences(name, &model, &table.models[name]));
+            } else {
+                comparison.unknown.push(name.into());
+            }
+        }
+        comparison
     }
+}
+
+fn differences(name: &str, model: &Model, theirs: &ModelOverride) -> Vec<Difference> {
+    let (price, their_price) = (model.price.as_ref(), theirs.price.as_ref());
+    let their_read = their_price.filter(|price| price.cache_read != price.input);
+    let facts = [
+        ("window", Some(model.window as f64), theirs.window.map(|window| window as f64)),
+        ("input", price.map(|price| price.input), their_price.map(|price| price.input)),
+        ("output", price.map(|price| price.output), their_price.map(|price| price.output)),
+        (
+            "cache read",
+            price.map(|price| price.cache_read),
+            their_read.map(|price| price.cache_read),
+        ),
+    ];
+    let mut differences = Vec::new();
+    for (what, ours, theirs) in facts {
+        // Less than half a percent is rounding.
+        if let (Some(ours), Some(theirs)) = (ours, theirs)
+            && (ours - theirs).abs() > 0.005 * theirs.abs()
+        {
+            differences.push(Difference { model: name.into(), what, ours, theirs });
+        }
+    }
+    differences
 }
 
 /// Whether `wanted` (a name, or its start with `*` at the end) means the model called `name`.

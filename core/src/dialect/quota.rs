@@ -12,6 +12,9 @@ use strum::{AsRefStr, EnumIter};
 
 use crate::wire::json::Value;
 
+/// Hours, ms.
+const HOUR: u64 = 60 * 60 * 1000;
+
 /// What a limit counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[derive(AsRefStr, EnumIter, Serialize, Deserialize, schemars::JsonSchema)]
@@ -28,10 +31,20 @@ pub enum QuotaKind {
     InputTokens,
     /// Output tokens, usually per minute.
     OutputTokens,
+    /// Input tokens of Anthropic's priority tier.
+    PriorityInputTokens,
+    /// Output tokens of Anthropic's priority tier.
+    PriorityOutputTokens,
+    /// Input tokens of Claude's fast mode.
+    FastInputTokens,
+    /// Output tokens of Claude's fast mode.
+    FastOutputTokens,
     /// A subscription's window of five hours: Claude's and Codex's.
     FiveHours,
     /// A subscription's window of seven days: Claude's and Codex's.
     SevenDays,
+    /// Claude's window of seven days for some models alone; of several, the most used one.
+    SevenDaysOfModel,
     /// A subscription's window of a month: Codex's, of some plans.
     Month,
     /// What a subscription pays beyond its windows.
@@ -65,6 +78,17 @@ const COUNTED: [(QuotaKind, &str, &str); 4] = [
     (QuotaKind::OutputTokens, "anthropic-ratelimit-output-tokens", "output-tokens"),
 ];
 
+/// Anthropic's limits of tiers that are bought apart.
+const TIERS: [(QuotaKind, &str); 4] = [
+    (QuotaKind::PriorityInputTokens, "anthropic-priority-input-tokens"),
+    (QuotaKind::PriorityOutputTokens, "anthropic-priority-output-tokens"),
+    (QuotaKind::FastInputTokens, "anthropic-fast-input-tokens"),
+    (QuotaKind::FastOutputTokens, "anthropic-fast-output-tokens"),
+];
+
+/// How the windows of seven days for some models begin, and end: `7d_sonnet`, `7d_opus`.
+const MODEL_WINDOW: (&str, &str) = ("anthropic-ratelimit-unified-7d_", "-utilization");
+
 /// The windows of a subscription: their shares, and when they are whole again.
 const WINDOWS: [(QuotaKind, &str, &str); 3] = [
     (
@@ -92,7 +116,14 @@ const CODEX: [(&str, QuotaKind); 2] =
 const PREMIUM: &str = "x-quota-snapshot-premium_interactions";
 
 /// How the names of all these headers begin.
-const STARTS: [&str; 4] = ["anthropic-ratelimit-", "x-ratelimit-", "x-codex-", "x-quota-"];
+const STARTS: [&str; 6] = [
+    "anthropic-ratelimit-",
+    "anthropic-priority-",
+    "anthropic-fast-",
+    "x-ratelimit-",
+    "x-codex-",
+    "x-quota-",
+];
 
 /// Minutes of a day.
 const DAY_MINUTES: f64 = 1_440.0;
@@ -108,15 +139,14 @@ pub fn from_headers(headers: &HeaderMap, now: u64) -> Vec<Quota> {
         return quotas;
     }
     for (kind, anthropic, suffix) in COUNTED {
-        let own_names = [
-            format!("{anthropic}-limit"),
-            format!("{anthropic}-remaining"),
-            format!("{anthropic}-reset"),
-        ];
+        let own_names = anthropic_names(anthropic);
         let common =
             ["limit", "remaining", "reset"].map(|what| format!("x-ratelimit-{what}-{suffix}"));
         let quota = counted(headers, kind, &own_names, now);
         quotas.extend(quota.or_else(|| counted(headers, kind, &common, now)));
+    }
+    for (kind, tier) in TIERS {
+        quotas.extend(counted(headers, kind, &anthropic_names(tier), now));
     }
     // OpenRouter's have no name.
     let unnamed =
@@ -129,6 +159,7 @@ pub fn from_headers(headers: &HeaderMap, now: u64) -> Vec<Quota> {
         let resets_at = text(headers, reset).and_then(|reset| moment(reset, now));
         quotas.extend(Quota::new(kind, None, share, resets_at));
     }
+    quotas.extend(model_window(headers, now));
     for (name, usual) in CODEX {
         let Some(percent) = number(headers, &format!("{name}-used-percent")) else { continue };
         let kind = match number(headers, &format!("{name}-window-minutes")) {
@@ -216,10 +247,52 @@ fn next_midnight(now: u64) -> Option<u64> {
     u64::try_from(midnight.timestamp().as_millisecond()).ok()
 }
 
+impl QuotaKind {
+    /// How long a subscription's window is, ms; `None` if that is not told, or too short to run out in.
+    fn window(self) -> Option<u64> {
+        match self {
+            Self::FiveHours => Some(5 * HOUR),
+            Self::SevenDays | Self::SevenDaysOfModel => Some(7 * 24 * HOUR),
+            _ => None,
+        }
+    }
+}
+
 impl Quota {
+    /// When it is used up if it is used as fast as since its window began; `None` if not before it is whole again, or if
+    /// too little of the window has passed to tell, a twentieth. `at`: when it was reported, milliseconds since 1970.
+    pub fn used_up_at(&self, at: u64) -> Option<u64> {
+        let resets_at = self.resets_at?;
+        let window = self.kind.window()?;
+        let start = resets_at.checked_sub(window)?;
+        let passed = at.checked_sub(start).filter(|passed| *passed >= window / 20)?;
+        if self.used <= 0.0 || self.used >= 1.0 {
+            return None;
+        }
+        let end = start.saturating_add((passed as f64 / self.used) as u64);
+        Some(end).filter(|end| *end < resets_at)
+    }
+
     fn new(kind: QuotaKind, limit: Option<u64>, used: f64, resets_at: Option<u64>) -> Option<Self> {
         (0.0..=MOST_USED).contains(&used).then_some(Self { kind, limit, used, resets_at })
     }
+}
+
+fn anthropic_names(limit: &str) -> [String; 3] {
+    ["limit", "remaining", "reset"].map(|what| format!("{limit}-{what}"))
+}
+
+/// The most used window of seven days that only some models have.
+fn model_window(headers: &HeaderMap, now: u64) -> Option<Quota> {
+    let (start, end) = MODEL_WINDOW;
+    let windows = headers.keys().filter_map(|name| {
+        let model = name.as_str().strip_prefix(start)?.strip_suffix(end)?;
+        let share = number(headers, name.as_str())?;
+        let reset = text(headers, &format!("{start}{model}-reset"));
+        let resets_at = reset.and_then(|reset| moment(reset, now));
+        Quota::new(QuotaKind::SevenDaysOfModel, None, share, resets_at)
+    });
+    windows.max_by(|one, other| one.used.total_cmp(&other.used))
 }
 
 fn number(headers: &HeaderMap, name: &str) -> Option<f64> {

@@ -169,7 +169,7 @@ impl Usage {
     /// How long the provider keeps what the call cached, ms. `ttl_s`: the model's lifetime of an entry, seconds.
     pub fn cache_ttl_ms(&self, ttl_s: u64) -> u64 {
         // What a call wrote with the long marker stays longer.
-        let is_long = self.cache_write_long.is_some_and(|tokens| tokens > 0);
+        let is_long = self.cache_write_long.map_or(self.billing.long_writes, |tokens| tokens > 0);
         1000 * if is_long { LONG_CACHE_TTL_S } else { ttl_s.max(SHORT_CACHE_TTL_S) }
     }
 

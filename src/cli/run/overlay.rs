@@ -14,7 +14,7 @@ use crate::cli::clients::edit::{FileFormat, with_values};
 use crate::cli::clients::restore::{is_blank, without_values};
 use crate::cli::clients::{ClientFile, Environment, Template};
 use crate::cli::print;
-use crate::cli::whole_file::write_whole;
+use crate::store::folder::write_whole;
 
 /// The copy; it is gone when this is dropped.
 pub(super) struct ConfigCopy {

@@ -10,11 +10,11 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use http::Uri;
 
-use crate::cli::whole_file::write_whole;
 use crate::config::{Config, day};
 use crate::dialect::credentials::redact;
 use crate::dialect::models::{Catalogue, ModelTable};
 use crate::proxy::Proxy;
+use crate::store::folder::write_whole;
 
 /// How often the file is looked at.
 const EVERY: Duration = Duration::from_secs(30);

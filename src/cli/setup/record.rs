@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use crate::cli::clients::TABLE;
 use crate::cli::clients::edit::values_at;
 use crate::cli::print::CliError;
-use crate::cli::whole_file::write_whole;
 use crate::store::folder;
+use crate::store::folder::write_whole;
 
 /// Its name in the data folder.
 const FILE: &str = "setup.json";

@@ -10,6 +10,8 @@ use crate::config::settings::{Secret, Tls};
 
 /// A token with fewer characters can be guessed.
 const SHORTEST_TOKEN: usize = 16;
+/// As many tags as a request may have.
+const MOST_TAGS: usize = 8;
 
 /// The configured tokens of the admin listener.
 pub(super) struct AdminTokens {
@@ -27,6 +29,21 @@ pub(super) struct ListenerTls {
 }
 
 impl Resolver<'_> {
+    /// Each grows metrics by up to 50 values.
+    pub(super) fn metrics_tags(&mut self, raw: &RawConfig) -> Vec<String> {
+        if raw.metrics_tags.len() > MOST_TAGS {
+            let todo = format!("Name at most {MOST_TAGS}.");
+            self.wrong(&["metrics_tags"], "has too many names", todo);
+        }
+        for name in &raw.metrics_tags {
+            if name.is_empty() || name.contains(['=', ',', ' ']) {
+                let todo = "Write its name alone: the one before `=`.";
+                self.wrong(&["metrics_tags"], format!("{name:?} is no name of a tag"), todo);
+            }
+        }
+        raw.metrics_tags.clone()
+    }
+
     pub(super) fn admin_tokens(&mut self, raw: &RawConfig) -> AdminTokens {
         let admin = self.token("admin_token", raw.admin_token.as_deref());
         let reader = self.token("admin_read_token", raw.admin_read_token.as_deref());

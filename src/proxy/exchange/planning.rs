@@ -18,8 +18,9 @@ use super::{latest_request, request_origin};
 use crate::clock::now;
 use crate::config::{Mode, ServerLimits, Upstream};
 use crate::context::caps::WARNING;
+use crate::context::cost::NextInput;
 use crate::context::policy::draw;
-use crate::context::{SessionId, TenantId};
+use crate::context::{Millis, SessionId, TenantId};
 use crate::dialect::identity::{self, Identity};
 use crate::dialect::lesson::Lesson;
 use crate::dialect::models::ReasoningBinding;
@@ -215,6 +216,7 @@ impl LiveExchange<Received> {
             }
         };
         let at = self.recorder.at;
+        self.recorder.record_cold_input(cold_input(&prepared, &planned, &opened, at));
         let pending = PendingExchange::begin(&proxy, opened, prepared, planned, undelivered, at);
         let mut pending = Box::new(pending);
         if let Some(wait) = summary_wait {
@@ -319,6 +321,7 @@ impl LiveExchange<Received> {
             purpose: conversation.purpose,
             hints: identity.hints.clone(),
             max_output: conversation.max_output,
+            long_cache: conversation.long_cache,
             reserve: model.reserve(proxy.config.output_reserve),
             is_held: conversation.held.is_some(),
             repeated_calls: match conversation.purpose {
@@ -382,6 +385,20 @@ async fn estimate_alone(prepared: &Arc<PreparedRequest>, recorder: &mut Exchange
 pub(super) fn is_held_out(session: &SessionId, mode: Mode, proxy: &Proxy) -> bool {
     // A fixed share of all sessions, chosen by hash, for comparison.
     mode == Mode::Active && draw(session.as_str()) < proxy.config.policy.prune.hold_out
+}
+
+/// What the input costs, US dollars, if the provider had it in its cache and has it no longer.
+fn cold_input(
+    prepared: &PreparedRequest,
+    planned: &PlannedRequest,
+    opened: &OpenedSession,
+    at: Millis,
+) -> Option<f64> {
+    let parent = opened.placed.parent.as_ref()?;
+    let tokens = planned.measured.as_ref()?.estimate.tokens;
+    let model = &prepared.info.model;
+    let next_input = NextInput::after(parent, tokens, model, model.price.as_ref()?, at)?;
+    if at > next_input.cached_until? { Some(next_input.cold) } else { None }
 }
 
 #[cfg(test)]

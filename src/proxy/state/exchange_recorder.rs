@@ -49,6 +49,8 @@ use crate::telemetry::{
 const HEALED: HeaderName = HeaderName::from_static("x-plimsoll-healed");
 /// The response header that says which cap is nearly spent, and the share: `daily=0.83`.
 const CAP: HeaderName = HeaderName::from_static("x-plimsoll-cap");
+/// The response header with the price of the input, US dollars, if the session's cache at the provider has gone.
+const COLD_INPUT: HeaderName = HeaderName::from_static("x-plimsoll-cold-input");
 /// The response header with the exchange's id.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-plimsoll-request-id");
 
@@ -151,6 +153,7 @@ impl ExchangeRecorder {
         self.event.session = Some(opened.scope.session.clone());
         self.event.thread = Some(opened.placed.position.thread.clone());
         self.event.found_by = opened.origin.found_by;
+        self.event.tags.clone_from(&opened.origin.tags);
         self.event.agent.clone_from(&opened.origin.agent);
         if opened.unread {
             self.record_fail_open(FailOpen::FactUnread);
@@ -169,6 +172,11 @@ impl ExchangeRecorder {
         self.event.done = done.clone();
         self.event.estimate = measured.map(|measured| measured.estimate.clone());
         self.event.classic = measured.and_then(|measured| measured.classic.clone());
+    }
+
+    /// What its input costs, US dollars, if its session's cache has gone.
+    pub(crate) fn record_cold_input(&mut self, dollars: Option<f64>) {
+        self.event.cold_input = dollars;
     }
 
     pub(crate) fn record_estimate(&mut self, estimate: Estimate) {
@@ -218,6 +226,11 @@ impl ExchangeRecorder {
             && let Ok(used) = HeaderValue::try_from(format!("{}={:.2}", cap.cap, cap.used))
         {
             headers.insert(CAP, used);
+        }
+        if let Some(dollars) = self.event.cold_input
+            && let Ok(dollars) = HeaderValue::try_from(format!("{dollars:.4}"))
+        {
+            headers.insert(COLD_INPUT, dollars);
         }
         add_request_id(headers, &self.id, &self.proxy);
     }
@@ -396,6 +409,8 @@ pub(crate) struct ReplyRecord {
     pub(crate) dollars: Option<f64>,
     /// The same by model and kind.
     pub(crate) costs: Vec<(Box<str>, CostParts)>,
+    /// What it costs at our prices, if the provider says its price, too.
+    pub(crate) dollars_beside_stated: Option<f64>,
     /// The view after it shows no messages, because system prompt and tools were estimated larger than the whole.
     pub(crate) shown_capped: bool,
     /// The window that the reply names.
@@ -412,8 +427,10 @@ impl ReplyRecord {
     pub(crate) fn set_cost(&mut self, turn: &Turn, price: impl Fn(&str) -> Option<Price>) {
         self.dollars = turn.dollars;
         if turn.dollars.is_some() {
-            let parts = turn.cost_parts(price).into_iter();
-            self.costs = parts.map(|(model, parts)| (model.into(), parts)).collect();
+            for cost in turn.costs_by_model(&price) {
+                self.costs.extend(cost.parts.map(|parts| (cost.model.into(), parts)));
+            }
+            self.dollars_beside_stated = turn.cost_beside_stated(price);
         }
     }
 
@@ -442,6 +459,7 @@ impl ReplyRecord {
         event.served = self.served;
         event.dollars = self.dollars;
         event.costs = self.costs;
+        event.dollars_beside_stated = self.dollars_beside_stated;
         event.error_kind = self.error_kind;
         event.usage = self.usage;
         for why in self.fail_open {

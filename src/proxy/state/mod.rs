@@ -145,8 +145,9 @@ impl Proxy {
         tunnel_timeouts: TunnelTimeouts,
     ) -> Result<Arc<Self>, String> {
         let tls = config.tls.as_ref().map(TlsTerminator::new).transpose()?;
-        ledgers.caps().set(config.caps.clone());
+        ledgers.caps().configure(config.caps.clone());
         telemetry.name_preset(config.preset.map_or("none", Preset::name));
+        telemetry.label_tags(&config.metrics_tags);
         telemetry.begin_at_zero(config.upstreams.iter().map(|upstream| &*upstream.name));
         let wide_windows = config.limits.connections().div_ceil(WITH_WIDE_WINDOW);
         let memory = MemoryBudget::new(config.limits.memory_bytes(), telemetry.clone());

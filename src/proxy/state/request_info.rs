@@ -43,6 +43,8 @@ pub(crate) struct RequestInfo {
     pub(crate) hints: Option<Box<ClientHints>>,
     /// The requested output limit, tokens.
     pub(crate) max_output: Option<u64>,
+    /// All its cache markers ask for the long lifetime.
+    pub(crate) long_cache: bool,
     /// Output tokens that are reserved.
     pub(crate) reserve: u64,
     /// The provider holds earlier history.

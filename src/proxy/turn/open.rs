@@ -194,6 +194,8 @@ impl OpenTurn {
         // If its reply was not read, its turn has an empty one, from which nothing is concluded.
         let mut reply = reply.unwrap_or_default();
         reply.usage.billing.regional |= self.info.model.is_regional;
+        let has_writes = reply.usage.cache_write.is_some_and(|tokens| tokens > 0);
+        reply.usage.billing.long_writes = self.info.long_cache && has_writes;
         let overflow = self.overflow_shown(&turn, &reply);
         turn.done.overflow = turn.done.overflow.or(overflow);
         turn.usage = reply.usage.clone();

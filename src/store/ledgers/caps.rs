@@ -3,6 +3,7 @@
 //!
 //! So the sums survive a crash as the turns do. What retention or a person deleted is missing after the next start.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use tokio::sync::broadcast;
@@ -23,20 +24,54 @@ pub type TurnCost = Arc<dyn Fn(&Turn) -> Option<f64> + Send + Sync>;
 /// What was spent, and what may be.
 pub struct CapBoard {
     pub(super) sums: Mutex<CapSums>,
+    configured: OnceLock<Vec<Cap>>,
+    pub(super) set_caps: tokio::sync::Mutex<SetCaps>,
     passed: broadcast::Sender<CapState>,
     cost: OnceLock<TurnCost>,
 }
 
+/// The caps that were set, and where they are kept.
+#[derive(Default)]
+pub(super) struct SetCaps {
+    pub(super) caps: Vec<Cap>,
+    pub(super) folder: Option<PathBuf>,
+}
+
+impl SetCaps {
+    /// These over the configured ones.
+    pub(super) fn over(&self, configured: &[Cap]) -> Vec<Cap> {
+        let mut caps = configured.to_vec();
+        caps.retain(|cap| !self.caps.iter().any(|set| set.name == cap.name));
+        caps.extend(self.caps.iter().cloned());
+        caps
+    }
+}
+
 impl Default for CapBoard {
     fn default() -> Self {
-        Self { sums: Mutex::default(), passed: broadcast::channel(BEHIND).0, cost: OnceLock::new() }
+        Self {
+            sums: Mutex::default(),
+            configured: OnceLock::new(),
+            set_caps: tokio::sync::Mutex::default(),
+            passed: broadcast::channel(BEHIND).0,
+            cost: OnceLock::new(),
+        }
     }
 }
 
 impl CapBoard {
-    /// Sets the caps; before that there are none.
-    pub fn set(&self, caps: Vec<Cap>) {
-        *lock(&self.sums) = CapSums::new(caps);
+    /// Sets, once, the configured caps; before that there are none.
+    pub fn configure(&self, caps: Vec<Cap>) {
+        *lock(&self.sums) = CapSums::new(self.configured.get_or_init(|| caps).clone());
+    }
+
+    pub(super) fn configured(&self) -> &[Cap] {
+        self.configured.get().map(Vec::as_slice).unwrap_or_default()
+    }
+
+    /// The cap of this name that holds now.
+    pub(crate) fn named(&self, name: &str) -> Option<Cap> {
+        lock(&self.sums).cap(name).cloned()
     }
 
     /// Sets, once, what turns cost that were stored without it.

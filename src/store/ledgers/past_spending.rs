@@ -1,4 +1,4 @@
-//! What was spent before the start, for the spending caps: read from the kept turns.
+//! What was spent before the start, or before a cap was set: read from the kept turns.
 //!
 //! Sessions are read newest first, and only those used in a period that still runs.
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::Ledgers;
 use super::caps::{CapBoard, turn_spender};
 use super::lock::lock;
-use crate::context::caps::{Spender, Spending};
+use crate::context::caps::{CapSums, Spender, Spending};
 use crate::context::ledger::Ledger;
 use crate::context::policy::DecisionMode;
 use crate::context::{Millis, SessionNames, Turn};
@@ -31,6 +31,30 @@ impl Ledgers {
     /// does not answer. Returns how many sessions could not be read: theirs is missing.
     pub async fn read_spending(&self, now: Millis) -> usize {
         let since = lock(&self.caps.sums).since(now);
+        let is_past = move |began: Millis, _| began < now;
+        self.for_past_spending(since, is_past, |(spender, spending, at)| {
+            lock(&self.caps.sums).add(&spender, spending, at);
+        })
+        .await
+    }
+
+    /// Adds to these sums what the kept turns spent that ended until `now`. Returns how many sessions could not be read.
+    pub(super) async fn add_past_spending(&self, now: Millis, sums: &mut CapSums) -> usize {
+        let since = sums.since(now);
+        // One in flight is added when it is stored.
+        let is_past = move |_, ended: Millis| ended <= now;
+        self.for_past_spending(since, is_past, |(spender, spending, at)| {
+            sums.add(&spender, spending, at);
+        })
+        .await
+    }
+
+    async fn for_past_spending(
+        &self,
+        since: Millis,
+        is_past: impl Fn(Millis, Millis) -> bool + Copy + Send + 'static,
+        mut add: impl FnMut(Addition),
+    ) -> usize {
         let mut page = ScopePage { after: None, skip: 0, count: PAGE };
         let mut unread = 0;
         loop {
@@ -46,16 +70,13 @@ impl Ledgers {
                 let scope = line.scope.clone();
                 let spending = self.caps.pricing();
                 let reading = self.look_at_one_of_many(&line.scope, move |ledger| {
-                    additions(&scope, ledger, since, now, spending)
+                    additions(&scope, ledger, since, is_past, spending)
                 });
                 let Ok(additions) = reading.await else {
                     unread += 1;
                     continue;
                 };
-                let mut sums = lock(&self.caps.sums);
-                for (spender, spending, at) in additions {
-                    sums.add(&spender, spending, at);
-                }
+                additions.into_iter().for_each(&mut add);
             }
             if count < PAGE {
                 return unread;
@@ -69,17 +90,17 @@ fn additions(
     scope: &Scope,
     ledger: &Ledger,
     since: Millis,
-    now: Millis,
+    is_past: impl Fn(Millis, Millis) -> bool,
     spending: impl Fn(&Turn) -> Spending,
 ) -> Vec<Addition> {
     let project = SessionNames::from_ledger(ledger).project;
     let mut additions = Vec::new();
-    for turn in ledger.turns().filter(|turn| turn.at >= since && turn.at < now) {
+    for turn in ledger.turns().filter(|turn| turn.at >= since && is_past(turn.at, turn.ended)) {
         let spender = turn_spender(scope, turn, project.as_deref());
         additions.push((spender, spending(turn), turn.at));
     }
     for one in ledger.summaries(DecisionMode::Active) {
-        if one.at >= since && one.at < now {
+        if one.at >= since && is_past(one.at, one.at) {
             let spender = Spender {
                 tenant: scope.tenant.clone(),
                 session: scope.session.clone(),

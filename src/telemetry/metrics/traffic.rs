@@ -8,6 +8,7 @@ use super::family::{
     MetricFamily, ModelLabels, NONE, OrNone, SECONDS, UpstreamLabels, families, labels, seconds,
 };
 use crate::context::Outcome;
+use crate::context::caps::Spending;
 use crate::context::cost::{CostKind, CostParts};
 use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::hints::{AgentType, RequestClass};
@@ -15,7 +16,7 @@ use crate::dialect::quota::QuotaKind;
 use crate::dialect::{Dialect, Note, Usage};
 use crate::telemetry::event::Exchange;
 use crate::telemetry::labels::{
-    CountEstimate, CountOutcome, FailOpen, LessonOutcome, UsageKind, tokens_by_kind,
+    CountEstimate, CountOutcome, FailOpen, LessonOutcome, PriceSource, UsageKind, tokens_by_kind,
 };
 
 /// From 10 µs to 1 s: our own time.
@@ -31,6 +32,8 @@ labels! {
     DialectLabels<'a> { upstream: &'a str, dialect: OrNone<Dialect> }
     pub(super) TokenLabels<'a> { upstream: &'a str, model: &'a str, kind: UsageKind }
     CostLabels<'a> { upstream: &'a str, model: &'a str, kind: CostKind }
+    StatedLabels<'a> { upstream: &'a str, model: &'a str, price: PriceSource }
+    TagLabels<'a> { tag: &'a str, value: &'a str }
     QuotaLabels<'a> { upstream: &'a str, kind: QuotaKind }
     CapLabels<'a> { cap: &'a str }
     ServedLabels<'a> { upstream: &'a str, model: &'a str, served: &'a str }
@@ -60,6 +63,12 @@ families! {
             "Reported tokens, under the model that is billed. `input` includes `cache_read` and `cache_write`, `output` includes `reasoning`. Unbilled refusals do not count.";
         cost: MetricFamily<CostLabels<'static>, Counter> = "plimsoll_cost_dollars_total",
             "What exchanges cost, under the model that is billed, at the prices of their time or by the provider's word (`stated`: for what is unknown).";
+        stated: MetricFamily<StatedLabels<'static>, Counter> = "plimsoll_stated_cost_dollars_total",
+            "Exchanges whose price the provider says: by its word (`stated`), and at our prices (`catalogue`). They should grow alike.";
+        tag_cost: MetricFamily<TagLabels<'static>, Counter> = "plimsoll_tag_cost_dollars_total",
+            "What exchanges cost, by each of their tags that `metrics_tags` names.";
+        tag_tokens: MetricFamily<TagLabels<'static>, IntCounter> = "plimsoll_tag_tokens_total",
+            "Their tokens, input and output.";
         unpriced: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_unpriced_total",
             "Exchanges whose price is not wholly known.";
         served: MetricFamily<ServedLabels<'static>, IntCounter> = "plimsoll_model_served_total",
@@ -172,6 +181,24 @@ impl TrafficMetrics {
                 self.cost.get(CostLabels { upstream, model, kind }).inc_by(dollars);
             }
         }
+    }
+
+    /// Counts what an exchange cost by the provider's word and at our prices, if both are known.
+    pub(super) fn count_stated(&self, exchange: &Exchange, of: ModelLabels<'_>) {
+        let ModelLabels { upstream, model } = of;
+        let theirs = exchange.usage.billing.stated_dollars();
+        let Some((theirs, ours)) = theirs.zip(exchange.dollars_beside_stated) else { return };
+        for (price, dollars) in [(PriceSource::Stated, theirs), (PriceSource::Catalogue, ours)] {
+            self.stated.get(StatedLabels { upstream, model, price }).inc_by(dollars);
+        }
+    }
+
+    /// Counts what an exchange with this tag spent.
+    pub(super) fn count_tag(&self, exchange: &Exchange, tag: &str, value: &str) {
+        let Spending { dollars, tokens } = Spending::new(&exchange.usage, exchange.dollars);
+        let labels = TagLabels { tag, value };
+        self.tag_cost.get(labels).inc_by(dollars);
+        self.tag_tokens.get(labels).inc_by(tokens);
     }
 
     /// Counts an exchange whose price is not known.

@@ -5,7 +5,8 @@ const MONTH_END: Millis = 1_796_083_199_999;
 
 fn cap(of: CapSubject, per: CapPeriod) -> Cap {
     let name = Box::from(of.as_ref());
-    Cap { name, of, only: None, per, dollars: Some(10.0), tokens: None }
+    let origin = CapOrigin::Configuration;
+    Cap { name, origin, of, only: None, per, dollars: Some(10.0), tokens: None }
 }
 
 fn spender(session: &str) -> Spender {
@@ -123,6 +124,25 @@ fn lifted_cap_stops_nothing_until_its_period_ends() {
     assert!(sums.list(MONTH_END)[0].lifted);
     sums.add(&spender("a"), dollars(12.0), MONTH_END + 1);
     assert_eq!(used(&sums, &spender("a"), MONTH_END + 1), 1.2);
+}
+
+/// What was spent of a cap stays if its limit changes, under whatever place in the list.
+#[test]
+fn changed_limit_keeps_sums() {
+    let (session, all) =
+        (cap(CapSubject::Session, CapPeriod::Session), cap(CapSubject::All, CapPeriod::Day));
+    let mut sums = CapSums::new(vec![session, all.clone()]);
+    sums.add(&spender("a"), dollars(4.0), MONTH_END);
+    let raised = Cap { dollars: Some(40.0), ..all.clone() };
+    assert!(!sums.replace(vec![raised], "all"), "its sums go on");
+    assert_eq!(used(&sums, &spender("a"), MONTH_END), 0.1);
+    let hourly = Cap { per: CapPeriod::Hour, ..all };
+    assert!(sums.replace(vec![hourly.clone()], "all"), "another sum");
+    assert_eq!(used(&sums, &spender("a"), MONTH_END), 0.0);
+    let mut past = CapSums::new(vec![hourly]);
+    past.add(&spender("a"), dollars(5.0), MONTH_END);
+    sums.join(past);
+    assert_eq!(used(&sums, &spender("a"), MONTH_END), 0.5);
 }
 
 #[test]

@@ -142,7 +142,7 @@ fn unknown_name_of_answer_has_requested_price() {
     turn.usage = usage(100_000, 10_000);
     turn.served = Some("our-deployment".into());
     near(turn.cost(price), 1.5);
-    assert_eq!(turn.costs_by_model(price)[0].2, turn.cost(price));
+    assert_eq!(turn.costs_by_model(price)[0].dollars(), turn.cost(price));
     turn.served = Some("gpt-6-luna".into());
     assert_ne!(turn.cost(price), Some(1.5), "a known one has its own");
 }
@@ -160,16 +160,17 @@ fn parts_add_up_to_cost() {
     turn.usage = Usage { attempts: vec![advice], ..usage(100_000, 10_000) };
     for stated in [None, Some(9.0)] {
         turn.dollars = stated;
-        let parts = turn.cost_parts(price);
-        let models: Vec<&str> = parts.iter().map(|(model, _)| *model).collect();
+        let costs = turn.costs_by_model(price);
+        let models: Vec<&str> = costs.iter().map(|cost| cost.model).collect();
         assert_eq!(models, ["gpt-6-astra", "claude-opus-5-5"]);
-        near(Some(parts.iter().map(|(_, parts)| parts.total()).sum()), turn.cost(price).unwrap());
-        near(Some(parts[1].1.output), 0.02);
-        assert!(parts[0].1.input > parts[0].1.output / 2.0);
+        near(costs.iter().map(ModelCost::dollars).sum(), turn.cost(price).unwrap());
+        let [answer, advice] = [costs[0].parts.unwrap(), costs[1].parts.unwrap()];
+        near(Some(advice.output), 0.02);
+        assert!(answer.input > answer.output / 2.0);
     }
     turn.model = "unheard-of".into();
     turn.usage = usage(100_000, 10_000);
-    near(Some(turn.cost_parts(price)[0].1.stated), 9.0);
+    near(turn.costs_by_model(price)[0].parts.map(|parts| parts.stated), 9.0);
 }
 
 /// Google's price page, 2026-11: cached audio of Gemini 2.5 Flash is $0.10, at flex half of the uncached price; later models

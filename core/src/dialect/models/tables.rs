@@ -45,6 +45,19 @@ pub struct Difference {
     pub theirs: f64,
 }
 
+/// How a table differs from a catalogue.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct TableComparison {
+    /// How many names are in both.
+    pub compared: usize,
+    /// How many names of the table have a vendor before them: those are prices of gateways.
+    pub with_vendor: usize,
+    /// The other names of the table that the catalogue does not have.
+    pub unknown: Vec<Box<str>>,
+    /// Where the two say something else, by name.
+    pub differences: Vec<Difference>,
+}
+
 /// Who makes models, as LiteLLM and models.dev call them: a name alone is their model, not a reseller's.
 const MAKERS: [&str; 18] = [
     "anthropic",

@@ -204,3 +204,48 @@ fn refusals_without_a_wait_hold_for_a_minute() {
     let waits: Vec<Option<u64>> = told.iter().map(|quota| quota.wait_ms).collect();
     assert_eq!(waits, [Some(60_000), None]);
 }
+
+/// "Service tiers" and "Fast mode", Anthropic's documentation, 2026-11.
+#[test]
+fn tiers_have_limits_of_their_own() {
+    for (tier, kind) in
+        [("priority", QuotaKind::PriorityInputTokens), ("fast", QuotaKind::FastInputTokens)]
+    {
+        let mut headers = HeaderMap::new();
+        for (what, value) in [("limit", "10000"), ("remaining", "9618")] {
+            let name = format!("anthropic-{tier}-input-tokens-{what}");
+            headers.insert(http::HeaderName::try_from(name).unwrap(), value.parse().unwrap());
+        }
+        let told = from_headers(&headers, NOW);
+        assert_eq!(told.len(), 1, "{told:?}");
+        assert_eq!((told[0].kind, told[0].limit), (kind, Some(10_000)));
+    }
+}
+
+#[test]
+fn windows_of_models_are_one_limit() {
+    let told = one(&[
+        ("anthropic-ratelimit-unified-7d_sonnet-utilization", "0.1"),
+        ("anthropic-ratelimit-unified-7d_opus-utilization", "0.9"),
+        ("anthropic-ratelimit-unified-7d_opus-reset", "1795784400"),
+    ]);
+    assert_eq!((told.kind, told.used), (QuotaKind::SevenDaysOfModel, 0.9));
+    assert_eq!(told.resets_at, Some(NOW + 3_600_000));
+}
+
+/// Two of five hours have passed.
+#[test]
+fn window_says_when_it_runs_out() {
+    let window = |used: f64| Quota {
+        kind: QuotaKind::FiveHours,
+        limit: None,
+        used,
+        resets_at: Some(NOW + 3 * HOUR),
+    };
+    assert_eq!(window(0.5).used_up_at(NOW), Some(NOW + 2 * HOUR));
+    assert_eq!(window(0.4).used_up_at(NOW), None, "whole again before");
+    assert_eq!(window(1.0).used_up_at(NOW), None, "used up already");
+    assert_eq!(window(0.5).used_up_at(NOW - 2 * HOUR), None, "it just began");
+    let minute = Quota { kind: QuotaKind::Tokens, ..window(0.5) };
+    assert_eq!(minute.used_up_at(NOW), None);
+}
