@@ -174,11 +174,11 @@ async fn newest(admin: &Admin, query: Option<&str>) -> AdminResponse {
     // Sessions may have been added since they were counted.
     let skip = number(query, "skip")?.unwrap_or(0);
     let has_skipped_by_number = parameter(query, "after").is_none();
-    let count = admin.index.count().filter(|_| has_skipped_by_number);
     let found = match next {
-        None if has_skipped_by_number => Some(skip + lines.len()),
-        Some(next) => count.map(|count| count.max(next + 1)),
-        None => None,
+        // With a cursor, nobody knows how many come before.
+        _ if !has_skipped_by_number => None,
+        None => Some(skip + lines.len()),
+        Some(next) => admin.index.count().map(|count| count.max(next + 1)),
     };
     let mut sessions = Vec::with_capacity(lines.len());
     for line in lines {
