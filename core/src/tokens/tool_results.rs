@@ -61,18 +61,19 @@ impl ToolResults {
     /// confirmation with another name in it. `None` if there are none.
     pub(super) fn alike(&self, tool: ToolKey, tokens: u64) -> Option<i64> {
         let results = self.samples(tool).iter();
-        let alike = results.filter(|result| {
+        let equals = results.filter(|result| {
             let limit = SMALL.max(result.counted / 5);
             u64::from(result.counted) == tokens && result.off.unsigned_abs() <= limit
         });
-        median(alike.map(|result| i64::from(result.off)).collect())
+        median(equals.map(|result| i64::from(result.off)).collect())
     }
 
     pub(super) fn agree(&self, tool: ToolKey) -> bool {
         let results = self.samples(tool);
-        let newest = results.last_chunk::<AGREE>().filter(|_| results.len() >= FEWEST);
+        let newest = results.last_chunk::<AGREE>();
         // With exact counting, equal errors are the structure around the results.
-        newest.is_some_and(|newest| newest.windows(2).all(|pair| pair[0].off == pair[1].off))
+        results.len() >= FEWEST
+            && newest.is_some_and(|newest| newest.windows(2).all(|pair| pair[0].off == pair[1].off))
     }
 
     pub(super) fn keep(&mut self, (name, reads): ToolKey, counted: u64, off: i64) {
@@ -94,8 +95,8 @@ impl ToolResults {
     }
 
     fn samples(&self, tool: ToolKey) -> &[ResultSample] {
-        let known = self.0.iter().find(|known| known.key() == tool);
-        known.map_or(&[], |known| &known.results)
+        let samples = self.0.iter().find(|samples| samples.key() == tool);
+        samples.map_or(&[], |samples| &samples.results)
     }
 }
 
@@ -153,11 +154,11 @@ mod tests {
     /// A confirmation of the same size has the same error, unless that is too large for an error of counting.
     #[test]
     fn result_of_same_size_is_off_as_before() {
-        let alike = |offs: &[i64]| kept(offs).alike((7, false), 1_000);
-        assert_eq!(alike(&[]), None);
-        assert_eq!(alike(&[-3]), Some(-3));
-        assert_eq!(alike(&[201]), None);
-        assert_eq!(alike(&[200, 201]), Some(200));
+        let offset = |offs: &[i64]| kept(offs).alike((7, false), 1_000);
+        assert_eq!(offset(&[]), None);
+        assert_eq!(offset(&[-3]), Some(-3));
+        assert_eq!(offset(&[201]), None);
+        assert_eq!(offset(&[200, 201]), Some(200));
         assert_eq!(kept(&[-3]).alike((7, false), 1_001), None);
         assert_eq!(kept(&[-3]).alike((8, false), 1_000), None);
     }
