@@ -14,7 +14,7 @@ pub(super) fn cold_band(family: Family, tokens: u64) -> Band {
         _ => 2,
     };
     let (low, high) = match family {
-        Family::O200k | Family::Cl100k => [(0.7, 2.3), (0.75, 1.15), (0.6, 1.4)],
+        Family::O200k | Family::Cl100k => [(0.7, 2.3), (0.8, 1.15), (0.6, 1.4)],
         Family::Gemini => [(0.25, 1.5), (0.5, 1.5), (0.2, 1.5)],
         Family::Claude => [(0.9, 2.8), (0.7, 1.2), (0.55, 2.6)],
         Family::ClaudeNew => [(0.75, 1.5), (0.75, 1.3), (0.75, 1.5)],

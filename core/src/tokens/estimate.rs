@@ -17,7 +17,7 @@ use super::structure::StructureCost;
 use super::token_costs::Costs;
 use super::{media, own_tools};
 use crate::dialect::models::{Family, Model};
-use crate::dialect::{Audience, Conversation, Part, PartKind, ReplyPart, Span};
+use crate::dialect::{Audience, Conversation, Part, PartKind, ReplyPart, Role, Span};
 use crate::wire::json::{text_of, unescape};
 
 /// The most bytes of text that are tokenised for one request, at some 30 MB/s; past it, tokens are estimated
@@ -134,7 +134,7 @@ pub struct TokenCounter<'c> {
     samples: usize,
     /// Bytes tokenised so far.
     looked: usize,
-    /// Additional tokens of results if they are read as JSON under a tool's name.
+    /// Additional tokens if reasoning is read.
     read: u64,
     guessed: GuessedTokens,
     /// Whether a compaction that only the provider can read was counted from its length.
@@ -234,7 +234,7 @@ impl TokenCounter<'_> {
         opening + if results > 0 { answered } else { 0 } + further * parallel
     }
 
-    /// Additional tokens of the results so far if reasoning is read, or if no stream is requested (Gemini).
+    /// Additional tokens of the parts so far if reasoning is read, or if no stream is requested (Gemini).
     pub(crate) fn reading(&self) -> u64 {
         self.read
     }
@@ -275,25 +275,26 @@ impl TokenCounter<'_> {
         let structure = self.structure;
         match part.kind {
             PartKind::ToolResult => {
-                if let Some(more) = structure.result_read {
-                    let name = self.tool_of(part).unwrap_or_default().to_owned();
-                    self.read += u64::from(more + self.uncounted(&name));
-                }
+                self.read += u64::from(structure.result_read.unwrap_or(0));
                 // The result of a client's own tool search holds tools, which then appear in the history.
                 let is_search = self.tool_of(part) == Some("tool_search");
                 let mut tokens = structure.result + if is_search { structure.loading } else { 0 };
-                if structure.names_results
+                if let Some(prefix) = structure.result_name
                     && let Some(name) = self.tool_of(part)
                 {
-                    let name = format!("functions.{name}");
-                    tokens += self.text(&name);
+                    tokens += self.uncounted(&format!("{prefix}{name}"));
                 }
                 tokens
             }
             PartKind::ToolCall => {
                 structure.call + part.name.as_deref().map_or(0, |name| self.text(name))
             }
-            PartKind::Text => structure.text,
+            PartKind::Text => {
+                if part.role == Role::User {
+                    self.read += u64::from(structure.text_read);
+                }
+                structure.text
+            }
             PartKind::Tool if part.is_schema => structure.tool + structure.schema,
             PartKind::Tool => structure.tool + self.definition(part),
             PartKind::Reasoning => structure.reasoning,
@@ -342,7 +343,7 @@ impl TokenCounter<'_> {
     }
 
     fn uncounted(&mut self, text: &str) -> u32 {
-        // Such a text may not be in the prompt, so nothing is learned from it.
+        // A name is structure: nothing is learned from it about text.
         let totals = (self.tally, self.worded, self.worded_bytes);
         let tokens = self.text(text);
         (self.tally, self.worded, self.worded_bytes) = totals;

@@ -3,8 +3,8 @@
 //! A pure step: a state and an observation in, the next state out. Three experts say what the count misses:
 //! nothing, the errors of that tool's earlier results, and a regression over features of the new text. The
 //! one with the best recent record is used (`docs/estimates.md` 1.2); the one of a tool only from three of
-//! its results on. Bounded; what an error of counting cannot explain (a replaced history, a cut) teaches
-//! only how wide the range must be.
+//! its results on, or after one of the same size. Bounded; what an error of counting cannot explain (a replaced
+//! history, a cut) teaches only how wide the range must be.
 
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter};
@@ -267,7 +267,9 @@ impl EstimatorState {
         let start = at_first(self.family, self.exact, seen.is_changed);
         let mut width = self.errors.width(seen.kind(), start);
         // Each tool has a structure of its own.
-        if seen.new_content.tool.is_some() && self.of_tool(seen, retention).is_none() {
+        let tokens = seen.new_content.tokens;
+        let tool = seen.new_content.tool.map(|tool| (tool, retention.reads()));
+        if tool.is_some_and(|tool| self.tools.offset(tool, tokens).is_none()) {
             width = width.max(UNKNOWN_TOOL);
         }
         (f64::from(width) * expected(self.family, seen)) as u64
@@ -438,6 +440,9 @@ impl EstimatorState {
         {
             return Expert::Tool;
         }
+        if self.alike(seen, retention).is_some() {
+            return Expert::Tool;
+        }
         let mut best = Expert::Counted;
         let mut best_record = self.records[0];
         for (expert, record) in EXPERTS.into_iter().zip(self.records).skip(1) {
@@ -477,7 +482,14 @@ impl EstimatorState {
 
     fn of_tool(&self, seen: &Observation, retention: ReasoningRetention) -> Option<i64> {
         // `None` as long as too little is known of the tool.
-        self.tools.offset((seen.new_content.tool?, retention.reads()), seen.new_content.tokens)
+        let tool = (seen.new_content.tool?, retention.reads());
+        let offset = self.tools.offset(tool, seen.new_content.tokens);
+        self.alike(seen, retention).or(offset)
+    }
+
+    fn alike(&self, seen: &Observation, retention: ReasoningRetention) -> Option<i64> {
+        let tool = (seen.new_content.tool?, retention.reads());
+        self.tools.alike(tool, seen.new_content.tokens)
     }
 
     fn keep_base(&mut self, head: u128, tokens: i64) {
@@ -1171,7 +1183,8 @@ mod tests {
         };
         play([252, 252, 252, 97], 255);
         play([279, 124, 124, 279], 280);
-        assert_eq!(play([435, 435, 435, 301], 438), 435);
+        // One more than with its reasoning, as with the results of that size before.
+        assert_eq!(play([435, 435, 435, 301], 438), 436);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The errors of tool results: the structure around them is the provider's, and the same each time.
 //!
-//! One of the experts of `learn`. Bounded; makes no statement with fewer than three results of a tool.
+//! One of the experts of `learn`. Bounded; makes no statement with fewer than three results of a tool, or one
+//! that is as large.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,6 +11,8 @@ pub(super) const STRUCTURE: f64 = 60.0;
 const RESULTS: usize = 7;
 /// The fewest results of a tool that make a statement: with fewer, an outlier may be the median.
 const FEWEST: usize = 3;
+/// Errors of more tokens than this, and than a fifth of the result, are not errors of counting its text.
+const SMALL: u32 = 10;
 /// This many equal errors in a row are believed, once there are `FEWEST` results.
 const AGREE: usize = 2;
 /// Tools of a model that are remembered: the most recently used.
@@ -45,21 +48,32 @@ impl ToolResults {
         self.0.len() <= TOOLS && self.0.iter().all(|tool| tool.results.len() <= RESULTS)
     }
 
-    /// The expected error of a result of that many tokens: the median; of two in the middle the smaller one.
-    /// `None` if too little is known.
+    /// The expected error of a result of that many tokens: the median. `None` if too little is known.
     pub(super) fn offset(&self, tool: ToolKey, tokens: u64) -> Option<i64> {
-        let results = self.samples(tool)?.iter();
-        let mut off: Vec<i64> = results.map(|result| result.offset(tokens)).collect();
-        off.sort_unstable();
-        // The smaller one: a correction too small is the lesser fault.
-        let middle = [off.get((off.len() - 1) / 2), off.get(off.len() / 2)];
-        middle.into_iter().flatten().copied().min_by_key(|off| off.unsigned_abs())
+        let results = self.samples(tool);
+        if results.len() < FEWEST {
+            return None;
+        }
+        median(results.iter().map(|result| result.offset(tokens)).collect())
+    }
+
+    /// The error of earlier results that were counted as just as many tokens: they are mostly the same text, a
+    /// confirmation with another name in it. `None` if there are none.
+    pub(super) fn alike(&self, tool: ToolKey, tokens: u64) -> Option<i64> {
+        let results = self.samples(tool).iter();
+        let equals = results.filter(|result| {
+            let limit = SMALL.max(result.counted / 5);
+            u64::from(result.counted) == tokens && result.off.unsigned_abs() <= limit
+        });
+        median(equals.map(|result| i64::from(result.off)).collect())
     }
 
     pub(super) fn agree(&self, tool: ToolKey) -> bool {
-        let newest = self.samples(tool).and_then(<[_]>::last_chunk::<AGREE>);
+        let results = self.samples(tool);
+        let newest = results.last_chunk::<AGREE>();
         // With exact counting, equal errors are the structure around the results.
-        newest.is_some_and(|newest| newest.windows(2).all(|pair| pair[0].off == pair[1].off))
+        results.len() >= FEWEST
+            && newest.is_some_and(|newest| newest.windows(2).all(|pair| pair[0].off == pair[1].off))
     }
 
     pub(super) fn keep(&mut self, (name, reads): ToolKey, counted: u64, off: i64) {
@@ -80,10 +94,17 @@ impl ToolResults {
         }
     }
 
-    fn samples(&self, tool: ToolKey) -> Option<&[ResultSample]> {
-        let results = &self.0.iter().find(|known| known.key() == tool)?.results;
-        if results.len() >= FEWEST { Some(results) } else { None }
+    fn samples(&self, tool: ToolKey) -> &[ResultSample] {
+        let samples = self.0.iter().find(|samples| samples.key() == tool);
+        samples.map_or(&[], |samples| &samples.results)
     }
+}
+
+/// Of two in the middle the smaller one: a correction too small is the lesser fault.
+fn median(mut off: Vec<i64>) -> Option<i64> {
+    off.sort_unstable();
+    let middle = [off.get(off.len().saturating_sub(1) / 2), off.get(off.len() / 2)];
+    middle.into_iter().flatten().copied().min_by_key(|off| off.unsigned_abs())
 }
 
 impl ToolSamples {
@@ -128,6 +149,18 @@ mod tests {
         let results = kept(&[9, 9, 9]);
         assert_eq!(results.offset((8, false), 1_000), None);
         assert_eq!(results.offset((7, true), 1_000), None);
+    }
+
+    /// A confirmation of the same size has the same error, unless that is too large for an error of counting.
+    #[test]
+    fn result_of_same_size_is_off_as_before() {
+        let offset = |offs: &[i64]| kept(offs).alike((7, false), 1_000);
+        assert_eq!(offset(&[]), None);
+        assert_eq!(offset(&[-3]), Some(-3));
+        assert_eq!(offset(&[201]), None);
+        assert_eq!(offset(&[200, 201]), Some(200));
+        assert_eq!(kept(&[-3]).alike((7, false), 1_001), None);
+        assert_eq!(kept(&[-3]).alike((8, false), 1_000), None);
     }
 
     /// A limited number of tools is remembered, those used last. A longer list is invalid.

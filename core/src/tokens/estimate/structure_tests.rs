@@ -57,16 +57,6 @@ fn around(name: &str, dialect: Dialect) -> Around {
     let tool_around = counter().part(&blank) - rest as u32;
     let left = (u64::from(tool_text) * u64::from(kept) / 100) as u32;
     assert_eq!(tool_tokens, left + tool_around, "{name}: the counted share of its text is left");
-    let mut read_as_json = counter();
-    read_as_json.part(part(3));
-    assert_eq!(
-        read_as_json.reading(),
-        match unnamed.reading() {
-            0 if !name.contains("2.0") || dialect != Dialect::Gemini => 0,
-            more => more + u64::from(text_tokens("shell")),
-        },
-        "{name}: it is introduced by the tool's name"
-    );
     Around {
         text: counter().part(part(0)) - text_tokens("How deep is the harbour?"),
         call: counter().part(part(2)) - text_tokens("{}") - text_tokens("shell"),
@@ -161,24 +151,43 @@ fn forced_tool_costs_claude_its_instruction() {
 /// text.
 #[test]
 fn gemini_parts_cost_their_measured_structure_tokens() {
-    let exact = bpe::is_exact(Family::Gemini);
-    let (text, result, read) = if exact { (0, 2, 8) } else { (1, 1, 6) };
-    let gemini = |read| Around {
+    let is_exact = bpe::is_exact(Family::Gemini);
+    let (text, plain, less) = if is_exact { (0, 2, 0) } else { (1, 1, 3) };
+    let name = Tokenizer::whole(Family::Gemini).reply().text("shell");
+    let gemini = |read: u32, by_result| Around {
         text,
         call: 8,
-        result: (result, read),
-        named: 0,
+        result: (0, read.saturating_sub(less).into()),
+        named: name,
         tools: (12, 0, 45),
         first: (0, 0),
         reasoning: 0,
         opening: 0,
-        growing: [0; 3],
+        growing: [0, by_result, 2 * by_result],
     };
-    assert_eq!(around("gemini-2.5-pro", Dialect::Gemini), gemini(read));
-    assert_eq!(around("gemini-2.5-pro", Dialect::OpenaiChat), gemini(read));
-    assert_eq!(around("gemini-2.5-pro", Dialect::OpenaiResponses), gemini(0));
-    assert_eq!(around("gemini-2.0-flash", Dialect::Gemini), gemini(0));
-    assert_eq!(around("gemini-2.0-flash", Dialect::OpenaiChat), gemini(read));
+    assert_eq!(around("gemini-3-pro-preview", Dialect::Gemini), gemini(13, -3));
+    assert_eq!(around("gemini-2.5-pro", Dialect::Gemini), gemini(9, 1));
+    assert_eq!(around("gemini-2.5-pro", Dialect::OpenaiChat), gemini(9, 1));
+    assert_eq!(around("gemini-2.0-flash", Dialect::Gemini), gemini(1, 1));
+    assert_eq!(around("gemini-2.0-flash", Dialect::OpenaiChat), gemini(9, 1));
+    let plain = Around { result: (plain, 0), named: 0, ..gemini(0, 0) };
+    assert_eq!(around("gemini-2.5-pro", Dialect::OpenaiResponses), plain);
+}
+
+/// A user's text costs more where Gemini 3 reads reasoning.
+#[test]
+fn gemini_text_costs_more_beside_reasoning() {
+    let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", BODY.as_bytes());
+    let reading = |name| {
+        let model = Catalogue::default().model(name, "");
+        let whole = Tokenizer::whole(model.family);
+        let gemini = Conversation { dialect: Dialect::Gemini, ..read.clone() };
+        let mut counter = whole.counter(&gemini, BODY.as_bytes(), &model);
+        counter.part(read.parts().next().unwrap());
+        counter.reading()
+    };
+    assert_eq!(reading("gemini-2.5-pro"), 0);
+    assert_eq!(reading("gemini-3-pro-preview"), if bpe::is_exact(Family::Gemini) { 2 } else { 1 });
 }
 
 /// A marker, and a part that is contained in another part, are not in the prompt.
@@ -254,9 +263,9 @@ fn samples_are_spread_evenly() {
     assert!(sampled.abs_diff(is) < is / 50, "{sampled} for {is}");
 }
 
-/// The tool's name is counted separately if it may not be read, and is not in the tally of the text.
+/// A tool's name is structure: it is not in the tally of the text.
 #[test]
-fn tool_name_that_may_not_be_read_is_counted_separately() {
+fn tool_name_is_not_in_tally_of_text() {
     let mut read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", BODY.as_bytes());
     read.dialect = Dialect::Gemini;
     let model = Catalogue::default().model("gemini-2.5-pro", "");
