@@ -410,7 +410,7 @@ def toml(value):
     return f"{value:_}" if isinstance(value, int) else number(value)
 
 
-def line(maker, listed_as, window, output, price, aliases=()):
+def line(maker, listed_as, window, output, price, aliases=(), retires=None):
     name = listed_as.removeprefix("ft:")
     least, ttl = cache(maker, name)
     window = next((fits for start, fits in WINDOWS.items() if re.match(start, name)), window)
@@ -435,6 +435,8 @@ def line(maker, listed_as, window, output, price, aliases=()):
     fields += [f"cache_min = {least}", f"cache_ttl_s = {ttl}"]
     if price:
         fields.append(f"price = {toml(price)}")
+    if retires:
+        fields.append(f'retires = "{retires}"')
     return f'"{listed_as}" = {{ {", ".join(fields)} }}'
 
 
@@ -619,6 +621,12 @@ def models_of(data, provider, prefix):
     return found, aliases
 
 
+def retirement(data, prefix, names):
+    """The day on which a model is no longer offered, if LiteLLM has the same for all its names that it dates."""
+    days = {data.get(prefix + name, {}).get("deprecation_date") for name in names} - {None}
+    return days.pop() if len(days) == 1 else None
+
+
 def main():
     data = json.loads(zipfile.ZipFile(sys.argv[1]).read(DATA))
     today = datetime.date.today()
@@ -643,7 +651,7 @@ def main():
 # audio, cached_audio: its input; audio_as_text: it costs what text costs; search: a search of the web, US dollars; search_prompt: all searches of one prompt;
 # file_search: a search of uploaded files; call: each call beside its tokens; tiers, regional, off_peak: how many times as
 # much a call costs at this tier, if it has to stay in a region, outside the peak hours (Monday to Friday,
-# UTC); change: what it costs from a day on.
+# UTC); change: what it costs from a day on; retires: the day from which it is no longer offered.
 
 [models]""")
     makers = dict.fromkeys([maker for _, maker, _ in MAKERS] + list(BY_HAND))
@@ -670,7 +678,10 @@ def main():
             if price:
                 add_terms(maker, name, price)
             others = {name + rest for rest in ALIASES.get(name, "").split()} | aliases.get(name, set())
-            print(line(maker, name, window, output, price, others - set(found)))
+            prefixes = [prefix for _, listed_by, prefix in MAKERS if listed_by == maker]
+            days = [retirement(data, prefix, {name, *others}) for prefix in prefixes]
+            retires = next((day for day in days if day), None)
+            print(line(maker, name, window, output, price, others - set(found), retires))
     print("\n# By the beginning of a name, for models newer than this file: the family is certain, the rest is a guess.")
     print("[families]")
     for start, (window, output) in FAMILIES.items():

@@ -20,6 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use foldhash::HashMap;
+use jiff::civil::Date;
 use tokio::sync::broadcast;
 
 pub(crate) use self::event::StoreState;
@@ -50,7 +51,7 @@ pub const RECENT: usize = 512;
 const BEHIND: usize = 256;
 /// An hour, ms.
 const HOUR_MS: u64 = 3_600_000;
-/// How many unknown models are named in the log.
+/// How many unknown or retiring models are named in the log.
 const NAMED: usize = 200;
 
 /// Receives all events.
@@ -65,7 +66,8 @@ pub struct Telemetry {
     failures: FailureBoard,
     /// Requests in flight, by exchange id; each is removed when its exchange is reported.
     open_exchanges: Mutex<HashMap<ExchangeId, OpenExchange>>,
-    unknown: Mutex<HashSet<Box<str>>>,
+    /// Unknown and retiring models that the log has named.
+    named: Mutex<HashSet<Box<str>>>,
     /// Upstream and model of which an impossible count was named.
     impossible: Mutex<HashSet<String>>,
     /// The hour, and the upstreams and models of which it was told in it that parts are estimated larger than the whole.
@@ -88,7 +90,7 @@ impl Telemetry {
             quotas: QuotaBoard::default(),
             failures: FailureBoard::new(wall()),
             open_exchanges: Mutex::default(),
-            unknown: Mutex::default(),
+            named: Mutex::default(),
             impossible: Mutex::default(),
             capped: Mutex::default(),
         }))
@@ -357,13 +359,27 @@ impl Telemetry {
         self.metrics.admin_refused(why);
     }
 
+    /// A model was requested that its maker soon no longer offers: it is named once in the log.
+    pub(crate) fn retiring_model(&self, upstream: &str, model: &str, day: Date) {
+        if self.is_named_first(model) {
+            tracing::warn!(
+                "{upstream}: model {:?} is no longer offered by its maker from {day} on; `plimsoll models NAME` shows the day of \
+                 another",
+                log::clean(model)
+            );
+        }
+    }
+
+    fn is_named_first(&self, model: &str) -> bool {
+        let mut named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+        named.len() < NAMED && named.insert(model.into())
+    }
+
     /// A model whose window is unknown was requested: it is named once in the log.
     pub(crate) fn unknown_model(&self, upstream: &str, model: &str) {
-        let mut unknown = self.unknown.lock().unwrap_or_else(PoisonError::into_inner);
-        if unknown.len() >= NAMED || unknown.contains(model) {
+        if !self.is_named_first(model) {
             return;
         }
-        unknown.insert(model.into());
         tracing::warn!(
             "{upstream}: model {:?} is not in the catalogue, so its window is a guess: histories are compacted only \
              on request or after the provider refuses one, and nothing is cut because the window fills. Set \

@@ -49,24 +49,24 @@ pub(super) fn lift(admin: &Admin, name: &str, query: Option<&str>) -> AdminRespo
 
 /// What is not given stays as it is in the cap of this name.
 pub(super) async fn set(admin: &Admin, name: &str, query: Option<&str>) -> AdminResponse {
-    let earlier = admin.ledgers.caps().named(name);
-    let earlier = earlier.as_ref();
-    let of = text_parameter(query, "of").or_else(|| earlier.map(Cap::subject));
+    let current = admin.ledgers.caps().named(name);
+    let current = current.as_ref();
+    let subject = text_parameter(query, "of").or_else(|| current.map(Cap::subject));
     let per = match text_parameter(query, "per") {
         Some(per) => per.parse().map_err(|_| {
             bad_query(format!("per should be one of {}.", CapPeriod::VARIANTS.join(", ")))
         })?,
-        None => earlier.map_or_else(CapPeriod::default, |cap| cap.per),
+        None => current.map_or_else(CapPeriod::default, |cap| cap.per),
     };
     let dollars = match text_parameter(query, "dollars") {
         Some(dollars) => {
             Some(dollars.parse().map_err(|_| bad_query("dollars should be a number.".into()))?)
         }
-        None => earlier.and_then(|cap| cap.dollars),
+        None => current.and_then(|cap| cap.dollars),
     };
     let tokens = number(query, "tokens")?.map(|tokens| tokens as u64);
-    let tokens = tokens.or_else(|| earlier.and_then(|cap| cap.tokens));
-    let raw = RawCap { of, per, dollars, tokens };
+    let tokens = tokens.or_else(|| current.and_then(|cap| cap.tokens));
+    let raw = RawCap { of: subject, per, dollars, tokens };
     let cap = check_cap(name, &raw, CapOrigin::Command).map_err(|faults| {
         let faults: Vec<String> = faults.iter().map(CapFault::text).collect();
         bad_query(faults.join(" "))

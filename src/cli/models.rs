@@ -95,7 +95,7 @@ fn listed(comparison: &TableComparison) -> String {
     }));
     let mut text = format!(
         "{}{compared} names are in both; differences: {}.\nCompared are windows and the prices of input, output and cache reads \
-         at the standard tier. Left out: {with_vendor} names with a vendor, which are prices of gateways, and {} that are not \
+         at the standard tier. Left out: {with_vendor} names with a vendor before them, and {} that are not \
          known here",
         columns(&rows),
         differences.len(),

@@ -16,6 +16,78 @@ use crate::support::http1::{Provider, Wire};
 use crate::support::looking::Looking;
 use crate::support::server::{TestServer, config};
 
+/// What each kind of reply holds beside what a row gives.
+fn envelope(dialect: Dialect) -> Value {
+    match dialect {
+        Dialect::Anthropic => serde_json::json!({
+            "id": "m", "type": "message", "role": "assistant", "stop_reason": "end_turn",
+            "content": [{"type": "text", "text": "Aye."}]
+        }),
+        Dialect::OpenaiChat => serde_json::json!({
+            "id": "c", "object": "chat.completion",
+            "choices": [{
+                "index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Aye."}
+            }]
+        }),
+        Dialect::OpenaiResponses => serde_json::json!({
+            "id": "r", "object": "response", "status": "completed",
+            "output": [{
+                "type": "message", "id": "o", "role": "assistant",
+                "content": [{"type": "output_text", "text": "Aye."}]
+            }]
+        }),
+        Dialect::Gemini => serde_json::json!({
+            "candidates": [{
+                "content": {"role": "model", "parts": [{"text": "Aye."}]}, "finishReason": "STOP"
+            }]
+        }),
+    }
+}
+
+/// `1000*5 + 20*25`: tokens and their prices a million.
+fn sum(terms: &str) -> f64 {
+    let mut total = 0.0;
+    for term in terms.split(" + ") {
+        let (tokens, price) = term.split_once('*').expect("tokens and a price");
+        total += tokens.parse::<f64>().expect("tokens") * price.parse::<f64>().expect("a price");
+    }
+    total / 1e6
+}
+
+/// With the bills of the cases there are more than 60.
+#[test]
+fn bills_are_those_of_price_pages() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/bills.tsv");
+    let table = std::fs::read_to_string(file).expect("bills.tsv");
+    let mut count = 0;
+    for row in table.lines().filter(|row| !row.starts_with('#')).skip(1) {
+        let columns: Vec<&str> = row.split('\t').collect();
+        let [case, path, model, members, terms] = columns[..] else { panic!("{row}") };
+        let dialect = dialect_of(path);
+        let mut reply = envelope(dialect);
+        let members: Value = serde_json::from_str(members).expect("JSON");
+        for (name, value) in members.as_object().expect("members") {
+            reply[name] = value.clone();
+        }
+        let mut reader = ResponseReader::new(dialect, 200, Framing::Unknown, 1 << 20);
+        reader.push(reply.to_string().as_bytes());
+        let usage = reader.finish(BodyEnd::Whole).usage;
+        let bill = Bill {
+            case: case.to_owned(),
+            path: path.to_owned(),
+            model: model.to_owned(),
+            answered: None,
+            usage,
+            dialect,
+            dollars: sum(terms),
+        };
+        let dollars = bill.at("2026-11-27T12:00:00Z");
+        assert!((dollars - bill.dollars).abs() < 5e-7, "{case}: {dollars}, not {terms}");
+        count += 1;
+    }
+    assert!(count >= 46, "{count} bills");
+}
+
 /// A row of `bills.tsv`.
 struct Bill {
     case: String,
@@ -37,16 +109,20 @@ fn bills(name: &str) -> Vec<Bill> {
     table.lines().skip(1).map(|row| bill(name, row)).collect()
 }
 
-fn bill(name: &str, row: &str) -> Bill {
-    let columns: Vec<&str> = row.split('\t').collect();
-    let [case, path, request, reply, _, dollars] = columns[..] else { panic!("{row}") };
-    let read = |file: &str| std::fs::read(folder(name).join(file)).expect("a file of the case");
-    let dialect = match path {
+fn dialect_of(path: &str) -> Dialect {
+    match path {
         path if path.contains("/chat/completions") => Dialect::OpenaiChat,
         path if path.contains("generateContent") => Dialect::Gemini,
         path if path.contains("/responses") => Dialect::OpenaiResponses,
         _ => Dialect::Anthropic,
-    };
+    }
+}
+
+fn bill(name: &str, row: &str) -> Bill {
+    let columns: Vec<&str> = row.split('\t').collect();
+    let [case, path, request, reply, _, dollars] = columns[..] else { panic!("{row}") };
+    let read = |file: &str| std::fs::read(folder(name).join(file)).expect("a file of the case");
+    let dialect = dialect_of(path);
     let body: serde_json::Value = serde_json::from_slice(&read(request)).expect("JSON");
     let in_path = path.split_once("/models/").map(|(_, rest)| rest);
     let in_path = in_path.and_then(|rest| rest.split(':').next()).unwrap_or_default();

@@ -32,6 +32,8 @@ async fn models_facts_are_shown() {
     );
     let step = "$4 input, $15 output, $0.2 cache read, $5 cache write for prompts above 272,000";
     assert!(deepseek.out.contains(step), "{}", deepseek.out);
+    let retiring = run(&["models", "gpt-5"]).await;
+    assert!(retiring.out.contains("  retires:    2026-12-11: its maker"), "{}", retiring.out);
     let json = run(&["models", "gemini-4-argon", "--json"]).await;
     let value: serde_json::Value = serde_json::from_str(&json.out).unwrap();
     assert_eq!(value[0]["price"]["change"]["from"], "2026-12-01");
@@ -70,7 +72,8 @@ async fn table_of_others_is_compared() {
         done.out.lines().map(|line| line.split_whitespace().collect()).collect();
     assert!(lines.contains(&vec!["claude-opus-5", "window", "1000000", "200000"]), "{}", done.out);
     assert!(done.out.contains("names are in both; differences: 1.\n"), "{}", done.out);
-    let left_out = "Left out: 0 names with a vendor, which are prices of gateways, and 1 that are not known here (gpt-9).\n";
+    let left_out =
+        "Left out: 2 names with a vendor before them, and 1 that are not known here (gpt-9).\n";
     assert!(done.out.ends_with(left_out), "{}", done.out);
 }
 

@@ -345,9 +345,9 @@ impl CapSums {
     /// Has these caps from now on. What is spent of those that were there before stays, and so does that they are lifted.
     /// Returns whether `name` is one whose sums begin at 0.
     pub fn replace(&mut self, caps: Vec<Cap>, name: &str) -> bool {
-        let earlier = std::mem::replace(&mut self.caps, caps);
+        let old_caps = std::mem::replace(&mut self.caps, caps);
         let mut numbers = HashMap::new();
-        for (old, cap) in earlier.iter().enumerate() {
+        for (old, cap) in old_caps.iter().enumerate() {
             if let Some(new) = self.caps.iter().position(|one| one.has_sums_of(cap)) {
                 numbers.insert(old, new);
             }

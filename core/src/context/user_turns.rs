@@ -30,8 +30,8 @@ impl UserTurns {
 
     /// When the one began that something at this time belongs to, and its first exchange.
     pub fn at(&self, at: Millis) -> Option<&(Millis, ExchangeId)> {
-        let next = self.0.partition_point(|(began, _)| *began <= at);
-        self.0.get(next.checked_sub(1)?)
+        let count = self.0.partition_point(|(began, _)| *began <= at);
+        self.0.get(count.checked_sub(1)?)
     }
 }
 

@@ -265,11 +265,11 @@ impl Quota {
         let resets_at = self.resets_at?;
         let window = self.kind.window()?;
         let start = resets_at.checked_sub(window)?;
-        let passed = at.checked_sub(start).filter(|passed| *passed >= window / 20)?;
+        let elapsed = at.checked_sub(start).filter(|elapsed| *elapsed >= window / 20)?;
         if self.used <= 0.0 || self.used >= 1.0 {
             return None;
         }
-        let end = start.saturating_add((passed as f64 / self.used) as u64);
+        let end = start.saturating_add((elapsed as f64 / self.used) as u64);
         Some(end).filter(|end| *end < resets_at)
     }
 

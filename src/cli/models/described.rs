@@ -40,6 +40,9 @@ impl KnownModel<'_> {
         lines.push(format!("  tokenizer:  {}", model.family.as_ref()));
         let parts = model.price.as_ref().map_or(vec!["unknown".to_owned()], priced);
         lines.push(format!("  price:      {}", parts.join(&format!("\n{INDENT}"))));
+        if let Some(day) = model.retires {
+            lines.push(format!("  retires:    {day}: its maker offers it no longer from then on"));
+        }
         lines.push(format!("  source:     {}", sourced(sources)));
         lines.join("\n") + "\n"
     }

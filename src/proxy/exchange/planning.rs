@@ -292,6 +292,9 @@ impl LiveExchange<Received> {
         if !model.known && !name.is_empty() {
             proxy.telemetry.unknown_model(&upstream.name, name);
         }
+        if let Some(day) = model.retires_soon(now) {
+            proxy.telemetry.retiring_model(&upstream.name, name, day);
+        }
         model.window = window;
         let reasoning_rule = client.reasoning_rule(&proxy, upstream, &source, name);
         if proxy.knows(&source, Lesson::ReasoningBound) {

@@ -76,7 +76,9 @@ impl Ledgers {
                     unread += 1;
                     continue;
                 };
-                additions.into_iter().for_each(&mut add);
+                for addition in additions {
+                    add(addition);
+                }
             }
             if count < PAGE {
                 return unread;

@@ -56,7 +56,9 @@ impl Ledgers {
         let caps = set_caps.over(self.caps.configured());
         let named = caps.iter().find(|cap| *cap.name == *name).cloned();
         let begins_at_zero = lock(&self.caps.sums).replace(caps, name);
-        if let Some(cap) = named.filter(|_| begins_at_zero) {
+        if let Some(cap) = named
+            && begins_at_zero
+        {
             let mut sums = CapSums::new(vec![cap]);
             let unread = self.add_past_spending(now, &mut sums).await;
             if unread > 0 {

@@ -64,11 +64,11 @@ families! {
         cost: MetricFamily<CostLabels<'static>, Counter> = "plimsoll_cost_dollars_total",
             "What exchanges cost, under the model that is billed, at the prices of their time or by the provider's word (`stated`: for what is unknown).";
         stated: MetricFamily<StatedLabels<'static>, Counter> = "plimsoll_stated_cost_dollars_total",
-            "Exchanges whose price the provider says: by its word (`stated`), and at our prices (`catalogue`). They should grow alike.";
+            "Exchanges whose provider says their price: by its word, and at ours (`catalogue`).";
         tag_cost: MetricFamily<TagLabels<'static>, Counter> = "plimsoll_tag_cost_dollars_total",
-            "What exchanges cost, by each of their tags that `metrics_tags` names.";
+            "What exchanges cost, by tags that `metrics_tags` names.";
         tag_tokens: MetricFamily<TagLabels<'static>, IntCounter> = "plimsoll_tag_tokens_total",
-            "Their tokens, input and output.";
+            "Their tokens.";
         unpriced: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_unpriced_total",
             "Exchanges whose price is not wholly known.";
         served: MetricFamily<ServedLabels<'static>, IntCounter> = "plimsoll_model_served_total",

@@ -73,13 +73,13 @@ impl CatalogueFile {
     fn served(&self, name: &str) -> Option<Model> {
         let (entry, rest) = self.start(name)?;
         let is_same = entry.open && is_serving(rest);
-        is_same.then(|| Model { price: None, ..entry.model.clone() })
+        is_same.then(|| Model { price: None, retires: None, ..entry.model.clone() })
     }
 
     fn guess(&self, name: &str) -> Option<Model> {
         // What follows may name a product of its own (`-highspeed`, `-cyber`, `-flashx`).
         let (entry, _) = self.start(name)?;
-        Some(Model { known: false, price: None, ..entry.model.clone() })
+        Some(Model { known: false, price: None, retires: None, ..entry.model.clone() })
     }
 
     fn family(&self, name: &str) -> Option<Model> {

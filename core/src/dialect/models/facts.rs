@@ -2,6 +2,8 @@
 //!
 //! What nobody says stays as the catalogue has it.
 
+use jiff::civil::Date;
+
 use super::family::Family;
 use super::model::{Model, ReasoningBinding};
 use super::pictures::PictureRule;
@@ -37,6 +39,7 @@ pub struct ModelBehaviour {
     pub prompt_overhead: Option<u64>,
     pub cache_min: Option<u64>,
     pub cache_ttl_s: Option<u64>,
+    pub retires: Option<Date>,
 }
 
 impl ModelOverride {
@@ -64,5 +67,6 @@ impl ModelBehaviour {
         model.prompt_overhead = self.prompt_overhead.unwrap_or(model.prompt_overhead);
         model.cache_min = self.cache_min.unwrap_or(model.cache_min);
         model.cache_ttl_s = self.cache_ttl_s.unwrap_or(model.cache_ttl_s);
+        model.retires = self.retires.or(model.retires);
     }
 }

@@ -2,6 +2,9 @@
 //!
 //! Must not know where it comes from.
 
+use jiff::civil::Date;
+use jiff::tz::Offset;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use super::family::Family;
@@ -67,6 +70,9 @@ pub struct Model {
     /// How long an unused cached prefix lives, seconds; 0 if nothing is promised.
     #[serde(default)]
     pub cache_ttl_s: u64,
+    /// The day from which its maker no longer offers it, as far as that is announced.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub retires: Option<Date>,
     /// The door that the window belongs to.
     #[serde(skip)]
     pub door: Door,
@@ -93,7 +99,18 @@ fn yes() -> bool {
     true
 }
 
+/// How long before its last day a model is warned of, days.
+const NOTICE_DAYS: i64 = 30;
+
 impl Model {
+    /// The day from which it is no longer offered, if that is at most 30 days away, or past. `now`: milliseconds since 1970.
+    pub fn retires_soon(&self, now: u64) -> Option<Date> {
+        let day = self.retires?;
+        let time = Timestamp::from_millisecond(i64::try_from(now).ok()?).ok()?;
+        let notice = time.checked_add(SignedDuration::from_hours(24 * NOTICE_DAYS)).ok()?;
+        if Offset::UTC.to_datetime(notice).date() >= day { Some(day) } else { None }
+    }
+
     /// Safe defaults for a model that is not in the catalogue: a window that most models have today, and
     /// reasoning treated as bound, so that nothing is cut that it may depend on.
     pub fn unknown() -> Self {
@@ -112,6 +129,7 @@ impl Model {
             price: None,
             cache_min: 1024,
             cache_ttl_s: 300,
+            retires: None,
             door: Door::default(),
             is_regional: false,
             has_own_price: false,

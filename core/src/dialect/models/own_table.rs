@@ -2,6 +2,7 @@
 //!
 //! A key that is not known, or a number that cannot be, is told with its model, and the whole table is refused.
 
+use jiff::civil::Date;
 use serde::Deserialize;
 
 use super::checks::{AMOUNT, COUNT, is_count};
@@ -57,6 +58,7 @@ struct Entry {
     prompt_overhead: Option<u64>,
     cache_min: Option<u64>,
     cache_ttl_s: Option<u64>,
+    retires: Option<Date>,
     #[serde(default)]
     aliases: Vec<Box<str>>,
     /// Only the built-in table is asked for names that open weights are served under.
@@ -115,6 +117,7 @@ fn understood(name: &str, entry: toml::Value) -> Result<Vec<ModelOverride>, Stri
             prompt_overhead: entry.prompt_overhead,
             cache_min: entry.cache_min,
             cache_ttl_s: entry.cache_ttl_s,
+            retires: entry.retires,
         },
     };
     let mut overrides = Vec::new();

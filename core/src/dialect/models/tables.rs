@@ -50,7 +50,7 @@ pub struct Difference {
 pub struct TableComparison {
     /// How many names are in both.
     pub compared: usize,
-    /// How many names of the table have a vendor before them: those are prices of gateways.
+    /// How many names of the table have a vendor before them: those may be a gateway's, with its price.
     pub with_vendor: usize,
     /// The other names of the table that the catalogue does not have.
     pub unknown: Vec<Box<str>>,

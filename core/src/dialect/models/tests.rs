@@ -482,6 +482,19 @@ impl Explained {
     }
 }
 
+/// Retirement is told from 30 days before it on, of the model alone: not of a name that only begins like it.
+#[test]
+fn retirement_is_told_in_time() {
+    let catalogue = Catalogue::default();
+    let at = |time: &str| time.parse::<jiff::Timestamp>().unwrap().as_millisecond() as u64;
+    let soon = |name: &str, time: &str| catalogue.model(name, "").retires_soon(at(time)).is_some();
+    assert!(!soon("gpt-5", "2026-11-10T23:59:59Z"));
+    assert!(soon("gpt-5", "2026-11-11T00:00:00Z"));
+    assert!(soon("gpt-5", "2027-06-01T00:00:00Z"), "past");
+    assert!(!soon("gpt-5-highspeed", "2027-06-01T00:00:00Z"), "a guess");
+    assert!(!soon("gpt-6.2-sol", "2027-06-01T00:00:00Z"), "no day is announced");
+}
+
 /// Each difference from two well-known tables has its reason, and no reason is out of date.
 #[test]
 fn differences_from_public_tables_are_explained() {
