@@ -5,14 +5,14 @@
 //! then fragments of known messages (`config/overflow.toml`). Limits of rate and money have similar messages, and
 //! are excluded. Pure; must not know what happens next.
 
-mod chinese;
+mod languages;
 mod sentences;
 
 use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
-use self::chinese::translated;
+use self::languages::translated;
 use super::ProviderError;
 use super::error_message::ErrorMessage;
 use super::numbers::{WINDOWS, number};
@@ -57,6 +57,12 @@ const STATUSES: &[u16] = &[200, 400, 413, 422, 424, 500];
 /// Statuses of errors about keys, money, names and rates.
 const ELSEWHERE: &[u64] = &[401, 402, 403, 404, 429];
 
+/// Whether a number is the status of a refusal: pages of proxies begin with it, and it is no count of tokens.
+fn is_status(number: u64) -> bool {
+    let is_refusal = STATUSES.iter().any(|status| u64::from(*status) == number);
+    ELSEWHERE.contains(&number) || is_refusal && number != 200
+}
+
 /// Whether a response says that the request does not fit.
 pub fn overflow(answer: &ErrorResponse<'_>) -> Option<Overflow> {
     if !STATUSES.contains(&answer.status) {
@@ -85,7 +91,7 @@ fn stated(text: &str, messages: &[ErrorMessage], answer: &ErrorResponse<'_>) -> 
     if statuses.any(|status| ELSEWHERE.contains(&status)) {
         return None;
     }
-    let text = &*translated(text);
+    let text = &translated(text);
     if file.except.iter().any(|pattern| text.contains(&**pattern)) {
         return None;
     }
@@ -161,7 +167,10 @@ impl OverflowFile {
             .text
             .split(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.')));
         // In a sentence, a word without an underscore may be any other word.
-        message.kinds.iter().any(|kind| self.lists(kind) || is_of_context(kind))
+        let mut kinds = message.kinds.iter();
+        kinds.any(|kind| self.lists(kind) || is_of_context(kind))
+            // vLLM's `param` if the prompt is too long.
+            || message.places.iter().any(|place| &**place == "input_tokens")
             || words.any(|word| is_of_context(word) || word.contains('_') && self.lists(word))
     }
 
@@ -224,8 +233,21 @@ fn fits(pattern: &str, text: &str) -> Option<Overflow> {
 
 fn lowercase_text(body: &[u8]) -> String {
     // Some servers escape `>`, `'` or all quotes in an error that they forward.
-    unescaped(body).to_lowercase()
+    ENTITIES.iter().fold(unescaped(body).to_lowercase(), |text, (entity, sign)| {
+        if text.contains('&') { text.replace(entity, sign) } else { text }
+    })
 }
+
+/// Entities of HTML: proxies wrap a message in a page, or quote it so.
+const ENTITIES: [(&str, &str); 7] = [
+    ("&gt;", ">"),
+    ("&lt;", "<"),
+    ("&quot;", "\""),
+    ("&#39;", "'"),
+    ("&#x27;", "'"),
+    ("&nbsp;", " "),
+    ("&amp;", "&"),
+];
 
 /// The same without lowering the case.
 pub(super) fn unescaped(body: &[u8]) -> String {
