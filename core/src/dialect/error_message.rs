@@ -22,6 +22,8 @@ pub(super) struct ErrorMessage {
     pub window: Option<u64>,
     /// The tokens that were counted in the prompt.
     pub input: Option<u64>,
+    /// It is in a list of details beside the message, which quotes the request more often than not.
+    pub is_detail: bool,
 }
 
 /// The longest body without JSON that is taken as a message, bytes.
@@ -75,6 +77,7 @@ fn read(body: &[u8], depth: usize, found: &mut Vec<ErrorMessage>) {
         places: places(named),
         window: number(named, &WINDOW_NAMES),
         input: number(named, &INPUT_NAMES),
+        is_detail: false,
     });
     found.extend(details(named));
     if depth == WRAPPED {
@@ -126,7 +129,9 @@ fn details(error: Value<'_>) -> Vec<ErrorMessage> {
     let texts = violations
         .take(DETAILS)
         .filter_map(|detail| detail.get_text("description").or_else(|| detail.get_text("msg")));
-    texts.map(|text| ErrorMessage { text: text.into(), ..ErrorMessage::default() }).collect()
+    texts
+        .map(|text| ErrorMessage { text: text.into(), is_detail: true, ..ErrorMessage::default() })
+        .collect()
 }
 
 fn kinds(error: Value<'_>) -> Vec<Box<str>> {

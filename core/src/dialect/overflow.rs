@@ -31,6 +31,9 @@ pub struct Overflow {
     /// Nothing but two numbers says so: they have to agree with the estimate.
     #[serde(skip)]
     pub is_inferred: bool,
+    /// It counts the output beside `input`, which is the prompt's alone.
+    #[serde(skip)]
+    pub counts_output: bool,
 }
 
 impl Overflow {
@@ -110,6 +113,7 @@ fn stated(text: &str, messages: &[ErrorMessage], answer: &ErrorResponse<'_>) -> 
         // Numbers that do not explain a refusal are about something else.
         if says.is_too_many || says.input.is_none() {
             overflow.add(says.window, says.input);
+            overflow.counts_output |= says.counts_output;
         }
     }
     for known in file.patterns.iter().filter(|known| known.is_for(answer)) {
@@ -280,7 +284,7 @@ mod tests {
     }
 
     fn seen(window: Option<u64>, input: Option<u64>) -> Option<Overflow> {
-        Some(Overflow { window, input, is_inferred: false })
+        Some(Overflow { window, input, ..Overflow::default() })
     }
 
     #[test]

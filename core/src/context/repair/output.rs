@@ -57,13 +57,18 @@ pub fn refused_output(
         }
         None => request.model.window,
     };
-    let counted = stated.input.map(|count| match count {
-        // Nearer to prompt and output together than to the prompt: it counts the output, too.
-        total if total >= window && window > estimate && total > estimate + requested / 2 => {
-            total.saturating_sub(requested)
+    let counted = match stated.input {
+        // Nearer to prompt and output together than to the prompt: it is the count of both.
+        Some(total)
+            if !stated.counts_output
+                && total >= window
+                && window > estimate
+                && total > estimate.saturating_add(requested / 2) =>
+        {
+            Some(total.saturating_sub(requested))
         }
-        count => count,
-    });
+        counted => counted,
+    };
     let is_of_output = match counted {
         Some(count) => count < window && count.saturating_add(requested) >= window,
         None => estimate < window,

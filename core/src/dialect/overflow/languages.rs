@@ -5,6 +5,9 @@
 //! Japanese and Korean words are found anywhere, because what is around them is not separated; others are whole words,
 //! Russian ones their beginnings. Pure.
 
+use std::collections::HashMap;
+use std::sync::LazyLock;
+
 /// Words of refusals in Chinese, Japanese and Korean, those first that begin with another one. What else is said becomes
 /// blank.
 const UNSEPARATED: &[(&str, &str)] = &[
@@ -147,6 +150,12 @@ const WHOLE: &[(&str, &str)] = &[
     ("", "des der du de la del da do"),
 ];
 
+/// The same by word.
+static BY_WORD: LazyLock<HashMap<&str, &str>> = LazyLock::new(|| {
+    let rows = WHOLE.iter();
+    rows.flat_map(|(english, words)| words.split(' ').map(|word| (word, *english))).collect()
+});
+
 /// Beginnings of words of refusals in Russian, those first that begin with another one.
 const BEGINNINGS: &[(&str, &str)] = &[
     ("слишком", "too"),
@@ -178,16 +187,16 @@ pub(super) fn translated(text: &str) -> String {
     let mut english_text = String::with_capacity(text.len());
     let mut rest = text;
     while let Some(first) = rest.chars().next() {
-        let word = UNSEPARATED.iter().find(|(word, _)| rest.starts_with(word));
-        if let Some((word, english)) = word {
-            english_text.extend([" ", english, " "]);
-            rest = &rest[word.len()..];
-            continue;
-        }
         if is_separated(first) {
             let end = rest.find(|c| !is_separated(c)).unwrap_or(rest.len());
             english_text.push_str(english(&rest[..end]));
             rest = &rest[end..];
+            continue;
+        }
+        let word = UNSEPARATED.iter().find(|(word, _)| rest.starts_with(word));
+        if let Some((word, english)) = word {
+            english_text.extend([" ", english, " "]);
+            rest = &rest[word.len()..];
             continue;
         }
         match first {
@@ -205,9 +214,11 @@ pub(super) fn translated(text: &str) -> String {
 }
 
 fn english(word: &str) -> &str {
-    let whole = WHOLE.iter().find(|(_, words)| words.split(' ').any(|one| one == word));
-    if let Some((english, _)) = whole {
+    if let Some(english) = BY_WORD.get(word) {
         return english;
+    }
+    if word.is_ascii() {
+        return word;
     }
     let beginning = BEGINNINGS.iter().find(|(start, _)| word.starts_with(start));
     beginning.map_or(word, |(_, english)| english)

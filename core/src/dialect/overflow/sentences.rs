@@ -17,6 +17,8 @@ pub(super) struct ContextStatement {
     pub window: Option<u64>,
     /// How many the prompt has; `None` if it is only "about" or "at least" so many.
     pub input: Option<u64>,
+    /// It counts the output, too, apart from the input.
+    pub counts_output: bool,
     /// It is about tokens, or the context.
     pub is_of_tokens: bool,
     /// By these numbers the request does not fit.
@@ -173,7 +175,8 @@ fn counts(tokens: &[Token<'_>]) -> ContextStatement {
     let is_too_many =
         window.is_some() && (sum.max(total) > window || is_of_output || is_beside_output);
     let input = if has_one_of(&words, INEXACT) { None } else { input };
-    ContextStatement { window, input, is_too_many, ..ContextStatement::default() }
+    let counts_output = input.is_some() && output.is_some();
+    ContextStatement { window, input, counts_output, is_too_many, ..ContextStatement::default() }
 }
 
 /// A count that is the sum of an input and an output is of both, whatever the words around it say.

@@ -117,10 +117,13 @@ fn output_fits_beside_prompt() {
 /// asks for `requested`; the known window is 200,000.
 fn gives_way(requested: u64, said: [Option<u64>; 2], estimate: u64) -> Option<[u64; 2]> {
     let [window, input] = said;
-    let stated = Overflow { window, input, ..Overflow::default() };
+    gives_way_to(requested, &Overflow { window, input, ..Overflow::default() }, estimate)
+}
+
+fn gives_way_to(requested: u64, stated: &Overflow, estimate: u64) -> Option<[u64; 2]> {
     let mut scene = asking(requested);
     (scene.model.window, scene.model.known) = (200_000, true);
-    let refusal = refused_output(&scene.request(), &stated, estimate);
+    let refusal = refused_output(&scene.request(), stated, estimate);
     refusal.map(|refusal| [refusal.limit.unwrap(), refusal.count.unwrap()])
 }
 
@@ -163,6 +166,16 @@ fn low_estimate_spares_history() {
             assert!(input.is_none() || count == prompt, "{percent} {input:?}");
         }
     }
+    // The text counts the output apart, so that the prompt alone is too long.
+    let apart = Overflow {
+        window: Some(60_000),
+        input: Some(70_758),
+        counts_output: true,
+        ..Overflow::default()
+    };
+    assert_eq!(gives_way_to(20_000, &apart, 50_542), None);
+    let both = Overflow { counts_output: false, ..apart };
+    assert_eq!(gives_way_to(20_000, &both, 50_542), Some([60_000, 50_758]));
     // More than the window, and too much for an output that was counted, too.
     assert_eq!(gives_way(59_290, [Some(54_450), Some(119_790)], 60_500), None);
     assert_eq!(gives_way(59_290, [Some(54_450), Some(119_790)], 50_000), None);
