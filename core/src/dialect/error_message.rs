@@ -22,6 +22,8 @@ pub(super) struct ErrorMessage {
     pub window: Option<u64>,
     /// The tokens that were counted in the prompt.
     pub input: Option<u64>,
+    /// It is in a list of details beside the message, which quotes the request more often than not.
+    pub is_detail: bool,
 }
 
 /// The longest body without JSON that is taken as a message, bytes.
@@ -62,7 +64,8 @@ fn read(body: &[u8], depth: usize, found: &mut Vec<ErrorMessage>) {
         return;
     };
     let value = root.items().next().unwrap_or(root);
-    let inner = value.get_any(&["error", "errors"]).filter(|error| !error.is_null());
+    let value = value.get("Response").unwrap_or(value);
+    let inner = value.get_any(&["error", "errors", "Error"]);
     let inner = inner.map_or(value, |inner| inner.items().next().unwrap_or(inner));
     let text = message(inner).or_else(|| message(value)).unwrap_or_default();
     let wrapped = json_in(&text).map(str::to_owned);
@@ -74,7 +77,9 @@ fn read(body: &[u8], depth: usize, found: &mut Vec<ErrorMessage>) {
         places: places(named),
         window: number(named, &WINDOW_NAMES),
         input: number(named, &INPUT_NAMES),
+        is_detail: false,
     });
+    found.extend(details(named));
     if depth == WRAPPED {
         return;
     }
@@ -96,17 +101,41 @@ fn json_in(text: &str) -> Option<&str> {
 }
 
 /// Members with the tokens that would fit, and with those that were counted (llama.cpp, ds4).
-const WINDOW_NAMES: [&str; 4] = ["n_ctx", "max_context_length", "context_window", "max_model_len"];
+const WINDOW_NAMES: [&str; 5] =
+    ["n_ctx", "max_context_length", "context_window", "max_model_len", "max_tokens_allowed"];
 const INPUT_NAMES: [&str; 3] = ["n_prompt_tokens", "prompt_tokens", "input_tokens"];
 /// Codes up to here are statuses of HTTP.
 const LAST_STATUS: u64 = 599;
 
+/// Most details of one error that are read.
+const DETAILS: usize = 8;
+
 fn number(error: Value<'_>, names: &[&str]) -> Option<u64> {
-    names.iter().find_map(|name| error.get(name)?.as_u64())
+    let places = [Some(error), error.get("details")];
+    let mut values = places
+        .into_iter()
+        .flatten()
+        .flat_map(|place| names.iter().filter_map(move |name| place.get(name)));
+    values.find_map(|value| value.as_u64().or_else(|| value.text()?.parse().ok()))
+}
+
+/// The texts that an error has in a list beside its message: Google's field violations, Azure's faults of a schema.
+fn details(error: Value<'_>) -> Vec<ErrorMessage> {
+    let details = error.get("details").into_iter().flat_map(|details| details.items());
+    let violations = details.flat_map(|detail| {
+        let fields = detail.get("fieldViolations").into_iter().flat_map(|fields| fields.items());
+        std::iter::once(detail).chain(fields)
+    });
+    let texts = violations
+        .take(DETAILS)
+        .filter_map(|detail| detail.get_text("description").or_else(|| detail.get_text("msg")));
+    texts
+        .map(|text| ErrorMessage { text: text.into(), is_detail: true, ..ErrorMessage::default() })
+        .collect()
 }
 
 fn kinds(error: Value<'_>) -> Vec<Box<str>> {
-    let names = ["type", "code", "status"];
+    let names = ["type", "code", "status", "Code"];
     let mut kinds: Vec<Box<str>> =
         names.iter().filter_map(|name| error.get_text(name)).map(Into::into).collect();
     let detailed = error.get("details").and_then(|details| details.get_text("error_code"));
@@ -135,7 +164,8 @@ fn message(error: Value<'_>) -> Option<Box<str>> {
     if let Some(text) = error.text() {
         return Some(text.into());
     }
-    let named = ["message", "msg", "error_msg"].iter().find_map(|name| error.get_text(name));
+    let named =
+        ["message", "msg", "error_msg", "Message"].iter().find_map(|name| error.get_text(name));
     if let Some(text) = named {
         return Some(text.into());
     }
@@ -189,6 +219,7 @@ mod tests {
             (r#"{"error_code":336103,"error_msg":"No."}"#, "No."),
             (r#"{"base_resp":{"status_code":2013,"status_msg":"No."}}"#, "No."),
             (r#"{"success":false,"errors":[{"message":"No.","code":5021}]}"#, "No."),
+            (r#"{"Response":{"Error":{"Code":"FailedOperation","Message":"No."}}}"#, "No."),
             ("404 page not found\n", "404 page not found\n"),
             ("{}", ""),
             ("", ""),
@@ -214,6 +245,18 @@ mod tests {
         let counted = read(r#"{"error":{"n_ctx":512,"n_prompt_tokens":2009,"code":400}}"#);
         assert_eq!(counted.window, Some(512));
         assert_eq!(counted.input, Some(2009));
+        let detailed =
+            read(r#"{"error":{"details":{"max_tokens_allowed":"512","input_tokens":"2009"}}}"#);
+        assert_eq!(detailed.window, Some(512));
+        assert_eq!(detailed.input, Some(2009));
+    }
+
+    #[test]
+    fn details_in_lists_are_read() {
+        let google = r#"{"error":{"message":"Invalid.","details":[{"@type":"t","fieldViolations":[{"field":"contents","description":"No."}]}]}}"#;
+        assert_eq!(texts(google), ["Invalid.", "No."]);
+        let azure = r#"{"error":{"message":"Invalid.","details":[{"loc":["body"],"msg":"No."}]}}"#;
+        assert_eq!(texts(azure), ["Invalid.", "No."]);
     }
 
     #[test]

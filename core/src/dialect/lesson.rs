@@ -216,6 +216,9 @@ fn built_in() -> &'static LessonFile {
 
 /// The pattern that matches a whole message, with the match.
 fn form(message: &ErrorMessage, status: u16) -> Option<(&'static LessonPattern, PatternMatch)> {
+    if message.is_detail {
+        return None;
+    }
     let text = plain(&message.text);
     let forms = built_in().form.iter().filter(|form| {
         let kinds = &form.kind;

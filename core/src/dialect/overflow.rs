@@ -5,14 +5,14 @@
 //! then fragments of known messages (`config/overflow.toml`). Limits of rate and money have similar messages, and
 //! are excluded. Pure; must not know what happens next.
 
-mod chinese;
+mod languages;
 mod sentences;
 
 use std::sync::OnceLock;
 
 use serde::{Deserialize, Serialize};
 
-use self::chinese::translated;
+use self::languages::translated;
 use super::ProviderError;
 use super::error_message::ErrorMessage;
 use super::numbers::{WINDOWS, number};
@@ -31,6 +31,9 @@ pub struct Overflow {
     /// Nothing but two numbers says so: they have to agree with the estimate.
     #[serde(skip)]
     pub is_inferred: bool,
+    /// It counts the output beside `input`, which is the prompt's alone.
+    #[serde(skip)]
+    pub counts_output: bool,
 }
 
 impl Overflow {
@@ -56,6 +59,12 @@ const STATUSES: &[u16] = &[200, 400, 413, 422, 424, 500];
 
 /// Statuses of errors about keys, money, names and rates.
 const ELSEWHERE: &[u64] = &[401, 402, 403, 404, 429];
+
+/// Whether a number is the status of a refusal: pages of proxies begin with it, and it is no count of tokens.
+fn is_status(number: u64) -> bool {
+    let is_refusal = STATUSES.iter().any(|status| u64::from(*status) == number);
+    ELSEWHERE.contains(&number) || is_refusal && number != 200
+}
 
 /// Whether a response says that the request does not fit.
 pub fn overflow(answer: &ErrorResponse<'_>) -> Option<Overflow> {
@@ -85,7 +94,7 @@ fn stated(text: &str, messages: &[ErrorMessage], answer: &ErrorResponse<'_>) -> 
     if statuses.any(|status| ELSEWHERE.contains(&status)) {
         return None;
     }
-    let text = &*translated(text);
+    let text = &translated(text);
     if file.except.iter().any(|pattern| text.contains(&**pattern)) {
         return None;
     }
@@ -104,6 +113,7 @@ fn stated(text: &str, messages: &[ErrorMessage], answer: &ErrorResponse<'_>) -> 
         // Numbers that do not explain a refusal are about something else.
         if says.is_too_many || says.input.is_none() {
             overflow.add(says.window, says.input);
+            overflow.counts_output |= says.counts_output;
         }
     }
     for known in file.patterns.iter().filter(|known| known.is_for(answer)) {
@@ -161,7 +171,10 @@ impl OverflowFile {
             .text
             .split(|c: char| !(c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.')));
         // In a sentence, a word without an underscore may be any other word.
-        message.kinds.iter().any(|kind| self.lists(kind) || is_of_context(kind))
+        let mut kinds = message.kinds.iter();
+        kinds.any(|kind| self.lists(kind) || is_of_context(kind))
+            // vLLM's `param` if the prompt is too long.
+            || message.places.iter().any(|place| &**place == "input_tokens")
             || words.any(|word| is_of_context(word) || word.contains('_') && self.lists(word))
     }
 
@@ -224,8 +237,21 @@ fn fits(pattern: &str, text: &str) -> Option<Overflow> {
 
 fn lowercase_text(body: &[u8]) -> String {
     // Some servers escape `>`, `'` or all quotes in an error that they forward.
-    unescaped(body).to_lowercase()
+    ENTITIES.iter().fold(unescaped(body).to_lowercase(), |text, (entity, sign)| {
+        if text.contains('&') { text.replace(entity, sign) } else { text }
+    })
 }
+
+/// Entities of HTML: proxies wrap a message in a page, or quote it so.
+const ENTITIES: [(&str, &str); 7] = [
+    ("&gt;", ">"),
+    ("&lt;", "<"),
+    ("&quot;", "\""),
+    ("&#39;", "'"),
+    ("&#x27;", "'"),
+    ("&nbsp;", " "),
+    ("&amp;", "&"),
+];
 
 /// The same without lowering the case.
 pub(super) fn unescaped(body: &[u8]) -> String {
@@ -258,7 +284,7 @@ mod tests {
     }
 
     fn seen(window: Option<u64>, input: Option<u64>) -> Option<Overflow> {
-        Some(Overflow { window, input, is_inferred: false })
+        Some(Overflow { window, input, ..Overflow::default() })
     }
 
     #[test]

@@ -41,7 +41,7 @@ fn overflow_in_reply_is_detected() {
     let full = error("context_length_exceeded", "Your input exceeds the context window of it.");
     assert_eq!(sign(&full, &small), Some(OverflowSign::InReply));
     let long = error("invalid_request_error", "prompt is too long: 210 tokens > 200 maximum");
-    let reported = Overflow { window: Some(200), input: Some(210), is_inferred: false };
+    let reported = Overflow { window: Some(200), input: Some(210), ..Overflow::default() };
     let seen = detected(&long, Purpose::Turn, &OverflowEvidence::default()).unwrap();
     assert_eq!(seen.sign, OverflowSign::InReply);
     assert_eq!(seen.reported, reported);
@@ -184,7 +184,7 @@ fn overflow_message_far_above_estimate_is_not_believed() {
         crate::dialect::read(crate::dialect::Dialect::Anthropic, "/v1/messages", body.as_bytes())
     };
     let plain = sent(r#""Look.""#);
-    let of = |window, input| Overflow { window, input, is_inferred: false };
+    let of = |window, input| Overflow { window, input, ..Overflow::default() };
     let is_wild = |reported: Overflow| {
         contradicts(
             &reported,
@@ -260,7 +260,7 @@ fn overflow_without_numbers_is_not_believed_of_small_request() {
 #[test]
 fn overflow_report_is_complete() {
     let report = |sign, input, window, saved| {
-        OverflowReport { sign, reported: Overflow { window, input, is_inferred: false }, saved }
+        OverflowReport { sign, reported: Overflow { window, input, ..Overflow::default() }, saved }
             .to_string()
     };
     let refused = report(OverflowSign::Refused, Some(2_100), Some(2_000), false);
@@ -281,7 +281,7 @@ fn overflow_report_is_complete() {
 #[test]
 fn inferred_numbers_must_be_near() {
     let near = |window, input, max_output| {
-        let stated = Overflow { window, input, is_inferred: true };
+        let stated = Overflow { window, input, is_inferred: true, ..Overflow::default() };
         is_near(&stated, 60_000, max_output)
     };
     assert!(near(Some(54_450), Some(60_500), None));

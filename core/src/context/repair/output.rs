@@ -16,6 +16,9 @@ use crate::wire::splice;
 const BELIEVED: std::ops::RangeInclusive<u64> = 128..=10_000_000;
 /// The margin beside an estimate: 1/50 of it, and at least 64 tokens.
 const MARGIN: (u64, u64) = (50, 64);
+/// After a refusal that does not count the prompt, it is taken as larger than its estimate by 1/4: another refusal would
+/// cost history.
+const LOW: u64 = 4;
 
 pub(super) fn propose(request: &PlanRequest<'_>, refusal: &Refusal) -> Option<Fact> {
     let limit = refusal.limit.filter(|limit| BELIEVED.contains(limit))?;
@@ -36,23 +39,42 @@ pub(super) fn propose(request: &PlanRequest<'_>, refusal: &Refusal) -> Option<Fa
     if requested > bound { Some(decided(request, repair)) } else { None }
 }
 
-/// An overflow as a refusal of the output limit, if the prompt fits with less of it.
+/// An overflow as a refusal of the output limit, if prompt and requested output together are too many while the prompt
+/// alone fits, by the provider's count or else by the estimate. History is cut only if the next refusal says so, too.
 pub fn refused_output(
     request: &PlanRequest<'_>,
     stated: &Overflow,
     estimate: u64,
 ) -> Option<Refusal> {
-    // If the message does not name the window, the known one decides.
+    let least = request.policy.heal.min_output;
+    let requested = request.conversation.max_output.filter(|requested| *requested > least)?;
     let window = match stated.window {
         Some(window) => window,
-        None if request.model.known => request.model.window,
-        None => return None,
+        None if !request.model.known => return None,
+        // The known window would hold both, so that the upstream's is smaller: only the least output is left.
+        None if at_most(estimate).saturating_add(requested) < request.model.window => {
+            with_margin(estimate).saturating_add(least)
+        }
+        None => request.model.window,
     };
-    let input = stated.input.unwrap_or_else(|| with_margin(estimate));
-    let requested = request.conversation.max_output?;
-    let is_of_output = input < window
-        && input.saturating_add(requested) >= window
-        && requested > request.policy.heal.min_output;
+    let counted = match stated.input {
+        // Nearer to prompt and output together than to the prompt: it is the count of both.
+        Some(total)
+            if !stated.counts_output
+                && total >= window
+                && window > estimate
+                && total > estimate.saturating_add(requested / 2) =>
+        {
+            Some(total.saturating_sub(requested))
+        }
+        counted => counted,
+    };
+    let is_of_output = match counted {
+        Some(count) => count < window && count.saturating_add(requested) >= window,
+        None => estimate < window,
+    };
+    // The refusal proves that the prompt has more tokens than the window leaves beside the requested output.
+    let proven = estimate.max(window.saturating_sub(requested));
     if !is_of_output {
         return None;
     }
@@ -61,9 +83,14 @@ pub fn refused_output(
         detail: Some(RefusalDetail::Window),
         place: None,
         limit: Some(window),
-        count: stated.input,
+        count: Some(counted.unwrap_or(at_most(proven))),
         name: None,
     })
+}
+
+/// The tokens of a prompt with this estimate, which is too low at times.
+fn at_most(estimate: u64) -> u64 {
+    estimate.saturating_add(estimate / LOW)
 }
 
 fn with_margin(estimate: u64) -> u64 {

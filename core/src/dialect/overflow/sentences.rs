@@ -5,6 +5,7 @@
 //! resulted in"), both together ("you requested"), output ("in the completion"), or something else ("images"). So no
 //! list of messages is needed. Pure; the caller compares the numbers with the request.
 
+use super::is_status;
 use crate::dialect::numbers::{WINDOWS, number};
 
 /// What a text says about the context.
@@ -16,6 +17,8 @@ pub(super) struct ContextStatement {
     pub window: Option<u64>,
     /// How many the prompt has; `None` if it is only "about" or "at least" so many.
     pub input: Option<u64>,
+    /// It counts the output, too, apart from the input.
+    pub counts_output: bool,
     /// It is about tokens, or the context.
     pub is_of_tokens: bool,
     /// By these numbers the request does not fit.
@@ -55,7 +58,7 @@ const UNIT: usize = 3;
 
 const LIMIT: &str = "maximum max limit limits limited window only supports support up allowed most capacity cannot \
     must than context available configured n_ctx max_seq_len max_model_len max_context_length max_input_tokens \
-    max_num_tokens max_length";
+    max_num_tokens max_length session_len";
 const INPUT: &str = "prompt input inputs messages request requested contains contained has have given received \
     passed resulted got current sent length count conversation history keep n_keep prompt_tokens input_tokens";
 /// Behind a number: "you requested 5000 tokens in the messages".
@@ -73,6 +76,11 @@ const OF_WINDOW: &str = "context window max_model_len";
 const EXCEEDS: &str =
     "exceed exceeds exceeded exceeding larger longer greater reached overflow overflows overflowed";
 
+/// Words of a text that is about tokens.
+const OF_TOKENS: &str = "context n_ctx sequence";
+/// Before "fit": "does not fit into the context window".
+const NOT: &str = "not cannot doesn't don't won't can't";
+
 /// Words beside two numbers of which the larger one is too many.
 const EXCESS: &str = "too over more beyond than fit fits limit";
 
@@ -88,7 +96,7 @@ pub(super) fn read(text: &str) -> ContextStatement {
     });
     let counts = counts(&tokens);
     let mut words = tokens.iter().filter_map(Token::word);
-    let is_of_tokens = words.any(|word| word.contains("token") || is_one_of("context n_ctx", word));
+    let is_of_tokens = words.any(|word| word.contains("token") || is_one_of(OF_TOKENS, word));
     ContextStatement { is_too_long, is_of_tokens, ..counts }
 }
 
@@ -96,14 +104,21 @@ fn says_too_long(words: &[&str]) -> bool {
     let is_too_long = words.windows(2).any(|pair| pair == ["too", "long"]);
     let is_too_large =
         words.windows(2).any(|pair| pair == ["too", "large"] || pair == ["too", "big"]);
-    let is_measured =
-        words.windows(2).any(|pair| pair[0] == "context" && is_one_of(MEASURES, pair[1]));
-    let is_of_prompt = has_one_of(words, SUBJECTS);
+    let is_measured = words.windows(2).any(|pair| {
+        pair[0] == "context" && is_one_of(MEASURES, pair[1])
+            // "максимальная длина контекста"
+            || pair[1] == "context" && is_one_of("length window", pair[0])
+    });
+    let is_of_prompt = has_one_of(words, SUBJECTS)
+        || words.windows(2).any(|pair| pair == ["tokens", "in"]) && words.contains(&"request");
+    let is_unfit = words.windows(2).any(|pair| is_one_of(NOT, pair[0]) && pair[1] == "fit");
     let says_long = is_too_long && (is_of_prompt || words.contains(&"context"))
         || is_too_large && has_one_of(words, "prompt context conversation");
-    let says_exceeds =
-        has_one_of(words, EXCEEDS) && (is_measured || is_of_prompt && has_one_of(words, MEASURES));
-    (says_long || says_exceeds) && !has_one_of(words, OTHER)
+    let is_exceeded =
+        has_one_of(words, EXCEEDS) || words.windows(2).any(|pair| pair == ["more", "than"]);
+    let says_exceeds = is_exceeded && (is_measured || is_of_prompt && has_one_of(words, MEASURES));
+    let says_unfit = is_unfit && is_measured;
+    (says_long || says_exceeds || says_unfit) && !has_one_of(words, OTHER)
 }
 
 /// The tokens that a text names.
@@ -113,6 +128,7 @@ fn counts(tokens: &[Token<'_>]) -> ContextStatement {
     for (at, token) in tokens.iter().enumerate() {
         if let Token::Number(number) = *token
             && WINDOWS.contains(&number)
+            && !is_status(number)
         {
             let mention = found.iter().find(|(_, other)| *other == number);
             // A prompt without output is all there is; else the first mention says what it is.
@@ -129,6 +145,7 @@ fn counts(tokens: &[Token<'_>]) -> ContextStatement {
     {
         *role = NumberRole::Other;
     }
+    add_up(&mut found);
     let mut window = with_role(&found, NumberRole::Limit).next();
     let mut total = with_role(&found, NumberRole::Total).max();
     let output = with_role(&found, NumberRole::Output).next();
@@ -158,7 +175,23 @@ fn counts(tokens: &[Token<'_>]) -> ContextStatement {
     let is_too_many =
         window.is_some() && (sum.max(total) > window || is_of_output || is_beside_output);
     let input = if has_one_of(&words, INEXACT) { None } else { input };
-    ContextStatement { window, input, is_too_many, ..ContextStatement::default() }
+    let counts_output = input.is_some() && output.is_some();
+    ContextStatement { window, input, counts_output, is_too_many, ..ContextStatement::default() }
+}
+
+/// A count that is the sum of an input and an output is of both, whatever the words around it say.
+fn add_up(found: &mut [(NumberRole, u64)]) {
+    let outputs: Vec<u64> = with_role(found, NumberRole::Output).collect();
+    let inputs: Vec<u64> = with_role(found, NumberRole::Input).collect();
+    let sums: Vec<u64> = inputs
+        .iter()
+        .flat_map(|input| outputs.iter().map(|output| input.saturating_add(*output)))
+        .collect();
+    for (role, number) in found {
+        if *role == NumberRole::Input && sums.contains(number) {
+            *role = NumberRole::Total;
+        }
+    }
 }
 
 /// The limit and what is more than it, where the words around the numbers do not say so: the larger one is too many.
@@ -183,14 +216,17 @@ fn role(tokens: &[Token<'_>], at: usize) -> NumberRole {
     let words_behind = words_after(&tokens[at + 1..]);
     let is_other = has_one_of(&words_in_front[..words_in_front.len().min(UNIT)], OTHER)
         || has_one_of(&words_behind[..words_behind.len().min(UNIT)], OTHER);
-    let is_of_output = speaks_of_output(&words_in_front)
-        && !has_one_of(&words_in_front, INPUT)
-        && !has_one_of(&words_in_front, OF_WINDOW);
+    // "Requested generation length 500": the nearest words count.
+    let nearest = &words_in_front[..words_in_front.len().min(2)];
+    let is_of_output = speaks_of_output(nearest) && !has_one_of(nearest, LIMIT)
+        || speaks_of_output(&words_in_front)
+            && !has_one_of(&words_in_front, INPUT)
+            && !has_one_of(&words_in_front, OF_WINDOW);
     let next_word = words_behind.iter().find(|word| !word.starts_with("token"));
     match (sign(tokens[..at].iter().rev()), sign(tokens[at + 1..].iter())) {
         // `<400>`: a status.
         (Some('<'), Some('>')) => NumberRole::Other,
-        _ if is_other => NumberRole::Other,
+        _ if is_other || words_in_front.first() == Some(&"id") => NumberRole::Other,
         _ if speaks_of_output(&words_behind) => NumberRole::Output,
         _ if next_word.is_some_and(|next_word| is_one_of(LIMIT, next_word)) => NumberRole::Limit,
         _ if is_of_output => NumberRole::Output,

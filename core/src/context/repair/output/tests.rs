@@ -113,30 +113,72 @@ fn output_fits_beside_prompt() {
     assert_eq!(lowered_output(&scene.request(), &scene.known()), Some(4_096));
 }
 
+/// What the provider says, and the window and prompt that the output must fit into, in a request of `estimate` tokens that
+/// asks for `requested`; the known window is 200,000.
+fn gives_way(requested: u64, said: [Option<u64>; 2], estimate: u64) -> Option<[u64; 2]> {
+    let [window, input] = said;
+    gives_way_to(requested, &Overflow { window, input, ..Overflow::default() }, estimate)
+}
+
+fn gives_way_to(requested: u64, stated: &Overflow, estimate: u64) -> Option<[u64; 2]> {
+    let mut scene = asking(requested);
+    (scene.model.window, scene.model.known) = (200_000, true);
+    let refusal = refused_output(&scene.request(), stated, estimate);
+    refusal.map(|refusal| [refusal.limit.unwrap(), refusal.count.unwrap()])
+}
+
 /// An overflow is one of the output if the prompt fits: by the provider's count, else by the estimate in the window that
 /// it names, else in the one that is known.
 #[test]
 fn output_gives_way_if_prompt_fits() {
-    let of = |requested, window, input, estimate| {
-        let stated = Overflow { window, input, is_inferred: false };
-        let mut scene = asking(requested);
-        (scene.model.window, scene.model.known) = (200_000, true);
-        let refusal = refused_output(&scene.request(), &stated, estimate);
-        refusal.map(|refusal| (refusal.limit.unwrap(), refusal.count))
-    };
-    let fits = |window, input| Some((window, input));
-    assert_eq!(of(59_290, Some(116_000), Some(60_500), 55_000), fits(116_000, Some(60_500)));
-    assert_eq!(of(59_290, Some(54_450), Some(60_500), 55_000), None, "the prompt is too long");
-    assert_eq!(of(4_096, Some(64_000), Some(60_500), 60_500), None, "it asks for the least");
-    assert_eq!(of(59_290, Some(116_000), None, 60_500), fits(116_000, None));
-    assert_eq!(of(59_290, Some(54_450), None, 60_500), None);
-    // No number: the known window decides.
-    assert_eq!(of(64_000, None, None, 175_421), fits(200_000, None));
-    assert_eq!(of(64_000, None, None, 100_000), None, "both would fit");
-    assert_eq!(of(64_000, None, None, 199_000), None);
+    let fits = |window, input| Some([window, input]);
+    for (requested, window, input, estimate, expected) in [
+        (59_290, Some(116_000), Some(60_500), 55_000, fits(116_000, 60_500)),
+        (59_290, Some(54_450), Some(60_500), 55_000, None),
+        (4_096, Some(64_000), Some(60_500), 60_500, None),
+        (59_290, Some(116_000), None, 60_500, fits(116_000, 75_625)),
+        (59_290, Some(54_450), None, 60_500, None),
+        // No number: the known window decides.
+        (64_000, None, None, 175_421, fits(200_000, 219_276)),
+        (64_000, None, None, 200_000, None),
+        // It would hold both, so that the real one is smaller.
+        (64_000, None, None, 100_000, fits(102_000 + 4_096, 125_000)),
+    ] {
+        let found = gives_way(requested, [window, input], estimate);
+        assert_eq!(found, expected, "{requested} {window:?} {input:?} {estimate}");
+    }
     let mut unknown = asking(64_000);
     (unknown.model.window, unknown.model.known) = (200_000, false);
     assert_eq!(refused_output(&unknown.request(), &Overflow::default(), 175_421), None);
+}
+
+/// The same refusal by a provider that counts up to a quarter more than we do, or a tenth less: with its count, with that
+/// of prompt and output together (Cerebras, AI21), and without any (vLLM's "at least", OpenRouter's "about").
+#[test]
+fn low_estimate_spares_history() {
+    for percent in [90, 100, 106, 115, 124] {
+        let prompt = 50_542 * percent / 100;
+        let window = prompt + 59_290 - 600;
+        for input in [Some(prompt), Some(prompt + 59_290), None] {
+            let [limit, count] = gives_way(59_290, [Some(window), input], 50_542).unwrap();
+            assert_eq!(limit, window, "{percent} {input:?}");
+            assert!(count >= prompt, "{percent} {input:?}: refused again");
+            assert!(input.is_none() || count == prompt, "{percent} {input:?}");
+        }
+    }
+    // The text counts the output apart, so that the prompt alone is too long.
+    let apart = Overflow {
+        window: Some(60_000),
+        input: Some(70_758),
+        counts_output: true,
+        ..Overflow::default()
+    };
+    assert_eq!(gives_way_to(20_000, &apart, 50_542), None);
+    let both = Overflow { counts_output: false, ..apart };
+    assert_eq!(gives_way_to(20_000, &both, 50_542), Some([60_000, 50_758]));
+    // More than the window, and too much for an output that was counted, too.
+    assert_eq!(gives_way(59_290, [Some(54_450), Some(119_790)], 60_500), None);
+    assert_eq!(gives_way(59_290, [Some(54_450), Some(119_790)], 50_000), None);
 }
 
 /// A limit that another request's refusal named is applied before this one is refused (`docs/healing.md` "Learned
