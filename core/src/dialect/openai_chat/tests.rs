@@ -786,6 +786,23 @@ fn odd_chunks_are_survived() {
 }
 
 #[test]
+fn each_of_several_replies_must_end() {
+    let both = r#"{"id":"c","choices":[{"index":0,"delta":{"content":"a"}},{"index":1,"delta":{"content":"b"}}]}"#;
+    let second = FINISH.replace(r#""index":0"#, r#""index":1"#);
+    let is_complete = |events: &[&str], several| {
+        let framing = Framing::Events;
+        let reader = ResponseReader::new(Dialect::OpenaiChat, 200, framing, 1 << 20);
+        let mut reader = reader.with_several(several);
+        reader.push(&bytes_of(events));
+        reader.finish(BodyEnd::Whole).complete
+    };
+    assert!(!is_complete(&[both, FINISH, "[DONE]"], true));
+    assert!(is_complete(&[both, FINISH, &second, "[DONE]"], true));
+    assert!(is_complete(&[both, FINISH, "[DONE]"], false), "choices of one reply");
+    assert!(is_complete(&[FINISH, "[DONE]"], true), "a server without `n`");
+}
+
+#[test]
 fn of_several_replies_last_one_counts() {
     let other = |inner: &str| delta(inner).replace(r#""id":"c""#, r#""id":"d""#);
     let all =
