@@ -6,6 +6,7 @@ use http::HeaderMap;
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter};
 
+use super::count::Count;
 use crate::wire::json::Value;
 
 /// Beside the tokens: what else decides about the price of a reply. Where each dialect says it:
@@ -82,6 +83,8 @@ const BILLION: f64 = 1e9;
 const TICKS: f64 = 1e10;
 /// A reply that claims to cost more than this, US dollars, is mistaken.
 const MOST: f64 = 1e5;
+/// No reply makes more searches than this.
+const MOST_SEARCHES: u64 = 1_000;
 
 impl ServiceTier {
     /// The tier that a provider calls so: OpenAI's `service_tier`, Anthropic's `service_tier` and `speed`, Google's
@@ -143,8 +146,20 @@ impl Billing {
 
     /// Counts searches; reports are cumulative.
     pub(super) fn grow_searches(&mut self, searches: Option<Value<'_>>) {
-        let searches = searches.and_then(|searches| searches.as_u64()).unwrap_or(0);
-        self.searches = self.searches.max(searches);
+        let searches = Count::from_member(searches);
+        // A number that is no count stays one that cannot be, until the end of the reply.
+        let unknown = if searches.is_unknown() { u64::MAX } else { 0 };
+        self.searches = self.searches.max(searches.value().unwrap_or(unknown));
+    }
+
+    /// Forgets a number of searches that cannot be, and returns whether there was one: they have a fee that nobody knows.
+    pub(super) fn forget_impossible(&mut self) -> bool {
+        let has_impossible = self.searches > MOST_SEARCHES;
+        if has_impossible {
+            self.searches = 0;
+            self.grow_unmetered(1);
+        }
+        has_impossible
     }
 
     /// Counts calls of tools whose price the reply does not tell; reports are cumulative.

@@ -185,7 +185,8 @@ impl Usage {
     }
 
     /// Forgets counts that cannot be, and returns whether there were any: more tokens than one call can have, or
-    /// than a hundred calls where tools ran at the provider. What is a share of such a count is unknown, too.
+    /// than a hundred calls where tools ran at the provider; more searches than one reply makes; a share that is
+    /// larger than its whole. What is a share of such a count is unknown, too.
     pub fn forget_impossible(&mut self, limit: CountLimit) -> bool {
         let sums = self.hosted_tools || self.last_call.is_some();
         let maximum = if sums { limit.0.saturating_mul(MOST_CALLS) } else { limit.0 };
@@ -215,6 +216,8 @@ impl Usage {
         for share in shares {
             has_impossible |= share.take_if(|count| *count > maximum).is_some();
         }
+        has_impossible |= self.forget_large_shares();
+        has_impossible |= self.billing.forget_impossible();
         // What was cleared may have been larger than the window.
         let most_cleared = limit.0.saturating_mul(MOST_CALLS);
         has_impossible |=
@@ -224,6 +227,21 @@ impl Usage {
             has_impossible |= attempt.usage.forget_impossible(CountLimit::ANY);
         }
         has_impossible
+    }
+
+    fn forget_large_shares(&mut self) -> bool {
+        let mut has_large = false;
+        for (share, whole) in [
+            (&mut self.reasoning, self.output),
+            (&mut self.cache_read, self.input),
+            (&mut self.cache_write, self.input),
+            (&mut self.tool_use_prompt, self.input),
+        ] {
+            has_large |= share.take_if(|share| whole.is_some_and(|whole| *share > whole)).is_some();
+        }
+        let written = self.cache_write.or(self.input);
+        let long = &mut self.cache_write_long;
+        has_large | long.take_if(|long| written.is_some_and(|whole| *long > whole)).is_some()
     }
 }
 

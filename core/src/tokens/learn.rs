@@ -149,6 +149,10 @@ const MORE: f64 = 3.0;
 /// that a text is assumed to be counted correctly. Small texts say little about large ones, which may be of
 /// another kind.
 const REACH: f64 = 2.0;
+/// What is shared learns nothing from a count above this many times ours and what a server may add of its own to
+/// every prompt, tokens: whoever answers for one user must not raise what others' requests are estimated at.
+const ABSURD: u64 = 4;
+const ADDED_BY_SERVER: u64 = 2_048;
 
 impl EstimatorState {
     /// The state in which nothing has been learned.
@@ -341,6 +345,9 @@ impl EstimatorState {
     /// The state after `actual` input tokens were reported for `seen`, which was estimated as `guess`.
     #[must_use]
     pub fn after(mut self, seen: &Observation, guess: &CostPrediction, actual: u64) -> Self {
+        if is_absurd(seen, actual) {
+            return self;
+        }
         if let Some(head) = seen.new_content.head {
             let rest =
                 seen.counted[guess.retention as usize].saturating_sub(seen.new_content.headed);
@@ -535,6 +542,12 @@ pub(crate) fn uncounted_after(before: &CostPrediction, actual: u64) -> u64 {
     }
     // If it cost more than all that is taken to count, some of the rest counts again.
     before.uncounted.saturating_add(reads).saturating_sub(actual)
+}
+
+fn is_absurd(seen: &Observation, actual: u64) -> bool {
+    // Our own count, which no earlier report has moved for a first call.
+    let ours = seen.counted.into_iter().max().unwrap_or(0);
+    actual > ours.saturating_mul(ABSURD).saturating_add(ADDED_BY_SERVER)
 }
 
 fn is_evidence(was: &ByRetention<f32>) -> bool {
@@ -981,6 +994,27 @@ mod tests {
         };
         assert_eq!(guessed(1), 23_456);
         assert_eq!(guessed(2), 20_000);
+    }
+
+    #[test]
+    fn absurd_count_teaches_nothing() {
+        let first = |counted| Observation {
+            new_content: NewContent { head: Some(1), ..NewContent::default() },
+            counted: [counted; RETENTIONS],
+            ..Observation::default()
+        };
+        let fresh = EstimatorState::new(Family::O200k);
+        let taught = |counted, actual| {
+            let seen = first(counted);
+            let guess = fresh.guess(&seen, ByRetention::default());
+            let learned = fresh.clone().after(&seen, &guess, actual);
+            learned.guess(&first(50_000), ByRetention::default()).tokens
+        };
+        assert_eq!(taught(8, 120_000), 50_000);
+        assert_eq!(taught(20_000, 190_000), 50_000);
+        // Instructions of the server's own, and a tokenizer that makes more of the text.
+        assert_eq!(taught(8, 1_508), 51_500);
+        assert_eq!(taught(20_000, 60_000), 90_000);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Removes the traces of usage that Plimsoll requested from a stream (`docs/protocols.md` 2.1).
 //!
 //! If a client of Chat Completions did not ask for usage, Plimsoll does, and hides the result: the extra
-//! chunk, and the `"usage":null` members of hosts that send them only on request. What else such a chunk says
-//! reaches the client, and so does usage beside content or a finish reason, which the upstream sends on its own.
+//! chunk, usage in any other, and the `"usage":null` members of hosts that send them only on request. What else such
+//! a chunk says reaches the client, and so does usage beside a choice at hosts that send it on their own.
 //! Everything else is forwarded at once; only the unfinished end of an event waits for its rest.
 
 use std::sync::Arc;
@@ -28,6 +28,17 @@ pub(super) const MOST_AT_ONCE: usize = 16 * HOLD;
 /// always send it (`docs/protocols.md` 2.1).
 const NULL_IF_REQUESTED: [&str; 3] =
     ["api.openai.com", ".openai.azure.com", ".services.ai.azure.com"];
+
+/// Hosts whose streams have usage beside a choice also if nobody requested it (`docs/protocols.md` 2.1).
+const UNREQUESTED: [&str; 7] = [
+    "api.mistral.ai",
+    "api.groq.com",
+    "api.deepseek.com",
+    "api.x.ai",
+    "api.perplexity.ai",
+    "api.fireworks.ai",
+    "api.z.ai",
+];
 
 /// The members that each chunk has, whatever it is about.
 const ENVELOPE: [&str; 11] = [
@@ -63,6 +74,8 @@ pub(crate) struct UsageStrip {
     document: Document,
     /// `"usage":null` is there only because we requested usage.
     adds_null: bool,
+    /// Usage beside a choice is there also without our request.
+    is_unrequested: bool,
     /// A finish reason was seen: the usage that we requested comes after it.
     finished: bool,
     /// The last bytes of an event that is too long, whose beginning was forwarded.
@@ -83,6 +96,7 @@ impl UsageStrip {
             memory: memory.guard(MemoryKind::Reply),
             document: Document::default(),
             adds_null: adds_null_usage(host),
+            is_unrequested: UNREQUESTED.iter().any(|known| host.eq_ignore_ascii_case(known)),
             finished: false,
             passing: None,
         })
@@ -181,7 +195,10 @@ impl UsageStrip {
     }
 
     fn is_requested(&self, root: &Value<'_>) -> bool {
-        // The usage that we requested stands in a chunk for itself, without a choice or, after the finish
+        if !self.is_unrequested {
+            return true;
+        }
+        // There, the usage that we requested stands in a chunk for itself, without a choice or, after the finish
         // reason, with one that says nothing.
         let mut choices = root.get("choices").into_iter().flat_map(|choices| choices.items());
         match choices.next() {

@@ -547,9 +547,12 @@ impl<'a> PartScale<'a> {
 
 fn head_of(conversation: &Conversation, body: &[u8]) -> u128 {
     let parts = conversation.system.iter().filter(|part| part.key.is_some());
-    let keys = parts
-        .chain(&conversation.tools)
-        .map(|part| part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.slice(body))));
+    let keys = parts.chain(&conversation.tools).flat_map(|part| {
+        let key = part.key.unwrap_or_else(|| PartKey::of_bytes(part.span.slice(body)));
+        // A tool that is not loaded costs something else: twice its key is another digest.
+        let times = if part.audience == Audience::Nobody { 2 } else { 1 };
+        std::iter::repeat_n(key, times)
+    });
     keys.fold(Chain::START, Chain::then).0
 }
 

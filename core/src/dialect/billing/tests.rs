@@ -58,6 +58,17 @@ fn messages_count_searches() {
 }
 
 #[test]
+fn impossible_searches_have_untold_fee() {
+    for number in ["9223372036854775808", "4000000000", "-1", "0.5", "1e300"] {
+        let tools = format!(r#""server_tool_use":{{"web_search_requests":{number}}}"#);
+        let usage = format!(r#""usage":{{"prompt_tokens":9,"completion_tokens":1,{tools}}}"#);
+        for billing in [message(&tools), completion(&usage)] {
+            assert_eq!((billing.searches, billing.unmetered), (0, 1), "{number}");
+        }
+    }
+}
+
+#[test]
 fn completions_say_their_tier_beside_usage() {
     let usage = r#""usage":{"prompt_tokens":9,"completion_tokens":1,"prompt_tokens_details":{"audio_tokens":4}}"#;
     let flex = completion(&format!(r#""service_tier":"flex",{usage}"#));

@@ -46,6 +46,8 @@ struct ChoiceContent {
     calls: Vec<StreamCall>,
     /// Tools ran at the provider.
     hosted: bool,
+    /// It said why it stopped.
+    finished: bool,
 }
 
 /// A tool call that is being assembled.
@@ -103,7 +105,12 @@ impl ReplyStream {
     /// Called at the end of the stream or body. `done`: the stream ended with `[DONE]`.
     pub(crate) fn finish(&mut self, whole: bool, done: bool, reply: &mut Reply) {
         let is_blank = (done || reply.complete) && self.never_says_why();
-        let ended = self.finished || is_blank || reply.complete;
+        // Of several replies, each says why it stopped; the choices of one reply need not (Copilot).
+        let is_finished = match self.several {
+            true => self.finished && self.replies.iter().all(|(_, content)| content.finished),
+            false => self.finished,
+        };
+        let ended = is_finished || is_blank || reply.complete;
         reply.complete |= ended && (done || whole && reply.error.is_none());
         let replies = std::mem::take(&mut self.replies);
         let refused = replies.first().is_some_and(|(_, content)| !content.refusal.is_empty());
@@ -217,6 +224,7 @@ impl ReplyStream {
             Some(reason) if reason.is_empty() => self.has_blank_reason = true,
             Some(reason) => {
                 self.finished = true;
+                self.replies[form].1.finished = true;
                 if form == 0 {
                     reply.stop = Some(stop(&reason));
                 }

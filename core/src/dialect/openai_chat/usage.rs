@@ -177,7 +177,7 @@ impl UsageFields {
     /// Inception leave reasoning out of `completion_tokens`. Vercel's gateway leaves Gemini's reasoning out
     /// of the total, too. Mistral leaves audio out of the prompt.
     pub(super) fn normalised(&self, notes: &mut Vec<Note>) -> Usage {
-        let [prompt, completion, reasoning, cached] =
+        let [prompt, completion, mut reasoning, cached] =
             [self.prompt, self.completion, self.reasoning, self.cached].map(Count::value);
         let mut input = prompt;
         let mut output = completion;
@@ -205,10 +205,10 @@ impl UsageFields {
             note_once(notes, Note::UsageMismatch);
             output = Some(visible.saturating_add(thought));
         }
-        // Azure's Grok counts a hidden prefix as cached but not in the prompt, and some servers count a few
-        // more tokens of reasoning than of output. The numbers are kept as reported.
-        if cached > input.or(cached) || reasoning > output.or(reasoning) {
+        // Some servers count a few more tokens of reasoning than of output.
+        if reasoning > output.or(reasoning) {
             note_once(notes, Note::UsageMismatch);
+            reasoning = output;
         }
         if Count::any_impossible(&self.counts()) {
             note_once(notes, Note::ImpossibleCount);

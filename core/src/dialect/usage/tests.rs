@@ -29,6 +29,36 @@ fn count_above_what_one_call_can_have_is_unknown_with_its_shares() {
 }
 
 #[test]
+fn share_larger_than_whole_is_unknown() {
+    let limit = CountLimit::new(Some(200_000), None);
+    for shares in [
+        Usage { reasoning: Some(41), ..used(500, 40) },
+        Usage { cache_read: Some(501), ..used(500, 40) },
+        Usage { cache_write: Some(501), ..used(500, 40) },
+        Usage { cache_write_long: Some(501), ..used(500, 40) },
+        Usage { tool_use_prompt: Some(501), ..used(500, 40) },
+    ] {
+        let mut usage = shares.clone();
+        assert!(usage.forget_impossible(limit), "{shares:?}");
+        assert_eq!(usage, used(500, 40), "{shares:?}");
+    }
+    let whole = Usage { reasoning: Some(40), cache_read: Some(500), ..used(500, 40) };
+    assert!(!whole.clone().forget_impossible(limit));
+    assert!(!Usage { input: None, ..whole }.forget_impossible(limit));
+}
+
+#[test]
+fn impossible_searches_are_unpriced() {
+    for (searches, is_impossible) in [(1_000, false), (1_001, true), (u64::MAX, true)] {
+        let billing = Billing { searches, ..Billing::default() };
+        let mut usage = Usage { billing, ..used(500, 40) };
+        assert_eq!(usage.forget_impossible(CountLimit::ANY), is_impossible);
+        assert_eq!(usage.billing.searches, if is_impossible { 0 } else { searches });
+        assert_eq!(usage.is_unpriced(Some(0.1)), is_impossible);
+    }
+}
+
+#[test]
 fn request_that_was_estimated_above_its_window_is_believed() {
     let limit = CountLimit::new(Some(200_000), Some(290_000));
     assert!(!used(310_000, 40).forget_impossible(limit));

@@ -133,7 +133,7 @@ fn learning_from_sample_sessions_has_exact_expected_outcome() {
     let believed = [2_000, 1_000, 2_000, 1_000, 2_000, 1_000];
     let exact = Outcome {
         off: 28_289,
-        width: 156_942,
+        width: 53_300,
         held: 67,
         by: [25, 22, 49],
         observations: 91,
@@ -142,7 +142,7 @@ fn learning_from_sample_sessions_has_exact_expected_outcome() {
     };
     let fitted = Outcome {
         off: 28_914,
-        width: 165_907,
+        width: 100_545,
         held: 74,
         by: [22, 0, 74],
         observations: 91,
@@ -151,11 +151,11 @@ fn learning_from_sample_sessions_has_exact_expected_outcome() {
     };
     let unknown = Outcome {
         off: 29_980,
-        width: 213_598,
+        width: 171_542,
         held: 81,
         by: [5, 0, 91],
         observations: 93,
-        last_width: 13_100,
+        last_width: 9_000,
         believed,
     };
     let all = [

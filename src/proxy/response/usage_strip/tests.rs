@@ -12,14 +12,19 @@ const STREAMS: &[(&str, &str)] = &[
         "data: {\"usage\": null, \"id\":1}\r\n\r\ndata: {\"choices\":[],\"usage\":{}}\r\n\r\ndata: [DONE]\r\n\r\n",
         "data: {\"id\":1}\r\n\r\ndata: [DONE]\r\n\r\n",
     ),
-    // The word in a text, and usage beside choices, do not come from our request.
+    // The word in a text does not come from our request.
     (
         "data: {\"choices\":[{\"delta\":{\"content\":\"\\\"usage\\\"\"}}]}\n\n",
         "data: {\"choices\":[{\"delta\":{\"content\":\"\\\"usage\\\"\"}}]}\n\n",
     ),
+    // Beside a finish reason, and in every chunk.
     (
         "data: {\"choices\":[{\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":1}}\n\n",
-        "data: {\"choices\":[{\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":1}}\n\n",
+        "data: {\"choices\":[{\"finish_reason\":\"stop\"}]}\n\n",
+    ),
+    (
+        "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}],\"usage\":{\"a\":1}}\n\n",
+        "data: {\"choices\":[{\"delta\":{\"content\":\"a\"}}]}\n\n",
     ),
     // Azure's first chunk has no choices; it stays.
     (
@@ -36,14 +41,14 @@ const STREAMS: &[(&str, &str)] = &[
         "data: {\"choices\": [],\n data: \"usage\": {\ndata: \"prompt_tokens\": 1}}\n\ndata: [DONE]\n\n",
         "data: [DONE]\n\n",
     ),
-    // Beside a choice that says nothing, after the finish reason; before it, the upstream sends it on its own.
+    // Beside a choice that says nothing, after the finish reason and before it.
     (
         "data: {\"choices\":[{\"delta\":{},\"finish_reason\": \"stop\"}]}\n\ndata: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null,\"logprobs\":null}],\"usage\":{\"a\":1}}\n\n",
         "data: {\"choices\":[{\"delta\":{},\"finish_reason\": \"stop\"}]}\n\ndata: {\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"finish_reason\":null,\"logprobs\":null}]}\n\n",
     ),
     (
         "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"},\"finish_reason\":null}],\"usage\":{\"a\":1}}\n\n",
-        "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"},\"finish_reason\":null}],\"usage\":{\"a\":1}}\n\n",
+        "data: {\"choices\":[{\"delta\":{\"role\":\"assistant\"},\"finish_reason\":null}]}\n\n",
     ),
     // What else such a chunk says stays.
     (
@@ -79,6 +84,21 @@ fn added_usage_is_hidden_in_any_split() {
             got.extend(hiding.rest());
             assert_eq!(String::from_utf8_lossy(&got), *want, "cut every {size} bytes");
         }
+    }
+}
+
+/// Mistral and others send it beside the finish reason, requested or not.
+#[test]
+fn usage_sent_anyway_is_kept() {
+    let finish = "data: {\"choices\":[{\"finish_reason\":\"stop\"}],\"usage\":{\"a\":1}}\n\n";
+    let silent = "data: {\"choices\":[{\"delta\":{}}],\"usage\":{\"a\":1}}\n\n";
+    for (host, is_kept) in [("api.mistral.ai", true), ("API.groq.com", true), (OPENAI, false)] {
+        let memory = crate::proxy::http::memory::MemoryBudget::ample();
+        let mut hiding = UsageStrip::new(host, [].into_iter(), &memory).unwrap();
+        let got = hiding.pass(Bytes::from([finish, silent].concat())).unwrap();
+        let hidden = |chunk: &str| chunk.replace(",\"usage\":{\"a\":1}", "");
+        let first = if is_kept { finish.to_owned() } else { hidden(finish) };
+        assert_eq!(got, first + &hidden(silent), "{host}");
     }
 }
 

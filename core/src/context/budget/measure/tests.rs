@@ -946,6 +946,20 @@ fn deferred_tools_are_recognised() {
     assert_eq!(with.contents.assistant, 0);
 }
 
+/// What prompts cost in which a tool is not loaded says nothing about one that loads it.
+#[test]
+fn loaded_tool_is_another_head() {
+    let late = r#"{"name":"Late","defer_loading":true,"input_schema":{"type":"object"}}"#;
+    let head = |messages: &str| {
+        let seen = Case::new("S", late, messages).measure(None).seen;
+        seen.unwrap().new_content.head.unwrap()
+    };
+    let load = r#"{"role":"system","content":[{"type":"tool_addition",
+        "tool":{"type":"tool_reference","name":"Late"}}]}"#;
+    assert_ne!(head(&user("hi")), head(&[user("hi"), load.to_owned()].join(",")));
+    assert_eq!(head(&user("hi")), head(&user("ho")));
+}
+
 /// As recorded: the prompt with a tool that nothing had loaded cost 661 tokens, the next one, which loaded it, 763. The
 /// instructions on how to call tools came with the search for tools already.
 #[test]
