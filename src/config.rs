@@ -11,6 +11,7 @@ pub mod hosts;
 mod introduction;
 mod layers;
 mod memory_limits;
+mod otel;
 pub(crate) mod permissions;
 pub mod presets;
 mod prices;
@@ -29,9 +30,10 @@ use errors::{ConfigErrors, ConfigPlace};
 use layers::ConfigEntry;
 
 pub use choices::{
-    ClientMode, CountTokens, IncludeUsage, LogLevel, OnFailure, ProviderCounting, Tenants,
-    UpgradePolicy,
+    ClientMode, CountTokens, IncludeUsage, LogLevel, OnFailure, OtelProtocol, OtelSignal,
+    ProviderCounting, Tenants, UpgradePolicy,
 };
+pub use otel::{OtelSettings, OtelTarget, TraceSampler};
 pub use prices::PriceList;
 pub(crate) use resolve::day;
 pub use settings::{

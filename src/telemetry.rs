@@ -13,6 +13,7 @@ mod open;
 mod quotas;
 mod refusal;
 pub(crate) mod terminal;
+mod trace;
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,7 +25,7 @@ use tokio::sync::broadcast;
 pub(crate) use self::event::StoreState;
 pub use self::event::{Compaction, Exchange, OpenExchange};
 pub(crate) use self::labels::{
-    AdminRefusal, CacheKind, ClientTimeout, CountOutcome, LessonOutcome, MemoryKind,
+    AdminRefusal, CacheKind, ClientTimeout, CountOutcome, LessonOutcome, MemoryKind, OtelOutcome,
     RejectedConnection, RepeatCause, StoreOperation,
 };
 pub use self::labels::{CountEstimate, FailOpen, RefusalOutcome, SummaryOutcome};
@@ -36,7 +37,11 @@ pub(crate) use self::open::GaugeGuard;
 use self::quotas::QuotaBoard;
 pub use self::quotas::QuotaState;
 pub use self::refusal::RefusalReport;
+pub use self::trace::{ExchangeTrace, StepKind, TraceStep};
+pub(crate) use self::trace::{TRACEPARENT, TRACESTATE};
 use crate::clock::wall;
+#[cfg(feature = "otel")]
+use crate::config::OtelSignal;
 use crate::context::{ExchangeId, Millis, TenantId};
 use crate::dialect::Note;
 use crate::dialect::quota::Quota;
@@ -390,6 +395,12 @@ impl Telemetry {
             );
         }
         is_new
+    }
+
+    /// Spans or metrics were sent to a collector, or dropped.
+    #[cfg(feature = "otel")]
+    pub(crate) fn count_otel(&self, signal: OtelSignal, outcome: OtelOutcome, items: usize) {
+        self.metrics.count_otel(signal, outcome, items);
     }
 
     /// Waits until every log line so far is written.

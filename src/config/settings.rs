@@ -14,6 +14,7 @@ use super::choices::{
     UpgradePolicy,
 };
 use super::memory_limits;
+use super::otel::OtelSettings;
 use super::presets::Preset;
 use crate::context::caps::Cap;
 use crate::context::policy::{CompactOverride, Mode, Policy, ReasoningRule};
@@ -139,6 +140,8 @@ pub struct Config {
     pub request_id_header: bool,
     /// Who shares sessions and their decisions.
     pub tenants: Tenants,
+    /// Traces and metrics for a collector; `None`: nothing is sent.
+    pub otel: Option<OtelSettings>,
 }
 
 impl Config {

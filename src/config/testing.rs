@@ -66,6 +66,7 @@ impl Config {
             log_level: LogLevel::default(),
             request_id_header: false,
             tenants: Tenants::default(),
+            otel: None,
         }
     }
 }
