@@ -256,3 +256,36 @@ async fn send_metrics(
         telemetry.count_otel(OtelSignal::Metrics, outcome, 1);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{OtelProtocol, OtelTarget};
+
+    #[tokio::test]
+    async fn waiting_spans_are_bounded() {
+        let telemetry = Telemetry::silent().unwrap();
+        let target = OtelTarget {
+            url: "http://127.0.0.1:1/v1/traces".parse().unwrap(),
+            protocol: OtelProtocol::Http,
+            headers: Vec::new(),
+            timeout: Duration::from_secs(1),
+        };
+        let tls = crate::tls::client_config(&Config::for_tests("http://127.0.0.1:1")).unwrap();
+        let collector = Collector::new(&target, OtelSignal::Traces, &tls);
+        let mut queue = SpanQueue::new(collector, spans::Resource::default(), telemetry.clone());
+        for _ in 0..6 {
+            queue.add(vec![Span::default(); MOST_SENT]);
+        }
+        // One request is under way, and its spans come back.
+        assert_eq!(queue.waiting.len(), MOST_WAITING);
+        queue.sent().await;
+        assert_eq!(queue.waiting.len(), MOST_WAITING);
+        let dropped = format!(
+            "plimsoll_otel_items_total{{outcome=\"dropped\",signal=\"traces\"}} {}",
+            6 * MOST_SENT - MOST_WAITING
+        );
+        let metrics = telemetry.render();
+        assert!(metrics.contains(&dropped), "{metrics}");
+    }
+}

@@ -28,7 +28,7 @@ const FLAGS: u32 = 0x101;
 const REMOTE: u32 = 0x200;
 
 /// What is said of this process with all spans.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(super) struct Resource(ProtoResource);
 
 impl Resource {
@@ -319,13 +319,104 @@ impl SpanParts<'_> {
             // It has a span of its own.
             StepKind::Upstream => return None,
         };
-        // Ids of one exchange differ as long as they are fewer than 2^64.
-        let id = u64::from_be_bytes(self.trace.span).wrapping_add(number as u64 + 1);
-        let id = id.max(1).to_be_bytes();
+        // All of one exchange differ. An id of zeros would be none.
+        let (id, past_end) = u64::from_be_bytes(self.trace.span).overflowing_add(number as u64 + 1);
+        let id = (id + u64::from(past_end)).to_be_bytes();
         Some(self.span(id, name, SpanKind::Internal, step.from, step.to))
     }
 }
 
 fn status(failed: bool) -> Option<Status> {
     failed.then(|| Status { code: StatusCode::Error as i32, ..Status::default() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Config;
+    use crate::context::plan::{Change, Decision, DecisionReason, PlanStep, RewriteSummary};
+    use crate::context::policy::Mode;
+    use crate::dialect::PartIndex;
+
+    fn rewritten() -> Exchange {
+        let mut done = RewriteSummary { mode: Mode::Active, ..RewriteSummary::default() };
+        done.made.cut = 3;
+        done.made.compacted = 1;
+        done.tokens_removed = 1200;
+        done.tokens_compacted = 300;
+        done.steps = vec![
+            PlanStep {
+                change: Change::Cut,
+                why: DecisionReason::Pressure,
+                decision: Decision::New,
+                at: PartIndex::default(),
+                byte: 0,
+                bytes_before: 10,
+                bytes_after: 1,
+                tokens_before: 9,
+                tokens_after: 1,
+            };
+            2
+        ];
+        Exchange {
+            done,
+            upstream: Some("up".into()),
+            ..Exchange::begun("id".into(), 1000, "POST", "/x")
+        }
+    }
+
+    fn trace() -> ExchangeTrace {
+        ExchangeTrace {
+            trace: [1; 16],
+            parent: None,
+            state: None,
+            span: [0xff; 8],
+            upstream_span: [3; 8],
+            steps: vec![
+                TraceStep {
+                    kind: StepKind::Compaction,
+                    from: Duration::from_millis(2),
+                    to: Duration::from_millis(5),
+                },
+                TraceStep {
+                    kind: StepKind::StoreWrite,
+                    from: Duration::from_millis(7),
+                    to: Duration::from_millis(8),
+                },
+            ],
+        }
+    }
+
+    #[test]
+    fn edits_are_told_by_reason() {
+        let known = Providers::new(&Config::for_tests("http://127.0.0.1:1"));
+        let spans = spans(&rewritten(), &trace(), &known);
+        let attributes = spans[0].attributes.iter();
+        let edits: Vec<String> = attributes
+            .filter(|it| it.key.starts_with("plimsoll.edits"))
+            .map(|it| format!("{} {:?}", it.key, it.value.as_ref().unwrap().value))
+            .collect();
+        assert_eq!(edits.len(), 4, "{edits:?}");
+        assert_eq!(edits[0], "plimsoll.edits.cut Some(IntValue(3))");
+        assert_eq!(edits[1], "plimsoll.edits.compacted Some(IntValue(1))");
+        assert!(edits[2].contains("cut.pressure.new=2"), "{edits:?}");
+        assert_eq!(edits[3], "plimsoll.edits.tokens_removed Some(IntValue(1500))");
+    }
+
+    #[test]
+    fn steps_are_spans_at_their_times() {
+        let known = Providers::new(&Config::for_tests("http://127.0.0.1:1"));
+        let spans = spans(&rewritten(), &trace(), &known);
+        // It was never forwarded, so there is no client span.
+        let [server, summary, stored] = spans.as_slice() else { panic!("{spans:?}") };
+        assert_eq!(summary.name, "wait for summary");
+        assert_eq!(summary.start_time_unix_nano, 1_002_000_000);
+        assert_eq!(summary.end_time_unix_nano, 1_005_000_000);
+        assert_eq!(stored.name, "store turn");
+        assert_eq!(server.parent_span_id, Vec::<u8>::new());
+        assert_eq!(summary.parent_span_id, server.span_id);
+        // An id of zeros is none.
+        assert_ne!(summary.span_id, vec![0; 8]);
+        assert_ne!(summary.span_id, stored.span_id);
+    }
 }

@@ -18,7 +18,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 const SPAN_DELAY: Duration = Duration::from_secs(5);
 const METRIC_INTERVAL: Duration = Duration::from_secs(60);
 
-impl Resolver<'_> {
+impl<'a> Resolver<'a> {
     pub(super) fn otel(&mut self, raw: &RawOtel) -> Option<OtelSettings> {
         if self
             .sources
@@ -98,7 +98,7 @@ impl Resolver<'_> {
         let timeout = self.otel_variable(&name, "TIMEOUT").map(|(variable, _)| variable);
         let headers = match (own, self.otel_variable(&name, "HEADERS")) {
             (Some(own), _) => self.otel_headers("otel.headers", &own.0),
-            (None, Some((variable, text))) => self.otel_headers(&variable, &text.to_owned()),
+            (None, Some((variable, text))) => self.otel_headers(&variable, text),
             (None, None) => Vec::new(),
         };
         let timeout = timeout.map_or(TIMEOUT, |variable| self.otel_time(&variable, TIMEOUT));
@@ -106,7 +106,7 @@ impl Resolver<'_> {
     }
 
     /// The variable of a signal, else that of all, with its name.
-    fn otel_variable(&self, signal: &str, what: &str) -> Option<(String, &str)> {
+    fn otel_variable(&self, signal: &str, what: &str) -> Option<(String, &'a str)> {
         let names =
             [format!("OTEL_EXPORTER_OTLP_{signal}_{what}"), format!("OTEL_EXPORTER_OTLP_{what}")];
         names.into_iter().find_map(|name| {
