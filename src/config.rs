@@ -18,6 +18,7 @@ mod prices;
 pub mod raw;
 mod resolve;
 pub mod schema;
+mod secret;
 mod settings;
 mod sources;
 #[cfg(any(test, feature = "test-support"))]

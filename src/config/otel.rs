@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::{HeaderName, Uri};
 
 use super::choices::OtelProtocol;
-use super::settings::Secret;
+use super::secret::Secret;
 
 /// What is sent to a collector, and how.
 #[derive(Clone, Debug)]
