@@ -154,7 +154,7 @@ async fn sent(traces: &mut Option<SpanQueue>) {
     }
 }
 
-type Sending = Pin<Box<dyn Future<Output = (Vec<Span>, Result<(), ExportError>)> + Send>>;
+type SpanExport = Pin<Box<dyn Future<Output = (Vec<Span>, Result<(), ExportError>)> + Send>>;
 
 /// The spans that wait, and those under way.
 struct SpanQueue {
@@ -162,7 +162,7 @@ struct SpanQueue {
     resource: spans::Resource,
     telemetry: Arc<Telemetry>,
     waiting: VecDeque<Span>,
-    sending: Option<Sending>,
+    sending: Option<SpanExport>,
 }
 
 impl SpanQueue {
@@ -203,8 +203,8 @@ impl SpanQueue {
         let resource = self.resource.clone();
         self.sending = Some(Box::pin(async move {
             request.resource_spans = vec![resource.around(spans)];
-            let sent = collector.send(request.encode_to_vec()).await;
-            (spans::Resource::spans(request), sent)
+            let outcome = collector.send(request.encode_to_vec()).await;
+            (spans::Resource::spans(request), outcome)
         }));
     }
 

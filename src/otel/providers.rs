@@ -28,7 +28,7 @@ const HOSTS: &[(&str, &str)] = &[
 ];
 
 /// An upstream, as spans and metrics name it.
-pub(super) struct Provider {
+pub(super) struct UpstreamProvider {
     /// Its host.
     pub(super) host: Box<str>,
     /// Its port.
@@ -37,7 +37,7 @@ pub(super) struct Provider {
 }
 
 /// The configured upstreams, by name.
-pub(super) struct Providers(HashMap<Box<str>, Provider>);
+pub(super) struct Providers(HashMap<Box<str>, UpstreamProvider>);
 
 impl Providers {
     pub(super) fn new(config: &Config) -> Self {
@@ -45,19 +45,19 @@ impl Providers {
             let host = upstream.host();
             let default = if upstream.base.scheme_str() == Some("http") { 80 } else { 443 };
             let port = upstream.base.port_u16().unwrap_or(default);
-            let known = HOSTS.iter().find(|(end, _)| is_under(host, end));
-            let known = known.map(|(_, name)| *name);
-            (upstream.name.clone(), Provider { host: host.into(), port, known })
+            let row = HOSTS.iter().find(|(end, _)| is_under(host, end));
+            let known_name = row.map(|(_, name)| *name);
+            (upstream.name.clone(), UpstreamProvider { host: host.into(), port, known: known_name })
         });
         Self(upstreams.collect())
     }
 
-    pub(super) fn get(&self, upstream: Option<&str>) -> Option<&Provider> {
+    pub(super) fn get(&self, upstream: Option<&str>) -> Option<&UpstreamProvider> {
         self.0.get(upstream?)
     }
 }
 
-impl Provider {
+impl UpstreamProvider {
     /// `gen_ai.provider.name`.
     pub(super) fn name(&self, dialect: Option<Dialect>) -> &'static str {
         self.known.unwrap_or(match dialect {

@@ -17,7 +17,7 @@ use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, Status};
 
 use super::conventions as name;
-use super::providers::{Provider, Providers};
+use super::providers::{Providers, UpstreamProvider};
 use crate::config::OtelSettings;
 use crate::context::Outcome;
 use crate::telemetry::{Exchange, ExchangeTrace, StepKind, TraceStep};
@@ -126,7 +126,7 @@ pub(super) fn spans(exchange: &Exchange, trace: &ExchangeTrace, known: &Provider
 struct SpanParts<'e> {
     exchange: &'e Exchange,
     trace: &'e ExchangeTrace,
-    provider: Option<&'e Provider>,
+    provider: Option<&'e UpstreamProvider>,
 }
 
 impl SpanParts<'_> {
@@ -264,7 +264,7 @@ impl SpanParts<'_> {
         } else {
             exchange.method.to_string()
         };
-        if let Some(Provider { host, port, .. }) = self.provider {
+        if let Some(UpstreamProvider { host, port, .. }) = self.provider {
             attributes.text(name::SERVER, host);
             attributes.number(name::PORT, *port);
         }
@@ -389,8 +389,8 @@ mod tests {
 
     #[test]
     fn edits_are_told_by_reason() {
-        let known = Providers::new(&Config::for_tests("http://127.0.0.1:1"));
-        let spans = spans(&rewritten(), &trace(), &known);
+        let providers = Providers::new(&Config::for_tests("http://127.0.0.1:1"));
+        let spans = spans(&rewritten(), &trace(), &providers);
         let attributes = spans[0].attributes.iter();
         let edits: Vec<String> = attributes
             .filter(|it| it.key.starts_with("plimsoll.edits"))
@@ -405,8 +405,8 @@ mod tests {
 
     #[test]
     fn steps_are_spans_at_their_times() {
-        let known = Providers::new(&Config::for_tests("http://127.0.0.1:1"));
-        let spans = spans(&rewritten(), &trace(), &known);
+        let providers = Providers::new(&Config::for_tests("http://127.0.0.1:1"));
+        let spans = spans(&rewritten(), &trace(), &providers);
         // It was never forwarded, so there is no client span.
         let [server, summary, stored] = spans.as_slice() else { panic!("{spans:?}") };
         assert_eq!(summary.name, "wait for summary");

@@ -82,15 +82,15 @@ impl Collector {
     /// # Errors
     /// If the collector did not take it.
     pub(super) async fn send(&self, message: Vec<u8>) -> Result<(), ExportError> {
-        let sent = match tokio::time::timeout(self.timeout, self.post(message)).await {
+        let outcome = match tokio::time::timeout(self.timeout, self.post(message)).await {
             Ok(sent) => sent,
             Err(_) => {
                 let reason = format!("no answer within {} ms", self.timeout.as_millis());
                 Err((ExportError::Unavailable, reason))
             }
         };
-        let was_failing = self.failing.swap(sent.is_err(), Ordering::Relaxed);
-        match &sent {
+        let was_failing = self.failing.swap(outcome.is_err(), Ordering::Relaxed);
+        match &outcome {
             Ok(()) if was_failing => tracing::info!("OpenTelemetry: {} answers again", self.url),
             Err((_, reason)) if !was_failing => tracing::warn!(
                 "OpenTelemetry: {}: {reason}. What it does not take is dropped; traffic goes on. Told once until it \
@@ -99,7 +99,7 @@ impl Collector {
             ),
             Ok(()) | Err(_) => {}
         }
-        sent.map_err(|(error, _)| error)
+        outcome.map_err(|(error, _)| error)
     }
 
     async fn post(&self, message: Vec<u8>) -> Result<(), (ExportError, String)> {

@@ -177,11 +177,11 @@ mod tests {
     fn client_trace_is_continued() {
         let headers = headers(&[(TRACEPARENT, CLIENT), (TRACESTATE, "a=1")]);
         let trace = ExchangeTrace::begin(&headers, TraceSampler::default()).unwrap();
-        let sent = trace.traceparent().unwrap();
-        let sent = sent.to_str().unwrap();
-        assert!(sent.starts_with("00-0af7651916cd43dd8448eb211c80319c-"), "{sent}");
-        assert!(sent.ends_with("-01"), "{sent}");
-        assert!(!sent.contains("b7ad6b7169203331"), "{sent}");
+        let header = trace.traceparent().unwrap();
+        let header = header.to_str().unwrap();
+        assert!(header.starts_with("00-0af7651916cd43dd8448eb211c80319c-"), "{header}");
+        assert!(header.ends_with("-01"), "{header}");
+        assert!(!header.contains("b7ad6b7169203331"), "{header}");
         assert_eq!(trace.parent, hex(b"b7ad6b7169203331"));
         assert_eq!(trace.state.as_deref(), Some("a=1"));
     }

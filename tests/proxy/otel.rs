@@ -222,11 +222,11 @@ async fn every_attribute_is_as_documented() {
 async fn clients_header_passes_as_it_is() {
     let collector = Collector::start().await;
     let mut all = Exported::start(&collector.base, OtelProtocol::Http, only_traces).await;
-    let sent = all.exchange(&traceparent("01")).await;
+    let request = all.exchange(&traceparent("01")).await;
     let client_line = format!("Traceparent: 00-{TRACE}-{PARENT}-01");
-    assert!(sent.lines().contains(&client_line.as_str()), "{:?}", sent.lines());
-    let sent = all.exchange("").await;
-    assert_eq!(sent.header("traceparent"), None);
+    assert!(request.lines().contains(&client_line.as_str()), "{:?}", request.lines());
+    let request = all.exchange("").await;
+    assert_eq!(request.header("traceparent"), None);
 }
 
 #[tokio::test]
@@ -237,14 +237,14 @@ async fn upstream_continues_trace_if_configured() {
         config.otel.as_mut().unwrap().propagate = true;
     })
     .await;
-    let sent = all.exchange(&traceparent("01")).await;
+    let request = all.exchange(&traceparent("01")).await;
     let spans = spans(&mut collector).await;
     let ours = format!("00-{TRACE}-{}-01", hex(&spans[1].span_id));
-    assert_eq!(sent.header("traceparent"), Some(ours.as_str()));
-    assert_eq!(sent.header("tracestate"), Some("v=1"));
-    assert_eq!(sent.text(), wire::anthropic().request);
+    assert_eq!(request.header("traceparent"), Some(ours.as_str()));
+    assert_eq!(request.header("tracestate"), Some("v=1"));
+    assert_eq!(request.text(), wire::anthropic().request);
     // All other lines are the client's.
-    let lines = sent.lines();
+    let lines = request.lines();
     let others = lines.iter().filter(|line| !line.to_ascii_lowercase().starts_with("traceparent"));
     let others: Vec<&str> = others.copied().collect();
     let plain = all.exchange(&traceparent("00")).await;
@@ -324,7 +324,7 @@ async fn metrics_follow_conventions() {
     let mut request = collector.metrics().await;
     let scope = request.resource_metrics.remove(0).scope_metrics.remove(0);
     assert_eq!(scope.schema_url, "https://opentelemetry.io/schemas/gen-ai/0.1.0");
-    let mut found = Vec::new();
+    let mut series = Vec::new();
     for metric in scope.metrics {
         let name = metric.name.trim_start_matches("gen_ai.client.inference.").to_owned();
         match metric.data.unwrap() {
@@ -332,7 +332,7 @@ async fn metrics_follow_conventions() {
                 let [point] = sum.data_points.as_slice() else { panic!("{sum:?}") };
                 let Some(number_data_point::Value::AsInt(value)) = point.value else { panic!() };
                 assert!(sum.is_monotonic && sum.aggregation_temporality == 2, "cumulative");
-                found.push(format!("{name} {value} {}", metric.unit));
+                series.push(format!("{name} {value} {}", metric.unit));
             }
             Data::Histogram(histogram) => {
                 let [point] = histogram.data_points.as_slice() else { panic!("{histogram:?}") };
@@ -347,14 +347,14 @@ async fn metrics_follow_conventions() {
                     "gen_ai.response.model=claude-sonnet-4-5",
                 ];
                 assert_eq!(labels, expected);
-                found.push(format!("{name} {} {}", point.count, metric.unit));
+                series.push(format!("{name} {} {}", point.count, metric.unit));
             }
             other => panic!("{other:?}"),
         }
     }
-    found.sort();
+    series.sort();
     assert_eq!(
-        found,
+        series,
         [
             "duration 2 s",
             "time_to_first_chunk 2 s",
@@ -399,8 +399,8 @@ async fn nothing_is_sent_unless_asked() {
     let mut collector = Collector::start().await;
     let mut all =
         Exported::start(&collector.base, OtelProtocol::Http, |config| config.otel = None).await;
-    let sent = all.exchange(&traceparent("01")).await;
-    assert_eq!(sent.header("traceparent"), Some(&*format!("00-{TRACE}-{PARENT}-01")));
+    let request = all.exchange(&traceparent("01")).await;
+    assert_eq!(request.header("traceparent"), Some(&*format!("00-{TRACE}-{PARENT}-01")));
     assert!(all.export.is_none());
     collector.expect_nothing();
 }

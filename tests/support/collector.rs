@@ -113,9 +113,9 @@ pub fn settings(base: &str, protocol: OtelProtocol) -> OtelSettings {
 
 /// Attributes as `key=value`, in their order.
 pub fn lines(attributes: &[KeyValue]) -> Vec<String> {
-    let shown =
+    let texts =
         attributes.iter().map(|KeyValue { key, value, .. }| format!("{key}={}", shown(value)));
-    shown.collect()
+    texts.collect()
 }
 
 fn shown(value: &Option<AnyValue>) -> String {
