@@ -232,9 +232,9 @@ impl SpanQueue {
             if self.sending.is_none() {
                 return;
             }
-            let before = self.waiting.len();
+            let waiting = self.waiting.len();
             self.sent().await;
-            if self.waiting.len() > before {
+            if self.waiting.len() > waiting {
                 self.dropped(self.waiting.len());
                 return;
             }

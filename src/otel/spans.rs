@@ -250,15 +250,15 @@ impl SpanParts<'_> {
     fn upstream(&self) -> Option<Span> {
         let exchange = self.exchange;
         let from = Duration::from_micros(exchange.forwarded_us?);
-        let last = self.trace.steps.iter().find(|step| step.kind == StepKind::Upstream);
-        let to = last.map_or(self.end(), |step| step.to);
-        let first = exchange.first_byte_us.map(Duration::from_micros);
+        let last_step = self.trace.steps.iter().find(|step| step.kind == StepKind::Upstream);
+        let to = last_step.map_or(self.end(), |step| step.to);
+        let first_byte = exchange.first_byte_us.map(Duration::from_micros);
         let mut attributes = Attributes::default();
         let span_name = if name::is_inference(exchange) {
             self.about_inference(&mut attributes);
-            let first = first.filter(|_| exchange.streamed);
-            let first = first.map(|first| first.saturating_sub(from).as_secs_f64());
-            attributes.may_real(name::FIRST_CHUNK, first);
+            let first_chunk = first_byte.filter(|_| exchange.streamed);
+            let seconds = first_chunk.map(|first| first.saturating_sub(from).as_secs_f64());
+            attributes.may_real(name::FIRST_CHUNK, seconds);
             let model = exchange.model.as_deref().unwrap_or_default();
             format!("{} {model}", name::operation(exchange.dialect)).trim_end().to_owned()
         } else {
@@ -275,7 +275,7 @@ impl SpanParts<'_> {
         let mut span = self.span(self.trace.upstream_span, &span_name, SpanKind::Client, from, to);
         span.attributes = attributes.0;
         span.status = status(error.is_some());
-        let times = [("first byte", first), ("last byte", last.map(|step| step.to))];
+        let times = [("first byte", first_byte), ("last byte", last_step.map(|step| step.to))];
         let events = times.into_iter().filter_map(|(name, at)| {
             let time_unix_nano = self.at(at?);
             Some(Event { time_unix_nano, name: name.to_owned(), ..Event::default() })

@@ -90,8 +90,8 @@ fn traceparent(flags: &str) -> String {
 #[tokio::test]
 async fn exchange_is_spans_of_clients_trace() {
     let mut collector = Collector::start().await;
-    let mut all = Exported::start(&collector.base, OtelProtocol::Http, only_traces).await;
-    all.exchange(&traceparent("01")).await;
+    let mut proxy = Exported::start(&collector.base, OtelProtocol::Http, only_traces).await;
+    proxy.exchange(&traceparent("01")).await;
     let export = collector.next().await;
     assert_eq!(export.path, "/v1/traces");
     assert_eq!(export.headers["content-type"], "application/x-protobuf");
@@ -130,17 +130,17 @@ async fn exchange_is_spans_of_clients_trace() {
     ids.dedup();
     assert_eq!(ids.len(), spans.len());
     assert_eq!((spans[0].kind, spans[1].kind), (2, 3), "server, client");
-    all.export.take().unwrap().finish().await;
-    assert_eq!(all.counted("traces", "sent"), spans.len() as u64);
+    proxy.export.take().unwrap().finish().await;
+    assert_eq!(proxy.counted("traces", "sent"), spans.len() as u64);
 }
 
 #[tokio::test]
 async fn every_attribute_is_as_documented() {
     let mut collector = Collector::start().await;
-    let mut all = Exported::start(&collector.base, OtelProtocol::Http, only_traces).await;
-    all.exchange("user-agent: claude-cli/2.1.0 (external, cli)\r\n").await;
+    let mut proxy = Exported::start(&collector.base, OtelProtocol::Http, only_traces).await;
+    proxy.exchange("user-agent: claude-cli/2.1.0 (external, cli)\r\n").await;
     let spans = spans(&mut collector).await;
-    let port = all.provider.base().rsplit(':').next().unwrap().to_owned();
+    let port = proxy.provider.base().rsplit(':').next().unwrap().to_owned();
     let of_inference = lines(&spans[1].attributes);
     let first_chunk = "gen_ai.response.time_to_first_chunk=";
     let steady: Vec<&str> = of_inference
@@ -221,23 +221,23 @@ async fn every_attribute_is_as_documented() {
 #[tokio::test]
 async fn clients_header_passes_as_it_is() {
     let collector = Collector::start().await;
-    let mut all = Exported::start(&collector.base, OtelProtocol::Http, only_traces).await;
-    let request = all.exchange(&traceparent("01")).await;
+    let mut proxy = Exported::start(&collector.base, OtelProtocol::Http, only_traces).await;
+    let request = proxy.exchange(&traceparent("01")).await;
     let client_line = format!("Traceparent: 00-{TRACE}-{PARENT}-01");
     assert!(request.lines().contains(&client_line.as_str()), "{:?}", request.lines());
-    let request = all.exchange("").await;
+    let request = proxy.exchange("").await;
     assert_eq!(request.header("traceparent"), None);
 }
 
 #[tokio::test]
 async fn upstream_continues_trace_if_configured() {
     let mut collector = Collector::start().await;
-    let mut all = Exported::start(&collector.base, OtelProtocol::Http, |config| {
+    let mut proxy = Exported::start(&collector.base, OtelProtocol::Http, |config| {
         only_traces(config);
         config.otel.as_mut().unwrap().propagate = true;
     })
     .await;
-    let request = all.exchange(&traceparent("01")).await;
+    let request = proxy.exchange(&traceparent("01")).await;
     let spans = spans(&mut collector).await;
     let ours = format!("00-{TRACE}-{}-01", hex(&spans[1].span_id));
     assert_eq!(request.header("traceparent"), Some(ours.as_str()));
@@ -247,45 +247,45 @@ async fn upstream_continues_trace_if_configured() {
     let lines = request.lines();
     let others = lines.iter().filter(|line| !line.to_ascii_lowercase().starts_with("traceparent"));
     let others: Vec<&str> = others.copied().collect();
-    let plain = all.exchange(&traceparent("00")).await;
-    let expected = plain.lines();
+    let unsampled = proxy.exchange(&traceparent("00")).await;
+    let expected = unsampled.lines();
     let expected =
         expected.iter().filter(|line| !line.to_ascii_lowercase().starts_with("traceparent"));
     assert_eq!(others, expected.copied().collect::<Vec<_>>());
     // What the client does not sample keeps its header.
-    assert_eq!(plain.header("traceparent"), Some(&*format!("00-{TRACE}-{PARENT}-00")));
+    assert_eq!(unsampled.header("traceparent"), Some(&*format!("00-{TRACE}-{PARENT}-00")));
 }
 
 #[tokio::test]
 async fn unsampled_exchange_has_no_span() {
     let mut collector = Collector::start().await;
-    let mut all = Exported::start(&collector.base, OtelProtocol::Http, |config| {
+    let mut proxy = Exported::start(&collector.base, OtelProtocol::Http, |config| {
         only_traces(config);
         config.otel.as_mut().unwrap().sampler = TraceSampler { ratio: 0.0, follows_client: true };
     })
     .await;
-    all.exchange("").await;
-    all.exchange(&traceparent("00")).await;
-    all.exchange(&traceparent("01")).await;
+    proxy.exchange("").await;
+    proxy.exchange(&traceparent("00")).await;
+    proxy.exchange(&traceparent("01")).await;
     let spans = spans(&mut collector).await;
     assert_eq!(spans.iter().filter(|span| span.kind == 2).count(), 1);
-    all.export.take().unwrap().finish().await;
+    proxy.export.take().unwrap().finish().await;
     collector.expect_nothing();
 }
 
 #[tokio::test]
 async fn refused_call_is_an_error() {
     let mut collector = Collector::start().await;
-    let mut all = Exported::start(&collector.base, OtelProtocol::Http, only_traces).await;
-    let mut client = Wire::connect(all.server.address).await;
+    let mut proxy = Exported::start(&collector.base, OtelProtocol::Http, only_traces).await;
+    let mut client = Wire::connect(proxy.server.address).await;
     let body = r#"{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}]}"#;
     let length = body.len();
     let head = format!("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}");
     client.send(format!("{head}\r\n\r\n{body}")).await;
-    let mut call = all.provider.call().await;
+    let mut call = proxy.provider.call().await;
     call.answer("529 Overloaded", r#"{"type":"error","error":{"type":"overloaded_error"}}"#).await;
     assert_eq!(client.response().await.status(), 529);
-    all.server.next_exchange().await;
+    proxy.server.next_exchange().await;
     let spans = spans(&mut collector).await;
     for span in &spans[..2] {
         assert_eq!(span.status.as_ref().map(|status| status.code), Some(2), "{span:?}");
@@ -298,29 +298,29 @@ async fn refused_call_is_an_error() {
 #[tokio::test]
 async fn grpc_is_spoken() {
     let mut collector = Collector::start().await;
-    let mut all = Exported::start(&collector.base, OtelProtocol::Grpc, |_| {}).await;
-    all.exchange("").await;
+    let mut proxy = Exported::start(&collector.base, OtelProtocol::Grpc, |_| {}).await;
+    proxy.exchange("").await;
     let export = collector.next().await;
     assert_eq!(export.path, "/opentelemetry.proto.collector.trace.v1.TraceService/Export");
     assert_eq!(export.headers["te"], "trailers");
-    all.export.take().unwrap().finish().await;
+    proxy.export.take().unwrap().finish().await;
     let export = collector.next().await;
     assert_eq!(export.path, "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export");
-    assert!(all.counted("traces", "sent") > 0);
-    assert_eq!(all.counted("metrics", "sent"), 1);
-    assert_eq!(all.counted("traces", "dropped"), 0);
+    assert!(proxy.counted("traces", "sent") > 0);
+    assert_eq!(proxy.counted("metrics", "sent"), 1);
+    assert_eq!(proxy.counted("traces", "dropped"), 0);
 }
 
 #[tokio::test]
 async fn metrics_follow_conventions() {
     let mut collector = Collector::start().await;
-    let mut all = Exported::start(&collector.base, OtelProtocol::Http, |config| {
+    let mut proxy = Exported::start(&collector.base, OtelProtocol::Http, |config| {
         config.otel.as_mut().unwrap().traces = None;
     })
     .await;
-    all.exchange("").await;
-    all.exchange("").await;
-    all.export.take().unwrap().finish().await;
+    proxy.exchange("").await;
+    proxy.exchange("").await;
+    proxy.export.take().unwrap().finish().await;
     let mut request = collector.metrics().await;
     let scope = request.resource_metrics.remove(0).scope_metrics.remove(0);
     assert_eq!(scope.schema_url, "https://opentelemetry.io/schemas/gen-ai/0.1.0");
@@ -371,12 +371,12 @@ async fn metrics_follow_conventions() {
 async fn absent_collector_costs_only_spans() {
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let hanging = format!("http://{}", silent.local_addr().unwrap());
-    let gone = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let absent = format!("http://{}", gone.local_addr().unwrap());
-    drop(gone);
+    let closed = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let absent = format!("http://{}", closed.local_addr().unwrap());
+    drop(closed);
     for base in [hanging, absent] {
         for protocol in [OtelProtocol::Http, OtelProtocol::Grpc] {
-            let mut all = Exported::start(&base, protocol, |config| {
+            let mut proxy = Exported::start(&base, protocol, |config| {
                 let otel = config.otel.as_mut().unwrap();
                 for target in [&mut otel.traces, &mut otel.metrics].into_iter().flatten() {
                     target.timeout = Duration::from_millis(100);
@@ -384,12 +384,12 @@ async fn absent_collector_costs_only_spans() {
             })
             .await;
             for _ in 0..3 {
-                all.exchange("").await;
+                proxy.exchange("").await;
             }
-            within("the end", all.export.take().unwrap().finish()).await;
-            assert!(all.counted("traces", "dropped") >= 12, "{base} {protocol:?}");
-            assert_eq!(all.counted("traces", "sent"), 0);
-            assert_eq!(all.counted("metrics", "dropped"), 1);
+            within("the end", proxy.export.take().unwrap().finish()).await;
+            assert!(proxy.counted("traces", "dropped") >= 12, "{base} {protocol:?}");
+            assert_eq!(proxy.counted("traces", "sent"), 0);
+            assert_eq!(proxy.counted("metrics", "dropped"), 1);
         }
     }
 }
@@ -397,10 +397,10 @@ async fn absent_collector_costs_only_spans() {
 #[tokio::test]
 async fn nothing_is_sent_unless_asked() {
     let mut collector = Collector::start().await;
-    let mut all =
+    let mut proxy =
         Exported::start(&collector.base, OtelProtocol::Http, |config| config.otel = None).await;
-    let request = all.exchange(&traceparent("01")).await;
+    let request = proxy.exchange(&traceparent("01")).await;
     assert_eq!(request.header("traceparent"), Some(&*format!("00-{TRACE}-{PARENT}-01")));
-    assert!(all.export.is_none());
+    assert!(proxy.export.is_none());
     collector.expect_nothing();
 }

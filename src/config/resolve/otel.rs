@@ -27,9 +27,9 @@ impl<'a> Resolver<'a> {
         {
             return None;
         }
-        let own = raw.headers.as_deref().and_then(|it| self.secret(&["otel", "headers"], it));
-        let traces = self.otel_target(raw, OtelSignal::Traces, own.as_ref());
-        let metrics = self.otel_target(raw, OtelSignal::Metrics, own.as_ref());
+        let headers = raw.headers.as_deref().and_then(|it| self.secret(&["otel", "headers"], it));
+        let traces = self.otel_target(raw, OtelSignal::Traces, headers.as_ref());
+        let metrics = self.otel_target(raw, OtelSignal::Metrics, headers.as_ref());
         if let Some(sample) = raw.sample.filter(|share| !(0.0..=1.0).contains(share)) {
             let what = format!("{sample} is not from 0 to 1");
             self.wrong(&["otel", "sample"], what, "Write the share of traces, such as 0.1.");
@@ -228,8 +228,8 @@ mod tests {
     use crate::config::{Config, ConfigSources, OtelProtocol, TraceSampler, load};
 
     fn resolved(variables: &[(&str, &str)]) -> (Config, Vec<String>) {
-        let own = [("HOME", "/home/somebody")];
-        let variables = own.iter().chain(variables);
+        let home = [("HOME", "/home/somebody")];
+        let variables = home.iter().chain(variables);
         let variables = variables.map(|(name, value)| ((*name).into(), (*value).into())).collect();
         let loaded = load(&ConfigSources { variables, ..ConfigSources::default() }).unwrap();
         (loaded.config, loaded.warnings)
@@ -238,12 +238,12 @@ mod tests {
     #[test]
     fn nothing_is_sent_unless_asked() {
         assert!(resolved(&[("OTEL_SERVICE_NAME", "x")]).0.otel.is_none());
-        let asked = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318/");
-        assert!(resolved(&[asked]).0.otel.is_some());
-        assert!(resolved(&[asked, ("OTEL_SDK_DISABLED", "true")]).0.otel.is_none());
+        let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318/");
+        assert!(resolved(&[endpoint]).0.otel.is_some());
+        assert!(resolved(&[endpoint, ("OTEL_SDK_DISABLED", "true")]).0.otel.is_none());
         let none = [("OTEL_TRACES_EXPORTER", "none"), ("OTEL_METRICS_EXPORTER", "none")];
-        assert!(resolved(&[asked, none[0], none[1]]).0.otel.is_none());
-        let otel = resolved(&[asked, none[0]]).0.otel.unwrap();
+        assert!(resolved(&[endpoint, none[0], none[1]]).0.otel.is_none());
+        let otel = resolved(&[endpoint, none[0]]).0.otel.unwrap();
         assert!(otel.traces.is_none());
         assert_eq!(otel.metrics.unwrap().url.to_string(), "http://c:4318/v1/metrics");
     }
