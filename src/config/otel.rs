@@ -59,7 +59,7 @@ impl Default for TraceSampler {
 impl TraceSampler {
     /// Whether a trace is sampled. `client`: what its client decided, if it has one.
     pub(crate) fn samples(self, trace: &[u8; 16], client: Option<bool>) -> bool {
-        if let Some(decided) = client.filter(|_| self.follows_client) {
+        if let (true, Some(decided)) = (self.follows_client, client) {
             return decided;
         }
         // The lower half of a trace's id is random, so that all processes decide alike.

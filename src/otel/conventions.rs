@@ -77,6 +77,9 @@ pub(super) fn error(exchange: &Exchange) -> Option<String> {
 
 /// `gen_ai.response.model`: the reply's own name for it, or the requested one if that is what answered.
 pub(super) fn response_model(exchange: &Exchange) -> Option<&str> {
-    let requested = exchange.model.as_deref().filter(|_| exchange.usage.input.is_some());
+    let requested = match exchange.usage.input {
+        Some(_) => exchange.model.as_deref(),
+        None => None,
+    };
     exchange.served.as_deref().or(requested)
 }

@@ -77,9 +77,11 @@ impl InferenceMetrics {
 
     pub(super) fn record(&self, exchange: &Exchange, providers: &Providers) {
         let provider = providers.get(exchange.upstream.as_deref());
-        let Some(provider) = provider.filter(|_| name::is_inference(exchange)) else { return };
-        // What was not forwarded is no call of a model.
-        if exchange.forwarded_us.is_none() {
+        let (Some(provider), Some(_)) = (provider, exchange.forwarded_us) else {
+            // What was not forwarded is no call of a model.
+            return;
+        };
+        if !name::is_inference(exchange) {
             return;
         }
         let mut labels = vec![
@@ -94,7 +96,7 @@ impl InferenceMetrics {
         if let Some(model) = name::response_model(exchange) {
             labels.push(KeyValue::new(name::RESPONSE_MODEL, model.to_owned()));
         }
-        if let Some(first) = exchange.first_byte_us.filter(|_| exchange.streamed) {
+        if let (true, Some(first)) = (exchange.streamed, exchange.first_byte_us) {
             self.first_chunk.record(seconds(first), &labels);
         }
         let usage = &exchange.usage;
@@ -107,7 +109,7 @@ impl InferenceMetrics {
             (&self.cache_write, usage.cache_write),
             (&self.reasoning, usage.reasoning),
         ] {
-            if let Some(tokens) = tokens.filter(|_| !usage.unbilled) {
+            if let (false, Some(tokens)) = (usage.unbilled, tokens) {
                 counter.add(tokens, &labels);
             }
         }

@@ -256,7 +256,7 @@ impl SpanParts<'_> {
         let mut attributes = Attributes::default();
         let span_name = if name::is_inference(exchange) {
             self.about_inference(&mut attributes);
-            let first_chunk = first_byte.filter(|_| exchange.streamed);
+            let first_chunk = if exchange.streamed { first_byte } else { None };
             let seconds = first_chunk.map(|first| first.saturating_sub(from).as_secs_f64());
             attributes.may_real(name::FIRST_CHUNK, seconds);
             let model = exchange.model.as_deref().unwrap_or_default();

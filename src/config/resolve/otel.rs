@@ -84,7 +84,7 @@ impl<'a> Resolver<'a> {
             }
             (None, Some((variable, text))) => {
                 // That of one signal is used as it is.
-                let signal = Some(signal).filter(|_| !variable.contains(&name));
+                let signal = if variable.contains(&name) { None } else { Some(signal) };
                 let url = otel_url(text, signal, protocol);
                 if url.is_none() {
                     let warning =
@@ -215,7 +215,7 @@ fn percent_decoded(text: &str) -> String {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((&first, after)) = rest.split_first() {
-        let digits = after.get(..2).filter(|_| first == b'%');
+        let digits = if first == b'%' { after.get(..2) } else { None };
         let byte = digits.and_then(|it| u8::from_str_radix(std::str::from_utf8(it).ok()?, 16).ok());
         bytes.push(byte.unwrap_or(first));
         rest = if byte.is_some() { &after[2..] } else { after };
