@@ -11,12 +11,14 @@ pub mod hosts;
 mod introduction;
 mod layers;
 mod memory_limits;
+mod otel;
 pub(crate) mod permissions;
 pub mod presets;
 mod prices;
 pub mod raw;
 mod resolve;
 pub mod schema;
+mod secret;
 mod settings;
 mod sources;
 #[cfg(any(test, feature = "test-support"))]
@@ -29,9 +31,10 @@ use errors::{ConfigErrors, ConfigPlace};
 use layers::ConfigEntry;
 
 pub use choices::{
-    ClientMode, CountTokens, IncludeUsage, LogLevel, OnFailure, ProviderCounting, Tenants,
-    UpgradePolicy,
+    ClientMode, CountTokens, IncludeUsage, LogLevel, OnFailure, OtelProtocol, OtelSignal,
+    ProviderCounting, Tenants, UpgradePolicy,
 };
+pub use otel::{OtelSettings, OtelTarget, TraceSampler};
 pub use prices::PriceList;
 pub(crate) use resolve::{CapFault, check_cap, day};
 pub use settings::{

@@ -15,7 +15,7 @@
 //! | 4 | [`tls`] | certificates | requests |
 //! | 4 | [`activity`] | connections that nobody uses | requests |
 //! | 4 | [`clock`] | the time | requests |
-//! | 5 | [`proxy`], [`admin`] | sockets | each other |
+//! | 5 | [`proxy`], [`admin`], `otel` | sockets | each other |
 //!
 //! `docs/architecture.md` describes the life of a request, what is stored, the invariants and the glossary.
 //!
@@ -35,6 +35,8 @@ mod clock;
 pub mod config;
 #[cfg(feature = "demo")]
 pub mod demo;
+#[cfg(feature = "otel")]
+pub mod otel;
 pub mod proxy;
 pub mod store;
 pub mod telemetry;

@@ -14,6 +14,7 @@ mod open;
 mod quotas;
 mod refusal;
 pub(crate) mod terminal;
+mod trace;
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -28,7 +29,7 @@ pub use self::event::{Compaction, Exchange, OpenExchange};
 pub(crate) use self::failures::FailedCall;
 use self::failures::FailureBoard;
 pub(crate) use self::labels::{
-    AdminRefusal, CacheKind, ClientTimeout, CountOutcome, LessonOutcome, MemoryKind,
+    AdminRefusal, CacheKind, ClientTimeout, CountOutcome, LessonOutcome, MemoryKind, OtelOutcome,
     RejectedConnection, RepeatCause, StoreOperation,
 };
 pub use self::labels::{CountEstimate, FailOpen, RefusalOutcome, SummaryOutcome};
@@ -40,7 +41,11 @@ pub(crate) use self::open::GaugeGuard;
 use self::quotas::QuotaBoard;
 pub use self::quotas::QuotaState;
 pub use self::refusal::RefusalReport;
+pub use self::trace::{ExchangeTrace, StepKind, TraceStep};
+pub(crate) use self::trace::{TRACEPARENT, TRACESTATE};
 use crate::clock::wall;
+#[cfg(feature = "otel")]
+use crate::config::OtelSignal;
 use crate::context::{ExchangeId, Millis, TenantId};
 use crate::dialect::Note;
 use crate::dialect::quota::Quota;
@@ -427,6 +432,12 @@ impl Telemetry {
             );
         }
         is_new
+    }
+
+    /// Spans or metrics were sent to a collector, or dropped.
+    #[cfg(feature = "otel")]
+    pub(crate) fn count_otel(&self, signal: OtelSignal, outcome: OtelOutcome, items: usize) {
+        self.metrics.count_otel(signal, outcome, items);
     }
 
     /// Waits until every log line so far is written.

@@ -29,6 +29,7 @@ const SEES: &[(&str, &[&str])] = &[
     ("activity", &[]),
     ("proxy", BELOW_THE_LISTENERS),
     ("admin", BELOW_THE_LISTENERS),
+    ("otel", &["tls", "telemetry", "config", "context", "dialect"]),
     ("replay", &[]),
     ("demo", &["context", "tokens", "dialect", "wire"]),
     (
@@ -36,6 +37,7 @@ const SEES: &[(&str, &[&str])] = &[
         &[
             "demo",
             "admin",
+            "otel",
             "proxy",
             "activity",
             "tls",
@@ -325,6 +327,8 @@ const TWICE: &[(&str, &str)] = &[
         "quick-error",
         "image-webp under image asks for 2; rusty-fork under proptest, in tests alone, for 1",
     ),
+    ("rand", "opentelemetry_sdk asks for 0.9; tests alone for a newer one"),
+    ("rand_core", "as rand"),
     ("rustix", "procfs under prometheus asks for 0.38"),
     ("synstructure", "asn1-rs under rcgen, in tests alone, asks for 0.13"),
     ("syn", "divan's macros, in benches alone, ask for 2"),

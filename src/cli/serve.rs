@@ -32,6 +32,8 @@ use crate::config::{
     self, Config, ConfigSources, LessonSettings, LoadedConfig, OnFailure, PriceList, SharedStore,
 };
 use crate::dialect::models::Family;
+#[cfg(feature = "otel")]
+use crate::otel::OtelExport;
 use crate::proxy::{self, DrainOutcome, Proxy};
 use crate::store::deferred_store::DeferredStore;
 use crate::store::keyed;
@@ -144,6 +146,9 @@ impl Server {
         for warning in &loaded.warnings {
             tracing::warn!("{warning}");
         }
+        if cfg!(not(feature = "otel")) && loaded.config.otel.is_some() {
+            tracing::warn!("OpenTelemetry is not in this build (feature otel); nothing is sent");
+        }
         let config = Arc::new(loaded.config);
         if let Some(file) = &config.policy.estimate.gemini_vocabulary {
             provide_gemini_vocabulary(Path::new(file))?;
@@ -251,6 +256,8 @@ impl Server {
             let serving = admin::serve(admin.clone(), listener, becomes_true(finished.clone()));
             admin_tasks.push(tokio::spawn(serving));
         }
+        #[cfg(feature = "otel")]
+        let export = OtelExport::start(&self.config, &self.telemetry);
         let access = self.access;
         let config = self.config.clone();
         let store = self.store.clone();
@@ -289,6 +296,10 @@ impl Server {
             Err(_) => tracing::warn!(
                 "the store's WAL stays beside it, and the next start reads it: the disk is too slow"
             ),
+        }
+        #[cfg(feature = "otel")]
+        if let Some(export) = export {
+            export.finish().await;
         }
         self.telemetry.flush();
     }

@@ -120,3 +120,28 @@ pub enum Tenants {
     /// Everyone who reaches the listener.
     One,
 }
+
+/// How a collector is spoken to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Serialize, Deserialize, schemars::JsonSchema)]
+pub enum OtelProtocol {
+    /// HTTP with protobuf bodies.
+    #[default]
+    #[serde(rename = "http/protobuf")]
+    Http,
+    /// gRPC.
+    #[serde(rename = "grpc")]
+    Grpc,
+}
+
+/// A kind of data that a collector takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(AsRefStr, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[strum(serialize_all = "lowercase")]
+pub enum OtelSignal {
+    /// Spans of exchanges.
+    Traces,
+    /// Counts and durations.
+    Metrics,
+}

@@ -9,8 +9,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::choices::{
-    ClientMode, CountTokens, IncludeUsage, LogLevel, OnFailure, ProviderCounting, Tenants,
-    UpgradePolicy,
+    ClientMode, CountTokens, IncludeUsage, LogLevel, OnFailure, OtelProtocol, OtelSignal,
+    ProviderCounting, Tenants, UpgradePolicy,
 };
 use super::presets::Preset;
 use super::settings::{ContentSettings, LessonSettings, Retention, ServerLimits};
@@ -146,6 +146,9 @@ pub struct RawConfig {
     /// credential whose request was refused, and to all only if you share it. `plimsoll lessons` lists, shares and
     /// deletes them.
     pub lessons: LessonSettings,
+    /// OpenTelemetry: traces and metrics of exchanges for a collector, by OTLP. Never text of a conversation. Keys here come
+    /// before the standard `OTEL_*` variables (docs/metrics.md).
+    pub otel: RawOtel,
     /// The endpoints that requests go to, by name. `anthropic`, `openai` and `gemini` are built in; yours come
     /// before them, in the order of the file. `/NAME/…` always selects one.
     pub upstream: BTreeMap<String, RawUpstream>,
@@ -214,6 +217,46 @@ impl Default for RawStore {
             secret: None,
             prefix: "plimsoll:".to_owned(),
             on_failure: OnFailure::default(),
+        }
+    }
+}
+
+/// OpenTelemetry: where traces and metrics are sent, and which.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct RawOtel {
+    /// Base URL of the collector: `http://127.0.0.1:4318`. Default: `OTEL_EXPORTER_OTLP_ENDPOINT`. Without either, nothing is
+    /// sent. `extra_ca` and the system's authorities are trusted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub endpoint: Option<String>,
+    /// How it is spoken to: `http/protobuf` (usually port 4318) or `grpc` (4317). Default: `OTEL_EXPORTER_OTLP_PROTOCOL`, else
+    /// `http/protobuf`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub protocol: Option<OtelProtocol>,
+    /// Headers of each request to it, as `name=value,name=value`: `env:NAME` or `file:PATH`, never the value itself. Default:
+    /// `OTEL_EXPORTER_OTLP_HEADERS`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub headers: Option<String>,
+    /// What is sent: `traces`, `metrics`.
+    pub signals: Vec<OtelSignal>,
+    /// Share of traces that are sent, 0 to 1. A client that continues a trace decides instead. Default:
+    /// `OTEL_TRACES_SAMPLER`, else all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sample: Option<f64>,
+    /// Whether requests of sampled traces carry our `traceparent` header to the upstream, in place of the client's. Otherwise
+    /// the client's passes as it is.
+    pub propagate: bool,
+}
+
+impl Default for RawOtel {
+    fn default() -> Self {
+        Self {
+            endpoint: None,
+            protocol: None,
+            headers: None,
+            signals: vec![OtelSignal::Traces, OtelSignal::Metrics],
+            sample: None,
+            propagate: false,
         }
     }
 }
@@ -358,6 +401,7 @@ impl Default for RawConfig {
             store: RawStore::default(),
             content: ContentSettings::default(),
             lessons: LessonSettings::default(),
+            otel: RawOtel::default(),
             upstream: BTreeMap::new(),
             cap: BTreeMap::new(),
             model: BTreeMap::new(),

@@ -7,6 +7,7 @@ mod admin;
 mod caps;
 mod clients;
 mod models;
+mod otel;
 mod policy;
 mod store;
 mod upstreams;
@@ -85,6 +86,7 @@ pub(super) fn resolve(
     let compact_models = resolver.compact_models(&raw);
     let caps = resolver.caps(&raw);
     let shared_store = resolver.shared_store(&raw);
+    let otel = resolver.otel(&raw.otel);
     let data = resolver.data(raw.data.as_deref());
     let models = resolver.catalogue(&raw, data.as_deref());
     Some(Config {
@@ -132,6 +134,7 @@ pub(super) fn resolve(
         log_level: raw.log_level,
         request_id_header: raw.request_id_header,
         tenants: raw.tenants,
+        otel,
     })
 }
 

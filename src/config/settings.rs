@@ -14,22 +14,14 @@ use super::choices::{
     UpgradePolicy,
 };
 use super::memory_limits;
+use super::otel::OtelSettings;
 use super::presets::Preset;
+pub use super::secret::Secret;
 use crate::context::caps::Cap;
 use crate::context::policy::{CompactOverride, Mode, Policy, ReasoningRule};
 use crate::dialect::Dialect;
 use crate::dialect::credentials::redact;
 use crate::dialect::models::{Catalogue, Price};
-
-/// A secret: never printed.
-#[derive(Clone, PartialEq, Eq)]
-pub struct Secret(pub String);
-
-impl std::fmt::Debug for Secret {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Secret(…)")
-    }
-}
 
 /// A server that several processes store facts on.
 #[derive(Clone, Debug)]
@@ -141,6 +133,8 @@ pub struct Config {
     pub request_id_header: bool,
     /// Who shares sessions and their decisions.
     pub tenants: Tenants,
+    /// Traces and metrics for a collector; `None`: nothing is sent.
+    pub otel: Option<OtelSettings>,
 }
 
 impl Config {

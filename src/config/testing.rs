@@ -67,6 +67,7 @@ impl Config {
             log_level: LogLevel::default(),
             request_id_header: false,
             tenants: Tenants::default(),
+            otel: None,
         }
     }
 }

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::labels::{CountEstimate, FailOpen, SummaryOutcome};
 use super::refusal::RefusalReport;
+use super::trace::ExchangeTrace;
 use crate::context::budget::{ClassicEstimate, ContextView, HiddenInput};
 use crate::context::cost::CostParts;
 use crate::context::plan::RewriteSummary;
@@ -170,6 +171,9 @@ pub struct Exchange {
     pub request_side_us: u64,
     /// Our own time for all frames of the response, in µs.
     pub response_side_us: u64,
+    /// From the request to when it was forwarded, in µs.
+    #[serde(skip)]
+    pub forwarded_us: Option<u64>,
     /// From the request to the response headers, in µs.
     pub headers_us: Option<u64>,
     /// From the request to the first byte of the response body, in µs.
@@ -192,6 +196,9 @@ pub struct Exchange {
     pub fail_open: Vec<FailOpen>,
     /// Observations about the exchange.
     pub notes: Vec<Note>,
+    /// Its place in a trace and its steps, if it is sampled.
+    #[serde(skip)]
+    pub trace: Option<Box<ExchangeTrace>>,
 }
 
 impl Exchange {

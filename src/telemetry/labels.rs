@@ -155,6 +155,17 @@ pub enum CountEstimate {
     Learned,
 }
 
+/// What became of something for an OpenTelemetry collector; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
+#[strum(serialize_all = "snake_case")]
+#[cfg_attr(not(feature = "otel"), allow(dead_code))]
+pub(crate) enum OtelOutcome {
+    /// The collector took it.
+    Sent,
+    /// The collector did not take it, in time or at all.
+    Dropped,
+}
+
 /// Why the admin API refused a request; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
 #[strum(serialize_all = "snake_case")]

@@ -34,9 +34,10 @@ use self::upstreams::UpstreamConnections;
 pub(crate) use self::upstreams::UpstreamMetrics;
 use super::event::{Compaction, Exchange};
 use super::labels::{
-    AdminRefusal, ClientTimeout, CountOutcome, FailOpen, LessonOutcome, RejectedConnection,
-    StoreOperation, SummaryOutcome,
+    AdminRefusal, ClientTimeout, CountOutcome, FailOpen, LessonOutcome, OtelOutcome,
+    RejectedConnection, StoreOperation, SummaryOutcome,
 };
+use crate::config::OtelSignal;
 use crate::context::policy::SummaryAuthor;
 use crate::dialect::model_list::is_dated;
 use crate::dialect::quota::QuotaKind;
@@ -55,6 +56,7 @@ labels! {
     AdminRefusalLabels { reason: AdminRefusal }
     BuildLabels<'a> { version: &'a str }
     PresetLabels<'a> { preset: &'a str }
+    OtelLabels { signal: OtelSignal, outcome: OtelOutcome }
 }
 
 families! {
@@ -78,6 +80,8 @@ families! {
             "Always 1; which build this is.";
         preset: MetricFamily<PresetLabels<'static>, IntGauge> = "plimsoll_preset_info",
             "Always 1; which preset is configured, or `none`.";
+        otel: MetricFamily<OtelLabels, IntCounter> = "plimsoll_otel_items_total",
+            "Spans, and exports of metrics, that an OpenTelemetry collector took (`sent`) or that were `dropped`.";
     }
 }
 
@@ -184,6 +188,11 @@ impl Metrics {
 
     pub(super) fn blocking_threads(&self, threads: usize) {
         self.process.blocking_threads.set(threads as i64);
+    }
+
+    #[cfg(feature = "otel")]
+    pub(super) fn count_otel(&self, signal: OtelSignal, outcome: OtelOutcome, items: usize) {
+        self.process.otel.get(OtelLabels { signal, outcome }).inc_by(items as u64);
     }
 
     pub(super) fn counted_by_provider(&self, upstream: &str, outcome: CountOutcome) {

@@ -13,6 +13,8 @@ mod forwarding;
 mod identity;
 mod limits;
 mod lines;
+#[cfg(feature = "otel")]
+mod otel;
 mod reading;
 mod routing;
 mod silence;

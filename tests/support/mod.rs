@@ -13,6 +13,8 @@
 )]
 
 pub mod coding;
+#[cfg(feature = "otel")]
+pub mod collector;
 pub mod h2;
 pub mod held;
 pub mod http1;

@@ -47,6 +47,7 @@ use crate::proxy::response::response_body::ResponseBody;
 use crate::proxy::response::tap::ResponseActions;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::state::{Proxy, ServingPhase};
+use crate::telemetry::TRACEPARENT;
 
 /// Handles one request.
 pub(super) async fn run(
@@ -81,7 +82,7 @@ pub(super) async fn run(
         true => Some(answer::greeting(&proxy.config, &head.uri, &head.headers)),
         false => None,
     };
-    let RoutedRequest { upstream, head, upgrade } =
+    let RoutedRequest { upstream, mut head, upgrade } =
         match (RoutedRequest::new(&proxy, head, dialect), greeting) {
             (Ok(routed), _) => routed,
             (Err(ProxyError::NoUpstream { .. }), Some(greeting)) => {
@@ -90,6 +91,13 @@ pub(super) async fn run(
             (Err(fault), _) => return *refuse(&fault, dialect, recorder),
         };
     recorder.record_upstream(&upstream);
+    // A signature may be over it.
+    if proxy.config.otel.as_ref().is_some_and(|otel| otel.propagate)
+        && let Some(traceparent) = recorder.traceparent()
+        && !client.is_signed()
+    {
+        head.headers.insert(TRACEPARENT, traceparent);
+    }
     let exchange = LiveExchange { recorder, client, upstream, phase: Received };
     let responded = match upgrade {
         true => Box::pin(self::upgrade(exchange, head, body)).await,
@@ -222,6 +230,7 @@ async fn upgrade(
     let client_io = hyper::upgrade::on(&mut request);
     let body = OutgoingBody::request(permitted(body, &upstream));
     let body = recorder.count_upload(body).timed(&recorder.sent);
+    recorder.record_forwarded();
     let mut response = match proxy.pool.send_http1(request.map(|()| body)).await {
         Ok(response) => response,
         Err(error) => {

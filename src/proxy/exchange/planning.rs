@@ -42,7 +42,7 @@ use crate::proxy::turn::pending::PendingExchange;
 use crate::store::ledgers::{self, OpenedSession};
 use crate::store::lessons::LessonSource;
 use crate::store::recall::{ReadBudget, RecallOutcome};
-use crate::telemetry::FailOpen;
+use crate::telemetry::{FailOpen, StepKind};
 
 impl LiveExchange<Received> {
     /// Makes the request ready to be sent. `head`: as it is sent.
@@ -69,6 +69,7 @@ impl LiveExchange<Received> {
         let body_complete_at = Instant::now();
         let mut plan = RequestPlan::default();
         let recorder = &mut self.recorder;
+        recorder.record_step(StepKind::Read, recorder.began);
         let outbound = match collected {
             CollectOutcome::Broken => return Err(self.refuse(&ProxyError::RequestBroken)),
             CollectOutcome::TimedOut => return Err(self.refuse(&ProxyError::BodyTooSlow)),

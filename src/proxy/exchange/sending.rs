@@ -10,6 +10,7 @@ use super::live_exchange::{
 use crate::context::Outcome;
 use crate::proxy::http::upstream::error::UpstreamError;
 use crate::proxy::plan::added_option::AddedOptionKind;
+use crate::telemetry::StepKind;
 
 impl LiveExchange<Planned> {
     /// Sends the request, again if need be, until there is a response to forward.
@@ -26,6 +27,7 @@ impl LiveExchange<Planned> {
             pending.as_ref().map(|pending| pending.summary_wait()).unwrap_or_default();
         let waits = summary_wait + recorder.meter.count_wait.unwrap_or_default();
         recorder.meter.request_side = body_complete_at.elapsed().saturating_sub(waits);
+        recorder.record_step(StepKind::Plan, body_complete_at);
         if let Some(pending) = &mut pending {
             let (head, body) = outbound.parts();
             pending.count_if_wanted(&proxy, head, body);
@@ -39,6 +41,7 @@ impl LiveExchange<Planned> {
         let head = count.as_ref().map(|_| outbound.parts().0.clone());
         let counted = count.as_ref().map(|count| &*count.prepared);
         // 9. Forward.
+        recorder.record_forwarded();
         let (mut response, added) =
             match outbound.send(pending.as_deref_mut(), counted, recorder).await {
                 Ok(sent) => sent,

@@ -307,6 +307,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             return None;
         }
         self.recorder.stream = None;
+        self.recorder.record_last_byte();
         if let Some(silence) = &self.actions.silence {
             self.recorder.meter.longest_gap = silence.longest_gap;
         }
@@ -510,6 +511,7 @@ where
             if let Some(commit) = &mut this.commit {
                 let outcome = ready!(commit.poll(cx));
                 this.recorder.record_turn(outcome);
+                this.recorder.record_stored();
                 let unfinished = this.commit.take();
                 this.store_detached(unfinished);
             }

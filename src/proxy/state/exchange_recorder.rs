@@ -42,7 +42,8 @@ use crate::proxy::state::{Proxy, ServingPhase};
 use crate::store::ledgers::OpenedSession;
 use crate::store::recall::ReadBudget;
 use crate::telemetry::{
-    CountEstimate, Exchange, FailOpen, GaugeGuard, RefusalOutcome, RefusalReport,
+    CountEstimate, Exchange, ExchangeTrace, FailOpen, GaugeGuard, RefusalOutcome, RefusalReport,
+    StepKind, TraceStep,
 };
 
 /// The response header that says what was repaired after a refusal.
@@ -101,13 +102,15 @@ impl ExchangeRecorder {
         let path = redact(request.uri().path());
         let id = proxy.next_id();
         let at = now();
-        let tags = headers::tags(request.headers());
-        let event = Exchange { tags, ..Exchange::begun(id.clone(), at, method, &path) };
+        let mut event = Box::new(Exchange::begun(id.clone(), at, method, &path));
+        event.tags = headers::tags(request.headers());
+        let traces = proxy.config.otel.as_ref().filter(|otel| otel.traces.is_some());
+        event.trace = traces.and_then(|otel| ExchangeTrace::begin(request.headers(), otel.sampler));
         // Boxed, because it goes through all phases of an exchange.
         Box::new(Self {
             began: Instant::now(),
             is_head: *request.method() == Method::HEAD,
-            event: Box::new(event),
+            event,
             id,
             at,
             proxy: proxy.clone(),
@@ -127,6 +130,52 @@ impl ExchangeRecorder {
     pub(crate) fn record_endpoint(&mut self, dialect: Option<Dialect>, purpose: Option<Purpose>) {
         self.event.dialect = dialect;
         self.event.purpose = purpose;
+    }
+
+    /// Notes a step that ends now, if the exchange is sampled.
+    pub(crate) fn record_step(&mut self, kind: StepKind, began: Instant) {
+        if let Some(trace) = &mut self.event.trace {
+            let from = began.saturating_duration_since(self.began);
+            trace.steps.push(TraceStep { kind, from, to: self.began.elapsed() });
+        }
+    }
+
+    /// Notes a step that lasted this long and ends now, if the exchange is sampled.
+    pub(crate) fn record_wait(&mut self, kind: StepKind, waited: Duration) {
+        if let Some(began) = Instant::now().checked_sub(waited) {
+            self.record_step(kind, began);
+        }
+    }
+
+    /// Notes that the request is forwarded now.
+    pub(crate) fn record_forwarded(&mut self) {
+        self.meter.forwarded = Some(self.began.elapsed());
+    }
+
+    /// Notes that the response has ended, if the exchange is sampled; the first time counts.
+    pub(crate) fn record_last_byte(&mut self) {
+        if let (Some(trace), Some(from)) = (&mut self.event.trace, self.meter.forwarded) {
+            let kind = StepKind::Upstream;
+            if !trace.steps.iter().any(|step| step.kind == kind) {
+                trace.steps.push(TraceStep { kind, from, to: self.began.elapsed() });
+            }
+        }
+    }
+
+    /// Notes that the turn is stored now, if the exchange is sampled.
+    pub(crate) fn record_stored(&mut self) {
+        if let Some(trace) = &mut self.event.trace
+            && let Some(upstream) = trace.steps.iter().find(|step| step.kind == StepKind::Upstream)
+        {
+            let from = upstream.to;
+            let to = self.began.elapsed();
+            trace.steps.push(TraceStep { kind: StepKind::StoreWrite, from, to });
+        }
+    }
+
+    /// The header that continues the trace at the upstream, if the exchange is sampled.
+    pub(crate) fn traceparent(&self) -> Option<HeaderValue> {
+        self.event.trace.as_ref()?.traceparent()
     }
 
     pub(crate) fn record_upstream(&mut self, upstream: &Upstream) {
@@ -284,6 +333,7 @@ impl ExchangeRecorder {
             return;
         }
         self.proxy.telemetry.session_loaded(waited);
+        self.record_wait(StepKind::StoreRead, waited);
         if reads.is_overspent() {
             self.meter.session_load = Some(waited);
         }
@@ -348,6 +398,8 @@ pub(crate) struct ExchangeMeter {
     pub(crate) summary_wait: Option<Duration>,
     /// How long it waited for the provider's count of its pictures and documents.
     pub(crate) count_wait: Option<Duration>,
+    /// From the request to when it was forwarded.
+    pub(crate) forwarded: Option<Duration>,
     /// From the request to the response's head.
     pub(crate) headers: Option<Duration>,
     /// From the request to the first data of the response.
@@ -368,6 +420,7 @@ impl ExchangeMeter {
         event.session_load_us = self.session_load.map(micros);
         event.compaction_wait_us = self.summary_wait.map(micros);
         event.count_wait_us = self.count_wait.map(micros);
+        event.forwarded_us = self.forwarded.map(micros);
         event.headers_us = self.headers.map(micros);
         event.first_byte_us = self.first_byte.map(micros);
         event.frames = self.frames;

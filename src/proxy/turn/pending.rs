@@ -32,7 +32,7 @@ use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::counting::{self, PendingCount};
 use crate::store::ledgers::{DraftGuard, OpenedSession, SessionHandle};
-use crate::telemetry::{OpenExchange, RefusalOutcome};
+use crate::telemetry::{OpenExchange, RefusalOutcome, StepKind};
 
 /// The data of a turn before its reply is known.
 pub(crate) struct PendingExchange {
@@ -93,6 +93,7 @@ impl PendingExchange {
     pub(crate) fn add_summary_wait(&mut self, waited: Duration, recorder: &mut ExchangeRecorder) {
         self.summary_wait += waited;
         recorder.meter.summary_wait = Some(self.summary_wait);
+        recorder.record_wait(StepKind::Compaction, waited);
     }
 
     pub(crate) fn prepared(&self) -> &PreparedRequest {

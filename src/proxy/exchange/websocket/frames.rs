@@ -27,7 +27,7 @@ use crate::proxy::offload::{OFF_THREAD, long_work};
 use crate::proxy::plan::body_reader::ParsedBody;
 use crate::proxy::state::exchange_recorder::{ExchangeRecorder, ReplyRecord};
 use crate::proxy::state::{Proxy, ServingPhase};
-use crate::telemetry::{FailOpen, GaugeGuard, MemoryKind};
+use crate::telemetry::{FailOpen, GaugeGuard, MemoryKind, TRACEPARENT, TRACESTATE};
 use crate::wire::memory::Memory as _;
 use crate::wire::websocket::{FrameError, MessageDecoder, negotiated};
 
@@ -347,7 +347,14 @@ impl FrameObserverState {
             &*self.connection;
         let mut request = Request::new(());
         *request.uri_mut() = client_request.path().parse().unwrap_or_default();
+        // It continues the trace of the connection's request.
+        for name in [TRACEPARENT, TRACESTATE] {
+            if let Some(value) = client_request.headers.get(&name) {
+                request.headers_mut().insert(name, value.clone());
+            }
+        }
         let mut recorder = ExchangeRecorder::open(proxy, &request, client, phase.clone());
+        recorder.record_forwarded();
         recorder.record_endpoint(client_request.dialect, None);
         recorder.record_upstream(upstream);
         recorder.record_provider_request_id(self.connection.provider_request_id.as_deref());

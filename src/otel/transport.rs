@@ -1,0 +1,180 @@
+//! Requests to a collector: OTLP over HTTP with protobuf, or over gRPC.
+//!
+//! Both are one POST; gRPC adds a prefix of five bytes, and a status in the trailers. A failure is told once until it
+//! works again.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use http::header::{CONTENT_TYPE, HeaderValue, TE, USER_AGENT};
+use http::{HeaderMap, Request, Response, Uri};
+use http_body_util::{BodyExt as _, Full, Limited};
+use hyper::body::Incoming;
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+
+use crate::config::{OtelProtocol, OtelSignal, OtelTarget};
+
+/// A collector's answer is short; of a longer one no more is read.
+const LONGEST_ANSWER: usize = 64 * 1024;
+
+/// Why a collector did not take a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ExportError {
+    /// It never will.
+    Refused,
+    /// It may do so later.
+    Unavailable,
+}
+
+/// A collector of one signal.
+pub(super) struct Collector {
+    client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
+    url: Uri,
+    protocol: OtelProtocol,
+    headers: HeaderMap,
+    timeout: Duration,
+    /// Whether the last request failed.
+    failing: AtomicBool,
+}
+
+impl Collector {
+    pub(super) fn new(target: &OtelTarget, signal: OtelSignal, tls: &rustls::ClientConfig) -> Self {
+        let mut headers = HeaderMap::new();
+        for (name, value) in &target.headers {
+            if let Ok(mut value) = HeaderValue::try_from(&value.0) {
+                value.set_sensitive(true);
+                headers.append(name.clone(), value);
+            }
+        }
+        headers.insert(USER_AGENT, HeaderValue::from_static("plimsoll"));
+        let builder = HttpsConnectorBuilder::new().with_tls_config(tls.clone()).https_or_http();
+        let mut http = HttpConnector::new();
+        http.enforce_http(false);
+        http.set_connect_timeout(Some(target.timeout));
+        let mut client = Client::builder(TokioExecutor::new());
+        let (connector, media) = match target.protocol {
+            OtelProtocol::Http => {
+                (builder.enable_http1().wrap_connector(http), "application/x-protobuf")
+            }
+            OtelProtocol::Grpc => {
+                client.http2_only(true);
+                headers.insert(TE, HeaderValue::from_static("trailers"));
+                (builder.enable_http2().wrap_connector(http), "application/grpc")
+            }
+        };
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(media));
+        Self {
+            client: client.build(connector),
+            url: with_method(&target.url, target.protocol, signal),
+            protocol: target.protocol,
+            headers,
+            timeout: target.timeout,
+            failing: AtomicBool::new(false),
+        }
+    }
+
+    /// Sends one message.
+    ///
+    /// # Errors
+    /// If the collector did not take it.
+    pub(super) async fn send(&self, message: Vec<u8>) -> Result<(), ExportError> {
+        let outcome = match tokio::time::timeout(self.timeout, self.post(message)).await {
+            Ok(sent) => sent,
+            Err(_) => {
+                let reason = format!("no answer within {} ms", self.timeout.as_millis());
+                Err((ExportError::Unavailable, reason))
+            }
+        };
+        let was_failing = self.failing.swap(outcome.is_err(), Ordering::Relaxed);
+        match &outcome {
+            Ok(()) if was_failing => tracing::info!("OpenTelemetry: {} answers again", self.url),
+            Err((_, reason)) if !was_failing => tracing::warn!(
+                "OpenTelemetry: {}: {reason}. What it does not take is dropped; traffic goes on. Told once until it \
+                 answers",
+                self.url
+            ),
+            Ok(()) | Err(_) => {}
+        }
+        outcome.map_err(|(error, _)| error)
+    }
+
+    async fn post(&self, message: Vec<u8>) -> Result<(), (ExportError, String)> {
+        let body = match self.protocol {
+            OtelProtocol::Http => Bytes::from(message),
+            OtelProtocol::Grpc => {
+                let mut framed = BytesMut::with_capacity(message.len() + 5);
+                // Not compressed.
+                framed.put_u8(0);
+                framed.put_u32(message.len() as u32);
+                framed.extend_from_slice(&message);
+                framed.freeze()
+            }
+        };
+        let mut request = Request::post(self.url.clone());
+        if let Some(headers) = request.headers_mut() {
+            headers.clone_from(&self.headers);
+        }
+        let request = request
+            .body(Full::new(body))
+            .map_err(|error| (ExportError::Refused, error.to_string()))?;
+        let response = self.client.request(request).await.map_err(|error| {
+            let cause = std::error::Error::source(&error).map(ToString::to_string);
+            (ExportError::Unavailable, cause.unwrap_or_else(|| error.to_string()))
+        })?;
+        judge(response, self.protocol).await
+    }
+}
+
+async fn judge(
+    response: Response<Incoming>,
+    protocol: OtelProtocol,
+) -> Result<(), (ExportError, String)> {
+    let status = response.status();
+    let from_headers = grpc_status(response.headers());
+    let body = Limited::new(response.into_body(), LONGEST_ANSWER).collect().await;
+    if !status.is_success() {
+        let error = match status.as_u16() {
+            429 | 502 | 503 | 504 => ExportError::Unavailable,
+            _ => ExportError::Refused,
+        };
+        return Err((error, format!("it answered {status}")));
+    }
+    if protocol == OtelProtocol::Http {
+        return Ok(());
+    }
+    let from_trailers =
+        body.ok().and_then(|body| grpc_status(body.trailers().unwrap_or(&HeaderMap::new())));
+    match from_headers.or(from_trailers) {
+        Some(0) => Ok(()),
+        // Those that the specification of OTLP says to repeat: cancelled, deadline, aborted, out of range, unavailable,
+        // data loss.
+        Some(code @ (1 | 4 | 10 | 11 | 14 | 15)) => {
+            Err((ExportError::Unavailable, format!("it answered gRPC status {code}")))
+        }
+        Some(code) => Err((ExportError::Refused, format!("it answered gRPC status {code}"))),
+        None => Err((ExportError::Unavailable, "its answer has no gRPC status".to_owned())),
+    }
+}
+
+fn grpc_status(headers: &HeaderMap) -> Option<u32> {
+    headers.get("grpc-status")?.to_str().ok()?.parse().ok()
+}
+
+fn with_method(url: &Uri, protocol: OtelProtocol, signal: OtelSignal) -> Uri {
+    let method = match (protocol, signal) {
+        (OtelProtocol::Http, _) => return url.clone(),
+        (OtelProtocol::Grpc, OtelSignal::Traces) => {
+            "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+        }
+        (OtelProtocol::Grpc, OtelSignal::Metrics) => {
+            "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
+        }
+    };
+    let mut parts = url.clone().into_parts();
+    parts.path_and_query = Some(http::uri::PathAndQuery::from_static(method));
+    Uri::from_parts(parts).unwrap_or_else(|_| url.clone())
+}
