@@ -44,7 +44,6 @@ pub use self::refusal::RefusalReport;
 pub use self::trace::{ExchangeTrace, StepKind, TraceStep};
 pub(crate) use self::trace::{TRACEPARENT, TRACESTATE};
 use crate::clock::wall;
-#[cfg(feature = "otel")]
 use crate::config::OtelSignal;
 use crate::context::{ExchangeId, Millis, TenantId};
 use crate::dialect::Note;
@@ -435,7 +434,7 @@ impl Telemetry {
     }
 
     /// Spans or metrics were sent to a collector, or dropped.
-    #[cfg(feature = "otel")]
+    #[cfg_attr(not(feature = "otel"), allow(dead_code))]
     pub(crate) fn count_otel(&self, signal: OtelSignal, outcome: OtelOutcome, items: usize) {
         self.metrics.count_otel(signal, outcome, items);
     }

@@ -190,7 +190,7 @@ impl Metrics {
         self.process.blocking_threads.set(threads as i64);
     }
 
-    #[cfg(feature = "otel")]
+    #[cfg_attr(not(feature = "otel"), allow(dead_code))]
     pub(super) fn count_otel(&self, signal: OtelSignal, outcome: OtelOutcome, items: usize) {
         self.process.otel.get(OtelLabels { signal, outcome }).inc_by(items as u64);
     }
