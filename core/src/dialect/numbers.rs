@@ -39,8 +39,8 @@ fn group(digits: &str, rest: &str) -> Option<usize> {
     let first_group = digits.split(|c: char| !c.is_ascii_digit()).next()?;
     let blank =
         rest.chars().next().filter(|c| matches!(c, ' ' | '\u{a0}' | '\u{2009}' | '\u{202f}'))?;
-    let next = &rest[blank.len_utf8()..];
-    let length = next.bytes().take_while(u8::is_ascii_digit).count();
+    let tail = &rest[blank.len_utf8()..];
+    let length = tail.bytes().take_while(u8::is_ascii_digit).count();
     if (1..=3).contains(&first_group.len()) && length == 3 {
         Some(blank.len_utf8() + length)
     } else {
