@@ -5,6 +5,9 @@
 /// Numbers outside this range are not windows, tokens.
 pub(super) const WINDOWS: std::ops::RangeInclusive<u64> = 128..=1_000_000_000;
 
+/// Statuses of refusals: pages of proxies begin with them, and none is a number of tokens.
+pub(super) const STATUSES: [u64; 10] = [400, 401, 402, 403, 404, 413, 422, 424, 429, 500];
+
 /// A number with its separators (`1,048,576`, `60 500`), and the rest of the text.
 pub(super) fn number(text: &str) -> Option<(Option<u64>, &str)> {
     let bytes = text.as_bytes();
@@ -36,8 +39,8 @@ fn group(digits: &str, rest: &str) -> Option<usize> {
     let first_group = digits.split(|c: char| !c.is_ascii_digit()).next()?;
     let blank =
         rest.chars().next().filter(|c| matches!(c, ' ' | '\u{a0}' | '\u{2009}' | '\u{202f}'))?;
-    let next = &rest[blank.len_utf8()..];
-    let length = next.bytes().take_while(u8::is_ascii_digit).count();
+    let tail = &rest[blank.len_utf8()..];
+    let length = tail.bytes().take_while(u8::is_ascii_digit).count();
     if (1..=3).contains(&first_group.len()) && length == 3 {
         Some(blank.len_utf8() + length)
     } else {

@@ -60,12 +60,6 @@ const STATUSES: &[u16] = &[200, 400, 413, 422, 424, 500];
 /// Statuses of errors about keys, money, names and rates.
 const ELSEWHERE: &[u64] = &[401, 402, 403, 404, 429];
 
-/// Whether a number is the status of a refusal: pages of proxies begin with it, and it is no count of tokens.
-fn is_status(number: u64) -> bool {
-    let is_refusal = STATUSES.iter().any(|status| u64::from(*status) == number);
-    ELSEWHERE.contains(&number) || is_refusal && number != 200
-}
-
 /// Whether a response says that the request does not fit.
 pub fn overflow(answer: &ErrorResponse<'_>) -> Option<Overflow> {
     if !STATUSES.contains(&answer.status) {

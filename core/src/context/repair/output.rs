@@ -57,7 +57,7 @@ pub fn refused_output(
         }
         None => request.model.window,
     };
-    let counted = match stated.input {
+    let prompt = match stated.input {
         // Nearer to prompt and output together than to the prompt: it is the count of both.
         Some(total)
             if !stated.counts_output
@@ -67,14 +67,14 @@ pub fn refused_output(
         {
             Some(total.saturating_sub(requested))
         }
-        counted => counted,
+        count => count,
     };
-    let is_of_output = match counted {
+    let is_of_output = match prompt {
         Some(count) => count < window && count.saturating_add(requested) >= window,
         None => estimate < window,
     };
     // The refusal proves that the prompt has more tokens than the window leaves beside the requested output.
-    let proven = estimate.max(window.saturating_sub(requested));
+    let floor = estimate.max(window.saturating_sub(requested));
     if !is_of_output {
         return None;
     }
@@ -83,7 +83,7 @@ pub fn refused_output(
         detail: Some(RefusalDetail::Window),
         place: None,
         limit: Some(window),
-        count: Some(counted.unwrap_or(at_most(proven))),
+        count: Some(prompt.unwrap_or(at_most(floor))),
         name: None,
     })
 }

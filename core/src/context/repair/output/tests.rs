@@ -167,14 +167,14 @@ fn low_estimate_spares_history() {
         }
     }
     // The text counts the output apart, so that the prompt alone is too long.
-    let apart = Overflow {
+    let split = Overflow {
         window: Some(60_000),
         input: Some(70_758),
         counts_output: true,
         ..Overflow::default()
     };
-    assert_eq!(gives_way_to(20_000, &apart, 50_542), None);
-    let both = Overflow { counts_output: false, ..apart };
+    assert_eq!(gives_way_to(20_000, &split, 50_542), None);
+    let both = Overflow { counts_output: false, ..split };
     assert_eq!(gives_way_to(20_000, &both, 50_542), Some([60_000, 50_758]));
     // More than the window, and too much for an output that was counted, too.
     assert_eq!(gives_way(59_290, [Some(54_450), Some(119_790)], 60_500), None);
