@@ -413,6 +413,14 @@ fn status_line(
     line::printed(format, outcome)
 }
 
+fn back_up(
+    file: &std::path::Path,
+    config: Option<PathBuf>,
+    data: Option<String>,
+) -> Result<(), CliError> {
+    backup::run(&ConfigFlags { config, data, ..ConfigFlags::default() }.sources(), file)
+}
+
 fn execute(command: &Command) -> Result<ExitCode, CliError> {
     match command {
         Command::Serve(settings) => serve::run(&settings.sources())?,
@@ -464,10 +472,7 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
         Command::Export { session, options, at } => {
             at.ask(async |client| sessions::export(&client, session.as_deref(), options).await)?;
         }
-        Command::Backup { file, config, data } => {
-            let (config, data) = (config.clone(), data.clone());
-            backup::run(&ConfigFlags { config, data, ..ConfigFlags::default() }.sources(), file)?;
-        }
+        Command::Backup { file, config, data } => back_up(file, config.clone(), data.clone())?,
         Command::Say { session, clear: true, at, .. } => {
             at.ask(async |client| say::clear(&client, session, at.json).await)?;
         }

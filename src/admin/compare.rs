@@ -77,8 +77,8 @@ impl ComparedRequests {
                 "What exchange {id:?} sent is not known any more: the session is too long."
             ))
         };
-        let before = ledger.sketch(earlier).ok_or_else(|| forgotten(earlier))?;
-        let after = ledger.sketch(later).ok_or_else(|| forgotten(later))?;
+        let earlier_parts = ledger.sketch(earlier).ok_or_else(|| forgotten(earlier))?;
+        let later_parts = ledger.sketch(later).ok_or_else(|| forgotten(later))?;
         Ok(Self {
             earlier_request: earlier.exchange.clone(),
             later_request: later.exchange.clone(),
@@ -86,7 +86,7 @@ impl ComparedRequests {
             same_model: (&earlier.model, &earlier.upstream) == (&later.model, &later.upstream),
             cache_lifetime_ms: earlier.usage.cache_ttl_ms(ttl_s),
             cache_read: later.usage.cache_read,
-            comparison: compare(&before, &after),
+            comparison: compare(&earlier_parts, &later_parts),
         })
     }
 
@@ -95,8 +95,8 @@ impl ComparedRequests {
         let RequestComparison { same, earlier, changes, .. } = &self.comparison;
         let end = match changes.iter().map(|change| change.at).min() {
             Some(at) if same.parts < earlier.parts => {
-                let first = changes.iter().find(|change| change.at == at);
-                let section = first.map_or("", |change| section_name(change.section));
+                let change = changes.iter().find(|change| change.at == at);
+                let section = change.map_or("", |change| section_name(change.section));
                 format!("A cached prefix ends before part {at} ({section}).")
             }
             _ => "All of the earlier request can be read from the cache.".to_owned(),

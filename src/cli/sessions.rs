@@ -239,7 +239,7 @@ pub(super) async fn export(
     let lines =
         client.text(&format!("/api/v1/sessions/{}/export?content={content}", encoded(&id))).await?;
     drop(progress);
-    let missing = unkept(&lines).filter(|_| content);
+    let missing = transcript::unkept(&lines).filter(|_| content);
     let (lines, secrets) =
         if content && !unmasked { transcript::masked(&lines) } else { (lines, 0) };
     if format == ExportFormat::Jsonl {
@@ -256,43 +256,6 @@ pub(super) async fn export(
         ));
     }
     Ok(())
-}
-
-/// What content an export lacks, and why; `None` if it is complete.
-fn unkept(lines: &str) -> Option<String> {
-    /// The fields of a call that show whether its content is there.
-    #[derive(serde::Deserialize)]
-    struct ExportedCall {
-        flags: Vec<String>,
-        new_parts: Vec<ExportedPart>,
-        #[serde(default)]
-        reply: Vec<ExportedPart>,
-    }
-    #[derive(serde::Deserialize)]
-    struct ExportedPart {
-        #[serde(default)]
-        redacted: u64,
-    }
-    let mut calls = 0;
-    let mut without = 0;
-    let mut cut = 0;
-    let mut gaps = 0;
-    for line in lines.lines() {
-        let Ok(call) = serde_json::from_str::<ExportedCall>(line) else { continue };
-        calls += 1;
-        without += usize::from(call.flags.iter().any(|flag| flag == "no_content"));
-        gaps += usize::from(call.flags.iter().any(|flag| flag == "content_gap"));
-        let mut parts = call.new_parts.iter().chain(&call.reply);
-        cut += usize::from(parts.any(|part| part.redacted > 0));
-    }
-    if without + cut + gaps == 0 {
-        return None;
-    }
-    Some(format!(
-        "Of {calls} calls, {without} are without their text, {cut} have a part of it, {gaps} lack some text \
-         from before; usage and sizes of all are complete. Text is stored only for calls that are made \
-         while content.keep = true, up to 4 MiB of an exchange and 64 MiB of a session."
-    ))
 }
 
 pub(super) async fn compact(

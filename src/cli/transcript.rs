@@ -44,6 +44,8 @@ struct ExportedCall {
     model: String,
     ts: u64,
     #[serde(default)]
+    flags: Vec<String>,
+    #[serde(default)]
     new_parts: Vec<ExportedPart>,
     #[serde(default)]
     reply: Vec<ExportedPart>,
@@ -76,10 +78,13 @@ struct ExportedPart {
     /// It is the reply to the call before.
     #[serde(default)]
     reply: bool,
+    /// 1 if its text was left out.
+    #[serde(default)]
+    redacted: u64,
 }
 
 /// A piece of a document.
-enum Block<'c> {
+enum DocumentPart<'c> {
     /// A thread begins.
     Thread(&'c str),
     /// A call: its title, and what it cost.
@@ -92,10 +97,36 @@ enum Block<'c> {
     Missing(String),
 }
 
+/// What content an export lacks, and why; `None` if it is complete.
+pub(super) fn unkept(lines: &str) -> Option<String> {
+    let calls = calls(lines);
+    let mut without = 0;
+    let mut cut = 0;
+    let mut gaps = 0;
+    for call in &calls {
+        without += usize::from(call.flags.iter().any(|flag| flag == "no_content"));
+        gaps += usize::from(call.flags.iter().any(|flag| flag == "content_gap"));
+        let mut parts = call.new_parts.iter().chain(&call.reply);
+        cut += usize::from(parts.any(|part| part.redacted > 0));
+    }
+    if without + cut + gaps == 0 {
+        return None;
+    }
+    Some(format!(
+        "Of {} calls, {without} are without their text, {cut} have a part of it, {gaps} lack some text \
+         from before; usage and sizes of all are complete. Text is stored only for calls that are made \
+         while content.keep = true, up to 4 MiB of an exchange and 64 MiB of a session.",
+        calls.len()
+    ))
+}
+
+fn calls(lines: &str) -> Vec<ExportedCall> {
+    lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+}
+
 /// The document of exported lines.
 pub(super) fn document(lines: &str, format: ExportFormat) -> String {
-    let calls: Vec<ExportedCall> =
-        lines.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let calls = calls(lines);
     let blocks = blocks(&calls);
     match format {
         ExportFormat::Jsonl => lines.to_owned(),
@@ -104,7 +135,7 @@ pub(super) fn document(lines: &str, format: ExportFormat) -> String {
     }
 }
 
-fn blocks(calls: &[ExportedCall]) -> Vec<Block<'_>> {
+fn blocks(calls: &[ExportedCall]) -> Vec<DocumentPart<'_>> {
     let mut blocks = Vec::new();
     let mut thread = "";
     let mut number = 0;
@@ -112,10 +143,10 @@ fn blocks(calls: &[ExportedCall]) -> Vec<Block<'_>> {
         if call.session != thread {
             thread = &call.session;
             number = 0;
-            blocks.push(Block::Thread(thread));
+            blocks.push(DocumentPart::Thread(thread));
         }
         number += 1;
-        blocks.push(Block::Call(format!("Call {number}"), facts(call)));
+        blocks.push(DocumentPart::Call(format!("Call {number}"), facts(call)));
         let has_reply = number > 1;
         // The reply to the call before was shown with that.
         let added = call.new_parts.iter().filter(|part| !(part.reply && has_reply));
@@ -136,7 +167,7 @@ fn facts(call: &ExportedCall) -> String {
     facts
 }
 
-fn block(part: &ExportedPart) -> Block<'_> {
+fn block(part: &ExportedPart) -> DocumentPart<'_> {
     let title = match (part.kind.as_str(), part.role.as_str()) {
         ("tool_use", _) => "Calls",
         ("tool_result", _) => "Result",
@@ -152,29 +183,29 @@ fn block(part: &ExportedPart) -> Block<'_> {
             0 => format!("{} bytes", grouped(part.chars)),
             tokens => format!("{} tokens", grouped(tokens)),
         };
-        return Block::Missing(format!("{title}: {size}"));
+        return DocumentPart::Missing(format!("{title}: {size}"));
     }
     match part.kind.as_str() {
-        "text" | "thinking" => Block::Said(title, &part.text),
+        "text" | "thinking" => DocumentPart::Said(title, &part.text),
         _ => {
             let name = part.name.as_deref().map(|name| format!(" {name}")).unwrap_or_default();
-            Block::Code(format!("{title}{name}"), &part.text)
+            DocumentPart::Code(format!("{title}{name}"), &part.text)
         }
     }
 }
 
-fn markdown(blocks: &[Block<'_>]) -> String {
+fn markdown(blocks: &[DocumentPart<'_>]) -> String {
     let mut text = "# Session\n".to_owned();
     for block in blocks {
         let _ = match block {
-            Block::Thread(name) => write!(text, "\n## Thread {name}\n"),
-            Block::Call(title, facts) => write!(text, "\n### {title}\n\n{facts}\n"),
-            Block::Said(who, said) => write!(text, "\n**{who}:**\n\n{said}\n"),
-            Block::Code(title, code) => {
+            DocumentPart::Thread(name) => write!(text, "\n## Thread {name}\n"),
+            DocumentPart::Call(title, facts) => write!(text, "\n### {title}\n\n{facts}\n"),
+            DocumentPart::Said(who, said) => write!(text, "\n**{who}:**\n\n{said}\n"),
+            DocumentPart::Code(title, code) => {
                 let fence = fence(code);
                 write!(text, "\n**{title}:**\n\n{fence}\n{code}\n{fence}\n")
             }
-            Block::Missing(what) => write!(text, "\n*{what}*\n"),
+            DocumentPart::Missing(what) => write!(text, "\n*{what}*\n"),
         };
     }
     text
@@ -191,15 +222,15 @@ const STYLE: &str = "body{font:16px/1.5 system-ui,sans-serif;max-width:60rem;mar
     h2,h3{border-top:1px solid #8885;padding-top:.6rem}p.facts,p.missing{opacity:.7}\
     :root{color-scheme:light dark}";
 
-fn html(blocks: &[Block<'_>]) -> String {
+fn html(blocks: &[DocumentPart<'_>]) -> String {
     let mut text = format!(
         "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><meta name=\"viewport\" content=\"width=device-width\">\
          <title>Session</title><style>{STYLE}</style>\n<h1>Session</h1>\n"
     );
     for block in blocks {
         let _ = match block {
-            Block::Thread(name) => writeln!(text, "<h2>Thread {}</h2>", escaped(name)),
-            Block::Call(title, facts) => {
+            DocumentPart::Thread(name) => writeln!(text, "<h2>Thread {}</h2>", escaped(name)),
+            DocumentPart::Call(title, facts) => {
                 writeln!(
                     text,
                     "<h3>{}</h3><p class=\"facts\">{}</p>",
@@ -207,17 +238,19 @@ fn html(blocks: &[Block<'_>]) -> String {
                     escaped(facts)
                 )
             }
-            Block::Said(who, said) => {
+            DocumentPart::Said(who, said) => {
                 writeln!(text, "<h4>{}</h4><pre>{}</pre>", escaped(who), escaped(said))
             }
-            Block::Code(title, code) => {
+            DocumentPart::Code(title, code) => {
                 let (title, code) = (escaped(title), escaped(code));
                 writeln!(
                     text,
                     "<details><summary>{title}</summary><pre><code>{code}</code></pre></details>"
                 )
             }
-            Block::Missing(what) => writeln!(text, "<p class=\"missing\">{}</p>", escaped(what)),
+            DocumentPart::Missing(what) => {
+                writeln!(text, "<p class=\"missing\">{}</p>", escaped(what))
+            }
         };
     }
     text
@@ -232,27 +265,27 @@ const MASK: &str = "[secret]";
 
 /// Secrets by their form, in text or in JSON: private keys, tokens with the prefixes of those who issue them, credentials in
 /// addresses and headers, and values that are named as secrets.
-static SECRETS: LazyLock<[Regex; 5]> = LazyLock::new(|| {
-    [
-        r#"-----BEGIN [A-Z ]*PRIVATE KEY-----[^"]*?-----END [A-Z ]*PRIVATE KEY-----"#,
-        r"\b(?:sk|pk|rk|xai|gsk|hf|glpat|npm|pypi|dop_v1|shpat|ghp|gho|ghu|ghs|ghr|github_pat|xox[abprs])[-_][A-Za-z0-9_-]{16,}",
-        r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[A-Za-z0-9_-]{30,}|\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*",
-        r#"(?P<before>(?i:://[^/\s:@"]*:))[^/\s@"]+(?P<after>@)|(?P<scheme>(?i:bearer|basic) )[A-Za-z0-9._~+/=-]{16,}"#,
-        r#"(?P<name>(?i:api[_-]?key|secret|passw(?:or)?d|access[_-]?token|auth[_-]?token)[\\"']*\s*[:=]\s*[\\"']*)[^\s"'\\,;&]{8,}"#,
-    ]
-    .map(|pattern| Regex::new(pattern).expect("the patterns are ours, and a test compiles them"))
-});
+const SECRETS: [&str; 5] = [
+    r#"-----BEGIN [A-Z ]*PRIVATE KEY-----[^"]*?-----END [A-Z ]*PRIVATE KEY-----"#,
+    r"\b(?:sk|pk|rk|xai|gsk|hf|glpat|npm|pypi|dop_v1|shpat|ghp|gho|ghu|ghs|ghr|github_pat|xox[abprs])[-_][A-Za-z0-9_-]{16,}",
+    r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bAIza[A-Za-z0-9_-]{30,}|\beyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]*",
+    r#"(?P<before>(?i:://[^/\s:@"]*:))[^/\s@"]+(?P<after>@)|(?P<scheme>(?i:bearer|basic) )[A-Za-z0-9._~+/=-]{16,}"#,
+    r#"(?P<name>(?i:api[_-]?key|secret|passw(?:or)?d|access[_-]?token|auth[_-]?token)[\\"']*\s*[:=]\s*[\\"']*)[^\s"'\\,;&]{8,}"#,
+];
+
+static SECRET_PATTERNS: LazyLock<Vec<Regex>> =
+    LazyLock::new(|| SECRETS.iter().filter_map(|pattern| Regex::new(pattern).ok()).collect());
 
 /// The text with its secrets masked, and how many there were.
 pub(super) fn masked(text: &str) -> (String, usize) {
     let mut masked = text.to_owned();
     let mut count = 0;
-    for secret in &*SECRETS {
+    for secret in &*SECRET_PATTERNS {
         let replaced = secret.replace_all(&masked, |found: &regex_lite::Captures<'_>| {
             count += 1;
-            let kept = ["before", "scheme", "name"].iter().find_map(|group| found.name(group));
+            let prefix = ["before", "scheme", "name"].iter().find_map(|group| found.name(group));
             let after = found.name("after").map_or("", |after| after.as_str());
-            format!("{}{MASK}{after}", kept.map_or("", |kept| kept.as_str()))
+            format!("{}{MASK}{after}", prefix.map_or("", |prefix| prefix.as_str()))
         });
         masked = replaced.into_owned();
     }
@@ -265,6 +298,7 @@ mod tests {
 
     #[test]
     fn secrets_are_masked_by_their_form() {
+        assert_eq!(SECRET_PATTERNS.len(), SECRETS.len(), "each pattern is one");
         for (text, expected) in [
             (concat!("key sk-", "ant-api03-0123456789abcdef done"), "key [secret] done"),
             ("ghp_0123456789abcdefghij", "[secret]"),

@@ -76,10 +76,8 @@ pub(super) fn resolve(
     }
     resolver.limits(&raw);
     let tls = resolver.tls(&raw);
-    let extra_ca = raw
-        .extra_ca
-        .as_deref()
-        .map(|path| resolver.pem(&["extra_ca"], path, PemKind::Certificates));
+    let ca_file = raw.extra_ca.as_deref();
+    let extra_ca = ca_file.map(|path| resolver.pem(&["extra_ca"], path, PemKind::Certificates));
     let upstreams = resolver.upstreams(&raw, listen);
     let clients = resolver.clients(&raw, listen);
     let policy = resolver.policy(&raw);

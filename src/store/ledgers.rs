@@ -406,8 +406,8 @@ impl Ledgers {
         let fingerprints = match is_beginning {
             true => near,
             false => {
-                let shown = fingerprints::shown_by(conversation);
-                fingerprints::of_client_thread(shown, client_thread)
+                let plain_fingerprints = fingerprints::shown_by(conversation);
+                fingerprints::of_client_thread(plain_fingerprints, client_thread)
             }
         };
         if self.is_shared() {

@@ -108,17 +108,17 @@ pub fn compare(earlier: &[SketchPart], later: &[SketchPart]) -> RequestCompariso
         add(&mut changes, PartsChange::of_part(PartsFate::Dropped, at, part));
     }
     for (index, found) in matches.iter().enumerate() {
-        let at = same + index;
+        let place = same + index;
         let Some(found) = found else {
-            add(&mut changes, PartsChange::of_part(PartsFate::Added, at, &later[at]));
+            add(&mut changes, PartsChange::of_part(PartsFate::Added, place, &later[place]));
             continue;
         };
         let from = same + found.earlier;
         if found.was_cut {
-            let cut = PartsChange::of_part(PartsFate::Cut, at, &later[at]);
+            let cut = PartsChange::of_part(PartsFate::Cut, place, &later[place]);
             add(&mut changes, PartsChange { uncut: Some(earlier[from].tokens.into()), ..cut });
         } else if !in_order[index] {
-            let moved = PartsChange::of_part(PartsFate::Moved, at, &later[at]);
+            let moved = PartsChange::of_part(PartsFate::Moved, place, &later[place]);
             add(&mut changes, PartsChange { from: Some(from + 1), ..moved });
         }
     }
@@ -135,24 +135,24 @@ fn matched(earlier: &[SketchPart], later: &[SketchPart]) -> Vec<Option<MatchedPa
     let mut places: HashMap<PartKey, Vec<MatchedPart>> = HashMap::default();
     // The last place is taken first.
     for (at, part) in earlier.iter().enumerate().rev() {
-        let whole = MatchedPart { earlier: at, was_cut: false };
-        places.entry(part.key).or_default().push(whole);
+        let uncut = MatchedPart { earlier: at, was_cut: false };
+        places.entry(part.key).or_default().push(uncut);
         for cut in [part.key.cut(), part.key.cut().cut()] {
-            places.entry(cut).or_default().push(MatchedPart { was_cut: true, ..whole });
+            places.entry(cut).or_default().push(MatchedPart { was_cut: true, ..uncut });
         }
     }
     let mut is_taken = vec![false; earlier.len()];
     let mut matches = Vec::with_capacity(later.len());
     for part in later {
-        let mut found = None;
+        let mut origin = None;
         while let Some(place) = places.get_mut(&part.key).and_then(Vec::pop) {
             if !is_taken[place.earlier] {
                 is_taken[place.earlier] = true;
-                found = Some(place);
+                origin = Some(place);
                 break;
             }
         }
-        matches.push(found);
+        matches.push(origin);
     }
     matches
 }
@@ -173,10 +173,10 @@ fn longest_increasing(matches: &[Option<MatchedPart>]) -> Vec<bool> {
         }
     }
     let mut in_order = vec![false; matches.len()];
-    let mut last = ends.last().copied();
-    while let Some(index) = last {
+    let mut end = ends.last().copied();
+    while let Some(index) = end {
         in_order[index] = true;
-        last = previous[index];
+        end = previous[index];
     }
     in_order
 }
