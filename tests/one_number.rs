@@ -564,14 +564,19 @@ impl<'a> Session<'a> {
         (decided, has_call)
     }
 
-    /// In streams of Gemini, the structure of the newest result if reasoning is read: 7 tokens.
+    /// In streams of Gemini, the structure of the newest result or text if reasoning is read, tokens.
     fn results_read(&self, read: &dialect::Conversation, retention: ReasoningRetention) -> u64 {
         let is_read = self.client.streams
             && self.model.family == Family::Gemini
             && retention != ReasoningRetention::Drops;
         let newest = read.messages.last().map_or(&[][..], |message| &message.parts);
-        let is_result = newest.iter().any(|part| part.kind == PartKind::ToolResult);
-        if is_read && is_result { 7 } else { 0 }
+        let [result, text] = if self.model.reads_reasoning { [10, 1] } else { [6, 0] };
+        let of = |part: &dialect::Part| match part.kind {
+            PartKind::ToolResult => result,
+            PartKind::Text => text,
+            _ => 0,
+        };
+        if is_read { newest.iter().map(of).sum() } else { 0 }
     }
 
     /// What the client does after a reply of which it has `has_call` to answer. `sent`: the messages that the request

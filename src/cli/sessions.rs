@@ -239,7 +239,7 @@ pub(super) async fn export(
     let lines =
         client.text(&format!("/api/v1/sessions/{}/export?content={content}", encoded(&id))).await?;
     drop(progress);
-    let missing = transcript::unkept(&lines).filter(|_| content);
+    let missing = if content { transcript::unkept(&lines) } else { None };
     let (lines, secrets) =
         if content && !unmasked { transcript::masked(&lines) } else { (lines, 0) };
     if format == ExportFormat::Jsonl {

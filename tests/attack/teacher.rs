@@ -611,9 +611,9 @@ async fn invented_tenants_behind_one_credential_skew_no_other_estimates() {
     bpe::load(Family::Claude);
     let provider = Provider::start(|path, body| {
         let mut answer = reply(path, body);
-        // Text that costs far more than it seems, and a reply without usage.
+        // Text that costs far more than it seems, and not absurdly much; and a reply without usage.
         match body.contains("odd") {
-            true => answer["usage"]["input_tokens"] = json!(body.len() * 4),
+            true => answer["usage"]["input_tokens"] = json!(body.len() * 3 / 4),
             false => drop(answer.as_object_mut().unwrap().remove("usage")),
         }
         (200, answer)
