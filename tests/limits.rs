@@ -20,7 +20,7 @@ static ALONE: Mutex<()> = Mutex::new(());
 /// For each number in a row's default, the constant that it comes from: file and name.
 const ROWS: &[(&str, &[(&str, &str)])] = &[
     ("memory of the whole process", &[("src/config/memory_limits.rs", "LEAST")]),
-    ("memory for traffic", &[("src/config/memory_limits.rs", "LEAST / 16 * 3")]),
+    ("memory for traffic", &[("src/config/memory_limits.rs", "LEAST / 32 * 5")]),
     (
         "one parsed request",
         &[("src/proxy/plan/body_reader.rs", "TIMES"), ("src/proxy/plan/body_reader.rs", "SMALL")],

@@ -24,7 +24,7 @@ pub(super) fn process_bytes() -> u64 {
 
 pub(super) fn memory_bytes(process: u64) -> usize {
     // Bodies use about twice what is counted for them.
-    size(process / 16 * 3)
+    size(process / 32 * 5)
 }
 
 /// The default of `limits.connections` for a process with this much memory.
@@ -112,8 +112,8 @@ mod tests {
 
     #[test]
     fn limits_follow_from_memory() {
-        assert_eq!(memory_bytes(256 << 20), 48 << 20);
-        assert_eq!(memory_bytes(u64::MAX), usize::MAX / 16 * 3, "whatever is said");
+        assert_eq!(memory_bytes(256 << 20), 40 << 20);
+        assert_eq!(memory_bytes(u64::MAX), usize::MAX / 32 * 5, "whatever is said");
         assert_eq!(connections(256 << 20), 1542);
         assert_eq!(connections(2 << 30), 4096);
     }

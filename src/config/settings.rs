@@ -226,7 +226,7 @@ pub struct ServerLimits {
     #[serde(skip)]
     pub reply_bytes: usize,
     /// Memory that the whole process may use; `connections` follows from it, and what traffic
-    /// may use: 3/16 of it for request bodies, parsed requests, replies and messages. Past that: bytes pass unread.
+    /// may use: 5/32 of it for request bodies, parsed requests, replies and messages. Past that: bytes pass unread.
     /// Default: the memory limit of the container or service (its cgroup). Without one, an eighth of the machine's
     /// memory, but at least 512 MiB.
     #[serde(skip_serializing_if = "Option::is_none")]

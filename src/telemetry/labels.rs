@@ -43,7 +43,7 @@ pub enum FailOpen {
     NoCredential,
     /// A body is encoded more than twice; it was forwarded unread.
     TooManyCodings,
-    /// The limit of memory was reached (3/16 of `limits.process_bytes`); the body was forwarded unread.
+    /// The limit of memory was reached (5/32 of `limits.process_bytes`); the body was forwarded unread.
     MemoryBudget,
     /// Reading the request would have taken too much memory, or waited too long.
     AnalysisBudget,

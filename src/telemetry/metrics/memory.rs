@@ -18,7 +18,7 @@ families! {
         held: MetricFamily<HeldLabels, IntGauge> = "plimsoll_memory_held_bytes",
             "Memory that traffic uses.";
         limit: IntGauge = "plimsoll_memory_limit_bytes",
-            "Most that traffic may use (3/16 of limits.process_bytes); past it bytes pass unread.";
+            "Most that traffic may use (5/32 of limits.process_bytes); past it bytes pass unread.";
         kept: MetricFamily<KeptLabels, IntGauge> = "plimsoll_kept_bytes",
             "Memory that stays after an exchange; session_decisions: of the largest session.";
         kept_limit: MetricFamily<KeptLabels, IntGauge> = "plimsoll_kept_limit_bytes",
