@@ -142,10 +142,12 @@ pub(super) fn with_gauge(text: &str) -> Vec<StyledLine> {
 }
 
 /// The lines of a text in which each bar, `━━──┃`, has the colour of its fill.
+#[cfg(feature = "demo")]
 pub(super) fn with_gauges(text: &str) -> Vec<StyledLine> {
     text.lines().map(with_bar).collect()
 }
 
+#[cfg(feature = "demo")]
 fn with_bar(line: &str) -> StyledLine {
     let Some((head, tail)) = line.split_once('┃') else {
         return StyledLine::new(Style::Plain, line);
@@ -190,6 +192,7 @@ mod tests {
         assert_eq!(texts[1..], ["━───", "", "━━"]);
     }
 
+    #[cfg(feature = "demo")]
     #[test]
     fn bars_have_colour() {
         let shown = with_gauges("call 1 ━━──┃ 9\nwords");
