@@ -18,7 +18,7 @@ use crate::dialect::Usage;
 use crate::telemetry::FailedCall;
 
 /// One call to a provider.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Call {
     /// When the request arrived.
     pub at: Millis,
@@ -82,16 +82,10 @@ pub(super) fn from_ledger(ledger: &Ledger, since: Millis, prices: &PriceList) ->
             model: interned(&mut names, &summary.model),
             upstream: interned(&mut names, &summary.upstream),
             is_summary: true,
-            has_failed: false,
             tokens: CallTokens::from_usage(&summary.spent),
             dollars,
             is_unpriced: summary.spent.is_unpriced(dollars),
-            shares: Box::default(),
-            removed: 0,
-            saved: 0.0,
-            new: ChangeCounts::default(),
-            overflow: None,
-            check: None,
+            ..Call::default()
         });
     }
     calls.sort_by_key(|call| call.at);
@@ -134,26 +128,15 @@ impl Call {
             check: EstimateCheck::from_turn(turn),
         }
     }
-}
 
-impl Call {
     /// A call that became no turn: nothing is known of it but that it failed.
     pub(super) fn from_failure(call: &FailedCall) -> Self {
         Self {
             at: call.at,
             model: call.model.as_deref().unwrap_or("unknown").into(),
             upstream: call.upstream.as_deref().unwrap_or("none").into(),
-            is_summary: false,
             has_failed: true,
-            tokens: CallTokens::default(),
-            dollars: None,
-            is_unpriced: false,
-            shares: Box::default(),
-            removed: 0,
-            saved: 0.0,
-            new: ChangeCounts::default(),
-            overflow: None,
-            check: None,
+            ..Self::default()
         }
     }
 }

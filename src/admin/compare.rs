@@ -92,19 +92,18 @@ impl ComparedRequests {
 
     /// Where the beginning that both have ends, and what the provider read of it.
     fn cache(&self) -> String {
-        let RequestComparison { same, earlier, changes, .. } = &self.comparison;
-        let end = match changes.iter().map(|change| change.at).min() {
-            Some(at) if same.parts < earlier.parts => {
-                let change = changes.iter().find(|change| change.at == at);
-                let section = change.map_or("", |change| section_name(change.section));
-                format!("A cached prefix ends before part {at} ({section}).")
+        let RequestComparison { same, broken_in, .. } = &self.comparison;
+        let end = match broken_in {
+            Some(section) => {
+                let section = section_name(*section);
+                format!("A cached prefix ends before part {} ({section}).", same.parts + 1)
             }
-            _ => "All of the earlier request can be read from the cache.".to_owned(),
+            None => "All of the earlier request can be read from the cache.".to_owned(),
         };
         let read = match self.cache_read {
             None => "The provider reported no cache.".to_owned(),
             Some(read) => {
-                format!("The provider read {} tokens from it", grouped(read))
+                format!("The provider read {} tokens from its cache", grouped(read))
                     + &self.cache_loss(read)
             }
         };
@@ -129,7 +128,7 @@ impl ComparedRequests {
 impl fmt::Display for ComparedRequests {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { earlier_request, later_request, idle_ms, comparison, .. } = self;
-        let RequestComparison { same, earlier, later, changes } = comparison;
+        let RequestComparison { same, earlier, later, changes, .. } = comparison;
         let model = if self.same_model { "the same model" } else { "another model" };
         writeln!(
             f,

@@ -316,6 +316,8 @@ mod tests {
             ),
         ] {
             assert_eq!(masked(text), (expected.to_owned(), 1), "{text}");
+            let (line, _) = masked(&serde_json::json!({"text": text, "name": "a"}).to_string());
+            assert!(serde_json::from_str::<serde_json::Value>(&line).is_ok(), "{line}");
         }
     }
 

@@ -53,7 +53,7 @@ async fn requests_are_compared_in_words() {
     assert!(lines[2].starts_with("  added    parts 5–6 (history): "), "{grown}");
     assert_eq!(
         lines[3],
-        "All of the earlier request can be read from the cache. The provider read 0 tokens from it, though its \
+        "All of the earlier request can be read from the cache. The provider read 0 tokens from its cache, though its \
          lifetime was not over."
     );
     let texts = ["Hail.", "Aye.", "Is it deep?", "Very.", "Go."];

@@ -15,6 +15,9 @@ use crate::dialect::PartKey;
 pub struct RequestComparison {
     /// The beginning that both have.
     pub same: PromptSpan,
+    /// The section of the first part of the earlier request that the later one lacks there: a cached prefix ends before it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub broken_in: Option<PromptSection>,
     /// All of the earlier request.
     pub earlier: PromptSpan,
     /// All of the later one.
@@ -124,6 +127,7 @@ pub fn compare(earlier: &[SketchPart], later: &[SketchPart]) -> RequestCompariso
     }
     RequestComparison {
         same: PromptSpan::of_parts(&later[..same]),
+        broken_in: earlier.get(same).map(|part| part.place),
         earlier: PromptSpan::of_parts(earlier),
         later: PromptSpan::of_parts(later),
         changes,
@@ -223,6 +227,16 @@ mod tests {
         let compared = compare(&parts(&[1, 10]), &parts(&[1, 10, 11]));
         assert_eq!(compared.same, PromptSpan { parts: 2, tokens: 11 });
         assert_eq!(compared.later, PromptSpan { parts: 3, tokens: 22 });
+    }
+
+    /// The part that moved stands further back than where the prefix ends.
+    #[test]
+    fn prefix_is_broken_where_it_ends() {
+        let compared = compare(&parts(&[10, 1, 2, 3]), &parts(&[10, 2, 3, 1]));
+        assert_eq!(compared.same.parts, 1);
+        assert_eq!(compared.broken_in, Some(PromptSection::Tools));
+        assert_eq!(compared.changes[0].at, 4);
+        assert_eq!(compare(&parts(&[1]), &parts(&[1, 2])).broken_in, None);
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub(super) const LOOK_UPS: usize = 1024;
 const EQUAL_SESSIONS: usize = 8;
 /// How many of the newest signatures of a request are looked up.
 const SIGNATURES: usize = 4;
+/// How many of the newest messages are looked up if there are no replies.
+const MESSAGES: usize = 4;
 
 /// Where a request comes from, as far as its socket and headers show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -437,19 +439,9 @@ pub(super) fn shown_by_end(conversation: &Conversation) -> Vec<ShownFingerprint>
 fn shown(conversation: &Conversation, is_whole: bool) -> Vec<ShownFingerprint> {
     let chains = conversation.chains();
     let mut keyed: Vec<(PartKey, bool)> = Vec::with_capacity(chains.len());
-    // Where a message of the user follows another.
-    let mut message_ends: Vec<usize> = Vec::new();
-    for message in &conversation.messages {
-        let start = keyed.len();
-        let parts = message.parts.iter();
-        keyed.extend(parts.filter_map(|part| Some((part.key?, part.role == Role::Assistant))));
-        if start > 0
-            && keyed.get(start).is_some_and(|(_, answered)| !answered)
-            && !keyed[start - 1].1
-        {
-            message_ends.push(start - 1);
-        }
-    }
+    let parts = conversation.parts();
+    keyed.extend(parts.filter_map(|part| Some((part.key?, part.role == Role::Assistant))));
+    let message_ends = message_ends(conversation);
     // Unsigned, it is the same in many conversations.
     let signatures = conversation.parts().rev().filter_map(|part| part.signature_key);
     let mut found_by: Vec<ShownFingerprint> = signatures
@@ -479,11 +471,8 @@ fn shown(conversation: &Conversation, is_whole: bool) -> Vec<ShownFingerprint> {
             let end = ShownFingerprint::new(chains[index].0, SessionWitness::Prefix);
             found_by.push(ShownFingerprint { is_sent_again: !*answered, ..end });
         }
-        // Before the first reply, many conversations begin alike, but not with several messages.
-        let is_second = message_ends.first().is_some_and(|first| index > *first);
-        if is_request_end && index > first_reply
-            || is_second && (is_request_end || message_ends.contains(&index))
-        {
+        // Before the first reply, many conversations begin alike.
+        if is_request_end && index > first_reply || message_ends.contains(&index) {
             let end = BoundaryHash::of_end(chains[index]);
             found_by.push(ShownFingerprint::new(end.0, SessionWitness::RequestEnd));
             // All of the request proves more than its history.
@@ -504,6 +493,26 @@ fn shown(conversation: &Conversation, is_whole: bool) -> Vec<ShownFingerprint> {
     // They prove least, so they come last.
     found_by.extend(boundary_hashes);
     found_by
+}
+
+/// Where the newest messages end that the last one follows, if the client sends no replies back: one of them ended the request
+/// before. Not where the first one does, because many conversations begin alike.
+fn message_ends(conversation: &Conversation) -> Vec<usize> {
+    if !conversation.has_only_user_messages() {
+        return Vec::new();
+    }
+    let mut parts = 0;
+    let mut ends = Vec::new();
+    for message in &conversation.messages {
+        let keyed = message.parts.iter().filter(|part| part.key.is_some()).count();
+        parts += keyed;
+        if keyed > 0 {
+            ends.push(parts - 1);
+        }
+    }
+    ends.pop();
+    let skipped = ends.len().saturating_sub(MESSAGES).max(1);
+    ends.into_iter().skip(skipped).collect()
 }
 
 /// The fingerprints of a request that the store is asked for: of both kinds, those nearest to its end.
@@ -625,6 +634,17 @@ mod tests {
         let other = known.session(&"t".into(), &[end, said(3)], source, true).unwrap();
         assert_eq!(other.session.as_str(), "b");
         assert_eq!(other.witness, SessionWitness::Open);
+    }
+
+    /// However many messages there are, only the newest ends are looked up.
+    #[test]
+    fn messages_without_replies_show_few_ends() {
+        let ends = |count: usize| {
+            let messages = vec![("user", &["go on"][..]); count];
+            let shown = shown_by(&conversation(&messages)).into_iter();
+            shown.filter(|shown| shown.witness == SessionWitness::RequestEnd).count()
+        };
+        assert_eq!([1, 2, 3, 4, 5000].map(ends), [0, 0, 1, 2, MESSAGES]);
     }
 
     fn conversation(messages: &[(&str, &[&str])]) -> Conversation {

@@ -382,14 +382,20 @@ fn reasoning_that_its_client_had_dropped_is_new() {
     assert_eq!(left_out(1), (0, 1));
 }
 
-/// A branch is followed from turn to turn to its first one. If facts form a circle, it ends all the same.
-#[test]
-fn branch_is_followed_to_first_turn() {
+/// The third request of a conversation, whose first two turns are known.
+fn third_request() -> SessionFixture {
     let mut scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
     scene.answered(&json!([{"type": "text", "text": "Said 1."}]));
     scene.send(&messages("uau"));
     scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
     scene.send(&messages("uauau"));
+    scene
+}
+
+/// A branch is followed from turn to turn to its first one. If facts form a circle, it ends all the same.
+#[test]
+fn branch_is_followed_to_first_turn() {
+    let mut scene = third_request();
     let placed = scene.placed();
     let known = scene.known();
     let branch = Branch::new(&scene.ledger, &placed, &known.keyed_parts, DecisionMode::Active);
@@ -414,11 +420,7 @@ fn branch_is_followed_to_first_turn() {
 /// A sketch may be whole though its turn continues another.
 #[test]
 fn part_was_first_sent_before_whole_sketch() {
-    let mut scene = SessionFixture::new("claude-opus-4-6", &messages("u"));
-    scene.answered(&json!([{"type": "text", "text": "Said 1."}]));
-    scene.send(&messages("uau"));
-    scene.answered(&json!([{"type": "text", "text": "Said 3."}]));
-    scene.send(&messages("uauau"));
+    let scene = third_request();
     let placed = scene.placed();
     assert_eq!(placed.parent.as_ref().unwrap().sketch.base, None);
     let known = scene.known();
