@@ -7,7 +7,7 @@
 mod order;
 
 pub use super::records::Signature;
-pub use super::signature::literal;
+pub(super) use super::signature::reasoning_key;
 pub(crate) use super::signature::signature_key;
 pub use order::{chosen, newest};
 

@@ -15,7 +15,7 @@ const TEXT_MEMBERS: [&str; 2] = ["reasoning_content", "reasoning"];
 pub(crate) fn signature_key(raw: &str) -> Option<PartKey> {
     let document = Document::read(raw.as_bytes()).ok()?;
     let root = document.root(raw.as_bytes())?;
-    Some(PartKey::of_bytes(root.get_any(&SIGNATURE_MEMBERS)?.text()?.as_bytes()))
+    Some(PartKey::of_signature(&root.get_any(&SIGNATURE_MEMBERS)?.text()?))
 }
 
 /// Whether a block of an API compatible with Chat Completions has a signature, at any depth: without it, its text alone is
@@ -41,13 +41,10 @@ fn is_signed(block: Value<'_>) -> bool {
     signature.is_some_and(|signature| !signature.is_empty())
 }
 
-/// What [`Part::reasoning_key`](crate::dialect::Part::reasoning_key) hashes, taken from a block as it was
-/// received: its signature, else its text, as a raw JSON string without quotes.
-pub fn literal(raw: &str) -> Option<String> {
-    let document = Document::read(raw.as_bytes()).ok()?;
-    let root = document.root(raw.as_bytes())?;
-    let identity = root.get_any(&SIGNATURE_MEMBERS).or_else(|| root.get_any(&TEXT_MEMBERS))?;
-    let literal = std::str::from_utf8(identity.raw()).ok()?;
-    // Not decoded, as with the client's block: other escapes are other bytes there, too.
-    Some(literal.strip_prefix('"')?.strip_suffix('"')?.to_owned())
+/// The same for a block without a signature, too: the hash of its text, as it is written.
+pub(super) fn reasoning_key(raw: &str) -> Option<PartKey> {
+    signature_key(raw).or_else(|| {
+        let document = Document::read(raw.as_bytes()).ok()?;
+        Some(PartKey::of_literal(document.root(raw.as_bytes())?.get_any(&TEXT_MEMBERS)?.raw()))
+    })
 }

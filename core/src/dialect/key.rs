@@ -21,7 +21,18 @@ impl PartKey {
         PartKey(xxh3_128(bytes))
     }
 
-    pub(super) fn of_literal(literal: &[u8]) -> PartKey {
+    /// The key of a signature, whose base64 clients write in either alphabet (`docs/protocols.md` 10.8).
+    pub(crate) fn of_signature(signature: &str) -> PartKey {
+        match memchr::memchr2(b'-', b'_', signature.as_bytes()) {
+            Some(_) => {
+                let standard = signature.replace('-', "+").replace('_', "/");
+                PartKey::of_bytes(standard.as_bytes())
+            }
+            None => PartKey::of_bytes(signature.as_bytes()),
+        }
+    }
+
+    pub(crate) fn of_literal(literal: &[u8]) -> PartKey {
         // What stands between its quotes, as it is written: escapes are not resolved.
         let text = literal.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\""));
         PartKey::of_bytes(text.unwrap_or(literal))

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::audience::{Audience, ServerStep};
 use super::key::{Chain, Keyer, PartKey};
 use super::kinds::{PartKind, Role};
-use crate::wire::json::{Span, Value};
+use crate::wire::json::{Span, Value, text_of};
 
 /// The place of a part in the history. Written as a pair of numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -126,7 +126,11 @@ impl Part {
     }
 
     pub(super) fn hash_reasoning(&mut self, body: &[u8]) {
-        self.signature_key = self.signature.map(|span| PartKey::of_literal(span.slice(body)));
+        self.signature_key = self.signature.map(|span| {
+            let written = span.slice(body);
+            let text = text_of(written);
+            text.map_or_else(|| PartKey::of_bytes(written), |text| PartKey::of_signature(&text))
+        });
         // By its signature, else by its text.
         if self.kind == PartKind::Reasoning {
             let span = self.texts.first().copied().unwrap_or(self.span);

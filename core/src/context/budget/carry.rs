@@ -112,7 +112,7 @@ impl CarryOutlook {
         let signed: HashSet<PartKey> = conversation
             .parts()
             .filter(|part| !reasoning::is_removable(conversation.dialect, part))
-            .filter_map(|part| Some(PartKey::of_bytes(part.signature?.slice(request.body))))
+            .filter_map(|part| part.signature_key)
             .collect();
         let is_answered = anchor.is_some_and(|anchor| has_reply(conversation, &anchor));
         let mut thoughts = parts.iter().filter(|part| is_reasoning(part.place));

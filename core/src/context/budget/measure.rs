@@ -540,7 +540,7 @@ impl<'a> PartScale<'a> {
         match part.kind {
             PartKind::Reasoning => part.reasoning_key.map(PartKey),
             // Gemini: the signature on another part stands for the reasoning.
-            _ => part.signature.map(|signature| PartKey::of_bytes(signature.slice(self.body))),
+            _ => part.signature_key,
         }
     }
 }

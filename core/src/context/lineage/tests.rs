@@ -1,3 +1,4 @@
+use super::search::prefer;
 use super::*;
 use crate::context::edited::reply_keys;
 use crate::context::plan::ForwardedPrefix;
@@ -714,6 +715,35 @@ fn call_without_id_finds_no_reply() {
         let next = ask(&format!(r#",{{"role":"model","parts":{edited}}},{result}"#), "[]");
         assert_eq!(parent(&next), Some(turn));
     }
+}
+
+/// Behind an edited reply and a message that the client changed stands a call without an id: its signature tells its turn,
+/// in whichever alphabet the client writes it.
+#[test]
+fn signature_is_nearer_than_sentence() {
+    let api = (Dialect::Gemini, "/v1beta/models/gemini-3-pro:generateContent");
+    let content = |role: &str, part: &str| format!(r#"{{"role":"{role}","parts":[{part}]}}"#);
+    let text = |role: &str, text: &str| content(role, &format!(r#"{{"text":"{text}"}}"#));
+    let said = "The mark is painted white every year.";
+    let [call, other] = ["b2+l/w==", "b2-l_w=="].map(|signature| {
+        format!(
+            r#"{{"functionCall":{{"name":"ls","args":{{}}}},"thoughtSignature":"{signature}"}}"#
+        )
+    });
+    let result = r#"{"functionResponse":{"name":"ls","response":{"output":"a"}}}"#;
+    let mut play = Play::default();
+    let mut ask = |contents: &[String], reply: &str| {
+        let reply = format!(r#"{{"candidates":[{{"content":{reply},"finishReason":"STOP"}}]}}"#);
+        let body = format!(r#"{{"contents":[{}]}}"#, contents.join(","));
+        play.exchange(api, &body, &reply, Outcome::Complete, None)
+    };
+    let begin = [text("user", "Look."), text("model", &format!("{said} By a model."))];
+    ask(&begin[..1], &text("model", said));
+    let retrieved = [text("user", "Go on. <context>1</context>")];
+    ask(&[&begin[..], &retrieved].concat(), &content("model", &call));
+    let later = [text("user", "Go on."), content("model", &other), content("user", result)];
+    let next = ask(&[&begin[..], &later].concat(), &text("model", "Done."));
+    assert_eq!(parent(&next), Some("req-2"));
 }
 
 /// Two runs with equal prompts got the same call, each with a signature of its own.

@@ -249,7 +249,7 @@ fn put_back(
         else {
             continue;
         };
-        plan.sent.put_back(conversation, at, PartKey::of_bytes(signature.as_bytes()));
+        plan.sent.put_back(conversation, at, PartKey::of_signature(signature));
         let edits = vec![edit];
         plan.steps.push(step_of(request, known, Change::PutBack, at, decision, &edits));
         plan.edits.extend(edits);

@@ -59,8 +59,7 @@ impl ReasoningRecord {
 
     /// The keys of its signed blocks, and of its signatures on other parts, as the client's own have them.
     pub fn signature_keys(&self) -> impl Iterator<Item = PartKey> {
-        let on_parts =
-            self.signatures.iter().map(|signed| PartKey::of_bytes(signed.value.as_bytes()));
+        let on_parts = self.signatures.iter().map(|signed| PartKey::of_signature(&signed.value));
         self.blocks.iter().filter_map(|block| signature_key(&block.raw)).chain(on_parts)
     }
 }

@@ -297,8 +297,7 @@ impl<'l> Branch<'l> {
         }
         for reply in replies {
             for block in &reply.blocks {
-                let Some(literal) = reasoning::literal(&block.raw) else { continue };
-                let about = PartKey::of_bytes(literal.as_bytes());
+                let Some(about) = reasoning::reasoning_key(&block.raw) else { continue };
                 // Of reasoning that repeats to the letter, only a later one may have been sent under its own
                 // key.
                 if others.contains(&about)

@@ -66,12 +66,13 @@ impl RecordedDecisions {
                 if covered[index] || keyed.role != Role::Assistant {
                     continue;
                 }
-                // What is left of a reply tells less, so that only the newest of its text comes into question.
+                // What is left of a reply tells less, so that only the newest of its text that is not elsewhere comes into
+                // question.
                 let limit = if is_whole { usize::MAX } else { 1 };
-                let alike = ledger.reasoning_by_anchor_key(keyed.key).take(limit);
+                let alike = ledger.reasoning_by_anchor_key(keyed.key);
+                let alike = alike.filter(|one| !aligned_chains.contains(&one.after)).take(limit);
                 for reasoning in alike {
-                    if aligned_chains.contains(&reasoning.after) || branch.is_of_another(reasoning)
-                    {
+                    if branch.is_of_another(reasoning) {
                         continue;
                     }
                     let Some(aligned) = self.aligned(reasoning, index) else { continue };

@@ -74,21 +74,12 @@ pub(super) fn is_reasoning(part: &SketchPart) -> bool {
 /// The keys that a reply's reasoning can have in a sketch: put back by us, or sent by its client.
 pub(super) fn names(reasoning: &ReasoningRecord) -> impl Iterator<Item = PartKey> + '_ {
     let blocks = reasoning.blocks.iter().flat_map(block_names);
-    blocks.chain(reasoning.signatures.iter().flat_map(|signature| spelled(&signature.value)))
-}
-
-fn spelled(signature: &str) -> [PartKey; 2] {
-    // Put back by us it has no quotes, from the client it has.
-    [
-        PartKey::of_bytes(signature.as_bytes()),
-        PartKey::of_bytes(format!("\"{signature}\"").as_bytes()),
-    ]
+    blocks.chain(reasoning.signatures.iter().map(|one| PartKey::of_signature(&one.value)))
 }
 
 pub(super) fn block_names(block: &ReasoningBlock) -> impl Iterator<Item = PartKey> + '_ {
-    let literal = reasoning::literal(&block.raw).map(|literal| spelled(&literal));
     let raw = PartKey::of_bytes(block.raw.as_bytes());
-    literal.into_iter().flatten().chain([raw])
+    reasoning::reasoning_key(&block.raw).into_iter().chain([raw])
 }
 
 #[cfg(test)]

@@ -192,7 +192,7 @@ fn reasoning_removed_in_another_branch_stays_where_it_was_sent() {
     let ledger = Ledger::default();
     let reasoning = thought();
     let signature_key = PartKey::of_bytes(b"c2ln");
-    let quoted = PartKey::of_bytes(b"\"c2ln\"");
+    let whole_block = PartKey::of_bytes(reasoning.blocks[0].raw.as_bytes());
     let all: HashSet<u128> = [signature_key.0].into_iter().collect();
     let (new, left_out) = (OwnReasoning::default, || OwnReasoning {
         left_out: all.clone(),
@@ -211,10 +211,8 @@ fn reasoning_removed_in_another_branch_stays_where_it_was_sent() {
         assert!(!stays(Some(&[]), "there", why, left_out()), "{why:?}: it was left out here");
         assert!(stays(Some(&[signature_key.0]), "there", why, new()), "{why:?}");
         assert!(stays(Some(&[]), "there", why, was_sent()), "{why:?}");
-        assert!(
-            stays(Some(&[quoted.0]), "there", why, left_out()),
-            "it was put back, or its client sent it"
-        );
+        let was_put_back = stays(Some(&[whole_block.0]), "there", why, left_out());
+        assert!(was_put_back, "{why:?}: it was put back whole");
         let later_was_sent = !stays(Some(&[signature_key.0]), "there", why, left_out());
         assert!(later_was_sent, "{why:?}: it was sent again, which is a decision of its own");
         assert!(!stays(None, "there", why, new()), "{why:?}: nobody knows what was sent");
@@ -243,10 +241,11 @@ fn block_that_was_left_out_stays_out_beside_one_that_was_sent() {
         let own = OwnReasoning { left_out, ..OwnReasoning::default() };
         !branch.removals_elsewhere([&out].into_iter(), [&reasoning].into_iter(), &own).is_empty()
     };
-    let (first, second) = (PartKey::of_bytes(b"\"c2ln\""), PartKey::of_bytes(b"\"bmV4\""));
-    assert!(stays(&[first.0]));
-    assert!(stays(&[first.0, second.0]));
-    assert!(!stays(&[second.0]), "only the other block of the reply was sent");
+    let blocks = reasoning.blocks.iter().map(|block| PartKey::of_bytes(block.raw.as_bytes()).0);
+    let blocks: Vec<u128> = blocks.collect();
+    assert!(stays(&blocks[..1]));
+    assert!(stays(&blocks));
+    assert!(!stays(&blocks[1..]), "only the other block of the reply was sent");
 }
 
 /// A decision that was revoked twice in a branch, or once for good, is not made there again.

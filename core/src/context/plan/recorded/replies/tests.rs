@@ -214,6 +214,32 @@ fn equal_replies_are_distinguished() {
     }
 }
 
+/// A reply broke off, and its client kept its text; the next reply has the same text and came back whole.
+#[test]
+fn text_of_broken_reply_is_not_hidden_by_its_equal() {
+    let said = "The tide comes in from the west, and it will be here by noon.";
+    let text = json!({"type": "text", "text": said});
+    let user = |content: Value| json!({"role": "user", "content": content});
+    let model = |content: Value| json!({"role": "assistant", "content": content});
+    let call = |id: &str| json!({"type": "tool_use", "id": id, "name": "ls", "input": {}});
+    let [broken, whole] = ["toolu_01AbCdEfGh1234", "toolu_01ZyXwVuTs9876"].map(call);
+    let result = json!([{"type": "tool_result", "tool_use_id": whole["id"], "content": "a"}]);
+    let history = [
+        user("Go.".into()),
+        model(json!([text])),
+        user("On.".into()),
+        model(json!([text, whole])),
+        user(result),
+    ];
+    let mut scene = SessionFixture::new("claude-opus-5-5", &json!(history[..1]));
+    scene.answered(&json!([thinking(1), text, broken]));
+    scene.now += 1;
+    scene.send(&json!(history[..3]));
+    scene.answered(&json!([thinking(3), text, whole]));
+    scene.send(&json!(history));
+    assert_eq!(signed(&scene), [thinking(1).to_string(), thinking(3).to_string()]);
+}
+
 /// A client may add text to a reply of nothing but calls: the field with the reasoning beside it is the reply's.
 #[test]
 fn added_text_does_not_hide_reasoning_field() {
