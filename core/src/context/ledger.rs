@@ -21,7 +21,7 @@ use super::decisions::Decisions;
 use super::footprint::{block_bytes, entry_bytes, list_bytes, text_bytes};
 use super::repair::RepairDecision;
 use super::{
-    CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, InjectionPlace, Outcome,
+    CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, InjectionPlace, Outcome, Position,
     QueuedMessage, ReasoningDecision, ReasoningRecord, ReplyForm, Revocation, Sketch, SketchPart,
     Suspension, ThreadId, Turn, TurnOrigin,
 };
@@ -299,7 +299,7 @@ impl Ledger {
         for boundary in boundary_hashes(turn) {
             self.by_boundary.entry(boundary).or_default().push(index);
         }
-        if let Some(parent) = turn.position.parent.as_ref().and_then(|parent| self.turn(parent))
+        if let Some(parent) = self.parent(&turn.position)
             && parent.position.chain != turn.position.chain
             && parent.position.thread == turn.position.thread
             && continues_parent(turn)
@@ -363,10 +363,14 @@ impl Ledger {
         self.turns.get(*self.by_exchange.get(exchange)?)
     }
 
+    /// The turn that a request with this position continues.
+    pub fn parent(&self, position: &Position) -> Option<&Turn> {
+        Some(self.turn(position.parent.as_ref()?)?)
+    }
+
     /// A turn and its ancestors, nearest first. Ends where an ancestor is unknown.
     pub(crate) fn line<'l>(&'l self, turn: Option<&'l Turn>) -> impl Iterator<Item = &'l Turn> {
-        let line =
-            std::iter::successors(turn, |turn| Some(&**self.turn(turn.position.parent.as_ref()?)?));
+        let line = std::iter::successors(turn, |turn| self.parent(&turn.position));
         // Facts that contradict each other could make a ring.
         line.take(self.turns.len() + 1)
     }

@@ -8,13 +8,12 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    DecisionEpoch, DecisionReason, InjectedMessage, QueuedMessage, RepairDecision, Turn, is_default,
-};
+use super::{DecisionReason, InjectedMessage, QueuedMessage, Turn, is_default};
 use crate::context::policy::SummaryAuthor;
 use crate::context::signature::signature_key;
 use crate::context::trim::{self, TrimRange};
 use crate::context::{ExchangeId, Millis, ThreadId};
+use crate::dialect::repair::Repair;
 use crate::dialect::{Chain, Part, PartKey, Usage};
 
 /// Reasoning as it was received, kept for clients that drop it.
@@ -192,6 +191,27 @@ pub enum ReasoningAction {
     Remove,
 }
 
+/// A change of a request that answers a refusal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RepairDecision {
+    /// The key that it is stored under.
+    pub about: PartKey,
+    /// When it was decided.
+    pub at: Millis,
+    /// The exchange that decided it.
+    pub exchange: ExchangeId,
+    /// The model that refused, as the client named it.
+    pub model: Box<str>,
+    /// The configured name of the upstream that refused.
+    pub upstream: Box<str>,
+    /// The edit, repeated from then on.
+    #[serde(flatten)]
+    pub repair: Repair,
+    /// Decided again after this refusal, as in [`Cut`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<DecisionEpoch>,
+}
+
 /// A summary that replaces the beginning of a history.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CompactionRecord {
@@ -330,6 +350,29 @@ impl Revocation {
             return None;
         }
         Some(DecisionEpoch::of_revocation(self.key()))
+    }
+}
+
+/// The refusal after which a decision was made anew: a suspension's time, or a hash of a revocation. Only
+/// compared for equality.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct DecisionEpoch(u64);
+
+impl DecisionEpoch {
+    /// The epoch after the suspension at this time ([`Suspension::at`]).
+    pub fn of_suspension(at: Millis) -> Self {
+        Self(at)
+    }
+
+    pub(in crate::context) fn of_revocation(key: u128) -> Self {
+        // The highest bit is set, so that it never equals a real time.
+        Self((key >> 64) as u64 | 1 << 63)
+    }
+
+    /// The bytes that are part of the address of a stored decision.
+    pub fn to_le_bytes(self) -> [u8; 8] {
+        self.0.to_le_bytes()
     }
 }
 
