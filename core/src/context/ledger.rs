@@ -21,7 +21,7 @@ use super::decisions::Decisions;
 use super::footprint::{block_bytes, entry_bytes, list_bytes, text_bytes};
 use super::repair::RepairDecision;
 use super::{
-    CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, InjectionPlace, Outcome, Position,
+    CompactionRecord, Cut, ExchangeId, Fact, InjectedMessage, InjectionPlace, Outcome,
     QueuedMessage, ReasoningDecision, ReasoningRecord, ReplyForm, Revocation, Sketch, SketchPart,
     Suspension, ThreadId, Turn, TurnOrigin,
 };
@@ -361,18 +361,6 @@ impl Ledger {
     /// The turn that this exchange became, if it is known.
     pub fn turn(&self, exchange: &ExchangeId) -> Option<&Arc<Turn>> {
         self.turns.get(*self.by_exchange.get(exchange)?)
-    }
-
-    /// The turn that a request with this position continues.
-    pub fn parent(&self, position: &Position) -> Option<&Turn> {
-        Some(self.turn(position.parent.as_ref()?)?)
-    }
-
-    /// A turn and its ancestors, nearest first. Ends where an ancestor is unknown.
-    pub(crate) fn line<'l>(&'l self, turn: Option<&'l Turn>) -> impl Iterator<Item = &'l Turn> {
-        let line = std::iter::successors(turn, |turn| self.parent(&turn.position));
-        // Facts that contradict each other could make a ring.
-        line.take(self.turns.len() + 1)
     }
 
     /// The turn whose response has this id.

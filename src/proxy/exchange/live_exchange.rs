@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{HeaderMap, Response, request};
 
 use super::client_request::ClientRequest;
-use super::count::CountFallback;
+use super::count_estimate::CountFallback;
 use super::original_request::OriginalRequest;
 use super::outbound::OutboundRequest;
 use crate::clock::now;

@@ -4,7 +4,8 @@
 //! the original is sent.
 
 mod client_request;
-mod count;
+mod count_estimate;
+mod count_request;
 mod latest_request;
 mod live_exchange;
 mod original_request;

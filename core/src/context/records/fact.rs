@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use super::{DecisionReason, InjectedMessage, QueuedMessage, Turn, is_default};
+use super::{DecisionEpoch, DecisionReason, InjectedMessage, QueuedMessage, Turn, is_default};
 use crate::context::policy::SummaryAuthor;
 use crate::context::signature::signature_key;
 use crate::context::trim::{self, TrimRange};
@@ -350,29 +350,6 @@ impl Revocation {
             return None;
         }
         Some(DecisionEpoch::of_revocation(self.key()))
-    }
-}
-
-/// The refusal after which a decision was made anew: a suspension's time, or a hash of a revocation. Only
-/// compared for equality.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct DecisionEpoch(u64);
-
-impl DecisionEpoch {
-    /// The epoch after the suspension at this time ([`Suspension::at`]).
-    pub fn of_suspension(at: Millis) -> Self {
-        Self(at)
-    }
-
-    pub(in crate::context) fn of_revocation(key: u128) -> Self {
-        // The highest bit is set, so that it never equals a real time.
-        Self((key >> 64) as u64 | 1 << 63)
-    }
-
-    /// The bytes that are part of the address of a stored decision.
-    pub fn to_le_bytes(self) -> [u8; 8] {
-        self.0.to_le_bytes()
     }
 }
 

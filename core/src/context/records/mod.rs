@@ -3,6 +3,7 @@
 //! All other modules of `context` import these, and these import none that makes, finds or replays them. Their methods
 //! only read them. A field that is added here has a default, so that what was stored before it can be read.
 
+mod epoch;
 mod fact;
 mod message;
 mod origin;
@@ -12,9 +13,10 @@ mod step;
 mod tokens;
 mod turn;
 
+pub use self::epoch::DecisionEpoch;
 pub use self::fact::{
-    CompactionRecord, Cut, DecisionEpoch, Fact, ForwardedHistory, ReasoningDecision,
-    ReasoningRecord, Renewal, Replacement, Revocation, Signature, Suspension,
+    CompactionRecord, Cut, Fact, ForwardedHistory, ReasoningDecision, ReasoningRecord, Renewal,
+    Replacement, Revocation, Signature, Suspension,
 };
 pub(crate) use self::fact::{ReasoningAction, ReasoningBlock, RepairDecision};
 pub(crate) use self::message::InjectionPlace;

@@ -1,9 +1,9 @@
-//! Requests for a token count: planned, and answered with our estimate if the upstream has no such endpoint.
+//! Answers a request for a token count with our estimate, in the provider's shape, if the upstream has no
+//! such endpoint.
 //!
-//! Such a request has no place in a session, because no turn continues it; but it is sent in the form in which the counted
-//! request would be sent, so that the number is that of the next turn. The upstream is not asked if the configuration or an
-//! earlier response says that it cannot count. Otherwise its response is forwarded unless it says so now.
-//! `x-plimsoll-estimated` has the estimate's range, so that nobody takes the number for the provider's.
+//! The upstream is not asked if the configuration or an earlier response says that it has none. Otherwise it
+//! is asked, and its response is forwarded unless it says so now. `x-plimsoll-estimated` has the estimate's
+//! range, so that nobody takes the number for the provider's.
 
 use std::sync::Arc;
 
@@ -11,22 +11,16 @@ use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderName};
 use http::{HeaderValue, Response, StatusCode, request};
 
-use super::live_exchange::{LiveExchange, Planned, Received};
-use super::planning::is_held_out;
-use crate::config::{CountTokens, Mode, ProviderCounting};
-use crate::context::plan::RecordedDecisions;
-use crate::context::{Band, TenantId};
-use crate::dialect::identity::Identity;
+use crate::config::{CountTokens, Mode};
+use crate::context::Band;
+use crate::dialect::counting;
 use crate::dialect::lesson::Lesson;
-use crate::dialect::{Purpose, counting};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::learning::lessons::{self, RefusalResponse};
 use crate::proxy::plan::planned_request::{self, PlannedRequest};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
-use crate::store::ledgers::SessionPeek;
-use crate::store::recall::{LookupOutcome, ReadBudget};
-use crate::telemetry::{CountEstimate, FailOpen};
+use crate::telemetry::CountEstimate;
 
 /// The range of an estimate that replaces a provider's count: `low-high`, tokens.
 const ESTIMATED: HeaderName = HeaderName::from_static("x-plimsoll-estimated");
@@ -40,74 +34,6 @@ pub(super) struct CountFallback {
     pub(super) planned: PlannedRequest,
     /// Path and query of the client's request.
     pub(super) target: Box<str>,
-}
-
-impl LiveExchange<Received> {
-    pub(super) async fn plan_count(
-        &mut self,
-        mut prepared: PreparedRequest,
-        tenant: &TenantId,
-        identity: &Identity,
-        reads: &ReadBudget,
-    ) -> Planned {
-        let proxy = self.recorder.proxy.clone();
-        if proxy.config.count == ProviderCounting::Raw || self.client.is_signed() {
-            return self.count_original(Arc::new(prepared));
-        }
-        let is_shadow = prepared.mode == Mode::Shadow;
-        // Shadow mode would decide. If the thread was rewritten before, its decisions are repeated, as in its turns.
-        prepared.mode = if is_shadow { Mode::Observe } else { prepared.mode };
-        let lookup = self.session_lookup(&prepared, tenant, identity, reads);
-        let mut peeked = proxy.ledgers.peek(lookup, &prepared.conversation).await;
-        let is_undecided =
-            matches!(&peeked, LookupOutcome::Found(peek) if peek.known.decides_nothing());
-        if is_shadow && is_undecided {
-            prepared.mode = Mode::Shadow;
-            let lookup = self.session_lookup(&prepared, tenant, identity, reads);
-            peeked = proxy.ledgers.peek(lookup, &prepared.conversation).await;
-        }
-        let (known, held_out) = match peeked {
-            LookupOutcome::Found(SessionPeek { session, known, store_missed }) => {
-                if store_missed {
-                    self.recorder.record_fail_open(FailOpen::Store);
-                }
-                let held_out = is_held_out(&session, prepared.mode, &proxy);
-                self.recorder.record_session(Some(&session));
-                (known, held_out)
-            }
-            LookupOutcome::None => (RecordedDecisions::default(), false),
-            LookupOutcome::Late => {
-                self.recorder.record_fail_open(FailOpen::SessionLate);
-                return self.count_original(Arc::new(prepared));
-            }
-        };
-        // It takes no place in its session, so nothing of that can be late.
-        prepared.held_out = held_out;
-        prepared.added = self.client.added_options(&prepared, None, &proxy);
-        let prepared = Arc::new(prepared);
-        let decisions = Arc::new(known);
-        let planned =
-            planned_request::replay_recorded(&prepared, decisions, &mut self.recorder).await;
-        self.recorder.record_plan(&planned.done, None);
-        Planned { count: self.count_fallback(prepared, planned), ..Planned::default() }
-    }
-
-    pub(super) fn count_original(&self, prepared: Arc<PreparedRequest>) -> Planned {
-        let planned = PlannedRequest::original(&prepared);
-        Planned { count: self.count_fallback(prepared, planned), ..Planned::default() }
-    }
-
-    fn count_fallback(
-        &self,
-        prepared: Arc<PreparedRequest>,
-        planned: PlannedRequest,
-    ) -> Option<Box<CountFallback>> {
-        if prepared.conversation.purpose != Purpose::Count {
-            return None;
-        }
-        let target = self.client.target().into();
-        Some(Box::new(CountFallback { prepared, planned, target }))
-    }
 }
 
 impl CountFallback {
