@@ -24,8 +24,8 @@ use foldhash::HashMap;
 use jiff::civil::Date;
 use tokio::sync::broadcast;
 
-pub(crate) use self::event::StoreState;
-pub use self::event::{Compaction, Exchange, OpenExchange};
+pub use self::event::{Compaction, Exchange, ExchangeTiming, OpenExchange};
+pub(crate) use self::event::{StoreState, micros};
 pub(crate) use self::failures::FailedCall;
 use self::failures::FailureBoard;
 pub(crate) use self::labels::{

@@ -59,7 +59,7 @@ fn records_import_nothing_that_decides() {
             assert!(is_below, "{from} imports context::{to}");
         }
     }
-    assert!(found > 10, "only {found} files of records found");
+    assert!(found >= 10, "only {found} files of records found");
 }
 
 /// The most imports in a chain of folders of `src/proxy`: a reader of the first one has no deeper to go.

@@ -30,7 +30,7 @@ use plimsoll_core::context::plan::{
     RecordedDecisions, RewriteSummary,
 };
 use plimsoll_core::context::policy::{DecisionMode, Mode, Policy, SummaryAuthor};
-use plimsoll_core::context::savings::{SavingsInput, SummaryCosts};
+use plimsoll_core::context::savings::SummaryCosts;
 use plimsoll_core::context::{
     Breakdown, CompactionRecord, ExchangeId, Fact, SketchPart, Turn, prune, reasoning,
 };
@@ -475,9 +475,8 @@ impl<'l> WhatIfSession<'l> {
         report.priced_calls += u64::from(model.price.is_some());
         report.as_it_was.add(&answer_of(line, turn.dialect, &[]).usage, turn, model);
         report.under_policy.add(&turn.usage, turn, model);
-        let parent = turn.position.parent.as_ref().and_then(|parent| self.ledger.turn(parent));
-        let exchanged = SavingsInput::from_turn(turn, parent.map(Arc::as_ref), |_| model.price);
-        report.savings.add(&exchanged.saved());
+        let parent = self.ledger.parent(&turn.position);
+        report.savings.add(&turn.savings(parent, |_| model.price));
     }
 }
 

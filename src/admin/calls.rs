@@ -12,7 +12,6 @@ use crate::context::budget::HiddenInput;
 use crate::context::ledger::Ledger;
 use crate::context::plan::ChangeCounts;
 use crate::context::policy::DecisionMode;
-use crate::context::savings::SavingsInput;
 use crate::context::{Millis, Turn};
 use crate::dialect::Usage;
 use crate::telemetry::FailedCall;
@@ -100,8 +99,7 @@ impl Call {
         names: &mut HashSet<Arc<str>>,
     ) -> Self {
         let price = prices.for_turn(turn);
-        let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
-        let saved = SavingsInput::from_turn(turn, parent.map(AsRef::as_ref), price).saved();
+        let saved = turn.savings(ledger.parent(&turn.position), price);
         let costs = turn.costs_by_model(price);
         let mut shares = Vec::new();
         if costs.len() > 1 {

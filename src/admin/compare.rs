@@ -47,14 +47,11 @@ pub(super) async fn answer(
     let other = responses::text_parameter(request.uri().query(), "with").map(ExchangeId::from);
     let looking = admin.ledgers.look(&scope, |ledger| {
         let turn = ledger.turn(id).ok_or_else(|| responses::unknown_exchange(id))?;
-        let other = match &other {
+        let other: &Turn = match &other {
             Some(other) => ledger.turn(other).ok_or_else(|| not_in_session(other))?,
-            None => {
-                let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
-                parent.ok_or_else(|| {
-                    AdminError::unknown(format!("Exchange {id:?} continues no known request."))
-                })?
-            }
+            None => ledger.parent(&turn.position).ok_or_else(|| {
+                AdminError::unknown(format!("Exchange {id:?} continues no known request."))
+            })?,
         };
         let [earlier, later] = if other.at <= turn.at { [other, turn] } else { [turn, other] };
         let ttl_s = admin.prices.model(&earlier.model).cache_ttl_s;

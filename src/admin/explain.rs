@@ -9,23 +9,24 @@ use std::collections::HashMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::compactions;
+use super::{compactions, view};
 use crate::config::{Mode, PriceList};
 use crate::context::compact::report::{CompactionReport, Compactions};
 use crate::context::ledger::Ledger;
 use crate::context::overflow::OverflowReport;
 use crate::context::plan::{
-    Change, ChangeCounts, Decision, DecisionReason, MOST_STORED_STEPS, PlanStep, RewriteSummary,
+    Change, ChangeCounts, Decision, DecisionReason, MOST_STORED_STEPS, PlanStep,
 };
-use crate::context::savings::{ExchangeSavings, SavingsInput};
+use crate::context::savings::ExchangeSavings;
 use crate::context::{
-    CountingMethod, Cut, DecisionEpoch, Estimate, EstimateMethod, ExchangeId, Millis, Outcome,
-    PromptSection, SessionId, SessionWitness, SketchPart, ThreadId, Turn,
+    CountingMethod, Cut, DecisionEpoch, EstimateMethod, ExchangeId, Millis, Outcome, PromptSection,
+    SessionId, SessionWitness, SketchPart, ThreadId, Turn,
 };
 use crate::dialect::cache::CacheMiss;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::RepairCause;
 use crate::dialect::{PartKey, Usage};
+use crate::store::Scope;
 use crate::telemetry::Exchange;
 
 /// What was done to one request, and why.
@@ -172,43 +173,16 @@ pub(super) struct ExplainedEstimate {
 
 impl Explanation {
     /// Explains an exchange that became a turn of this session.
-    pub(crate) fn of_turn(
-        session: &SessionId,
-        ledger: &Ledger,
-        turn: &Turn,
-        prices: &PriceList,
-    ) -> Self {
-        let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
-        let parent_turn = parent.map(AsRef::as_ref);
-        let savings =
-            SavingsInput::from_turn(turn, parent_turn, |model| prices.of_turn(turn, model));
-        let mut explained = Self {
-            provider_request_id: turn.provider_request_id.as_deref().map(str::to_owned),
-            found_by: turn.origin.as_deref().and_then(|origin| origin.found_by),
-            repeated_calls: turn.repeated_calls,
-            session: Some(session.clone()),
-            thread: Some(turn.position.thread.clone()),
-            upstream: Some(turn.upstream.to_string()),
-            model: Some(turn.model.to_string()),
-            served: turn.served.as_deref().map(str::to_owned),
-            dollars: savings.spent,
-            saved: Some(savings.saved()),
-            compactions: compactions::of_turn(ledger, turn, prices),
-            ..Self::new(
-                &turn.exchange,
-                turn.at,
-                turn.outcome,
-                &turn.done,
-                &turn.usage,
-                turn.estimate.as_ref(),
-            )
-        };
+    pub(crate) fn of_turn(scope: &Scope, ledger: &Ledger, turn: &Turn, prices: &PriceList) -> Self {
+        let mut explained = Self::of_exchange(&view::exchange(scope, ledger, turn, prices));
+        explained.compactions = compactions::of_turn(ledger, turn, prices);
         // The turn stores only its own steps: those of earlier exchanges are found again.
         explained.steps.extend(replayed(ledger, turn));
         let compacted = explained.compactions.newest().filter(|one| one.exchange != turn.exchange);
         explained.steps.extend(compacted.map(ExplainedChange::repeats));
         explained.unlisted = explained.unlisted();
-        let base = turn.sketch.base.as_ref().and_then(|base| ledger.turn(base)).or(parent);
+        let base = turn.sketch.base.as_ref().and_then(|base| ledger.turn(base));
+        let base = base.map(AsRef::as_ref).or_else(|| ledger.parent(&turn.position));
         let cache = &mut explained.cache;
         cache.before = base.map(|base| CacheReport::new(&base.exchange, &base.usage));
         // The parent is only a base if the sketch was made from it.
@@ -225,55 +199,18 @@ impl Explanation {
     }
 
     pub(super) fn of_exchange(exchange: &Exchange) -> Self {
+        let Exchange { done, usage, .. } = exchange;
         let mut explained = Self {
+            request: exchange.id.clone(),
             provider_request_id: owned(&exchange.provider_request_id),
             found_by: exchange.found_by,
-            repeated_calls: exchange.repeated_calls,
+            at: exchange.at,
             session: exchange.session.clone(),
             thread: exchange.thread.clone(),
             upstream: owned(&exchange.upstream),
             model: owned(&exchange.model),
-            saved: exchange.saved,
-            ..Self::new(
-                &exchange.id,
-                exchange.at,
-                exchange.outcome,
-                &exchange.done,
-                &exchange.usage,
-                exchange.estimate.as_ref(),
-            )
-        };
-        // Without a turn nothing says what was replayed.
-        explained.unlisted = explained.unlisted();
-        explained
-    }
-
-    fn new(
-        exchange: &ExchangeId,
-        at: Millis,
-        outcome: Outcome,
-        done: &RewriteSummary,
-        usage: &Usage,
-        estimate: Option<&Estimate>,
-    ) -> Self {
-        let actual = usage.input;
-        let estimate = estimate.map(|estimate| ExplainedEstimate {
-            tokens: estimate.tokens,
-            method: estimate.method,
-            counting: estimate.counting,
-            actual,
-        });
-        Self {
-            request: exchange.clone(),
-            provider_request_id: None,
-            found_by: None,
-            at,
-            session: None,
-            thread: None,
-            upstream: None,
-            model: None,
-            outcome,
-            repeated_calls: None,
+            outcome: exchange.outcome,
+            repeated_calls: exchange.repeated_calls,
             mode: done.mode,
             held_out: done.held_out,
             sent_changed: done.is_sent(),
@@ -289,15 +226,23 @@ impl Explanation {
             unlisted: 0,
             compactions: Compactions::default(),
             cache: CacheEffect {
-                now: CacheReport::new(exchange, usage),
+                now: CacheReport::new(&exchange.id, usage),
                 miss: usage.cache_miss,
                 ..CacheEffect::default()
             },
-            estimate,
-            served: None,
-            dollars: None,
-            saved: None,
-        }
+            estimate: exchange.estimate.as_ref().map(|estimate| ExplainedEstimate {
+                tokens: estimate.tokens,
+                method: estimate.method,
+                counting: estimate.counting,
+                actual: usage.input,
+            }),
+            served: owned(&exchange.served),
+            dollars: exchange.dollars,
+            saved: exchange.saved,
+        };
+        // Without a turn nothing says what was replayed.
+        explained.unlisted = explained.unlisted();
+        explained
     }
 
     fn unlisted(&self) -> u32 {

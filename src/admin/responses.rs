@@ -455,7 +455,7 @@ pub(super) async fn explain(
         Some(scope) => {
             let looking = admin.ledgers.look(&scope, |ledger| {
                 let turn = ledger.turn(id)?;
-                Some(Explanation::of_turn(&scope.session, ledger, turn, &admin.prices))
+                Some(Explanation::of_turn(&scope, ledger, turn, &admin.prices))
             });
             match looking.await {
                 // If the store fails, the report remains.

@@ -13,7 +13,7 @@ use crate::context::budget::grouped;
 use crate::context::cost;
 use crate::context::ledger::Ledger;
 use crate::context::policy::DecisionMode;
-use crate::context::savings::{self, SavingsInput, SummaryCosts};
+use crate::context::savings::{self, SummaryCosts};
 use crate::context::{SessionId, Turn};
 use crate::dialect::{Dialect, Purpose};
 use crate::store::Scope;
@@ -112,10 +112,8 @@ impl SessionSums {
     pub(super) fn from_ledger(ledger: &Ledger, prices: &PriceList) -> Self {
         let mut gathered = Self::default();
         for turn in ledger.turns() {
-            let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
             let price = prices.for_turn(turn);
-            let exchanged = SavingsInput::from_turn(turn, parent.map(AsRef::as_ref), price);
-            gathered.savings.add(&exchanged.saved());
+            gathered.savings.add(&turn.savings(ledger.parent(&turn.position), price));
             // A side call says nothing of how long contexts are, and a lower bound nothing of the whole.
             if turn.purpose != Purpose::Turn || turn.usage.lower_bound {
                 continue;

@@ -20,7 +20,7 @@ use crate::context::budget::ToolTokens;
 use crate::context::budget::grouped;
 use crate::context::ledger::Ledger;
 use crate::context::policy::DecisionMode;
-use crate::context::savings::{ExchangeSavings, SavingsInput};
+use crate::context::savings::ExchangeSavings;
 use crate::context::{Millis, SessionNames, Turn, UserTurns};
 use crate::dialect::hints::RequestClass;
 use crate::dialect::model_list::is_dated;
@@ -153,8 +153,7 @@ impl SpendSums {
         let user_turns = UserTurns::from_ledger(ledger);
         for turn in ledger.turns().filter(|turn| turn.at >= since) {
             let price = prices.for_turn(turn);
-            let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
-            let saved = SavingsInput::from_turn(turn, parent.map(AsRef::as_ref), price).saved();
+            let saved = turn.savings(ledger.parent(&turn.position), price);
             let saved = SpendLine::from_savings(&saved);
             let name = match by {
                 SpendBy::Model => {

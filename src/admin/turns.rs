@@ -11,7 +11,6 @@ use crate::config::PriceList;
 use crate::context::budget::{ContextView, WindowLimits};
 use crate::context::ledger::Ledger;
 use crate::context::plan::ChangeCounts;
-use crate::context::savings::SavingsInput;
 use crate::context::{EstimateMethod, ExchangeId, Millis, Outcome, SessionNames, ThreadId, Turn};
 use crate::dialect::{Purpose, StopReason, Usage};
 use crate::telemetry::Telemetry;
@@ -129,15 +128,14 @@ impl TurnsPage {
 
 impl TurnView {
     fn new(turn: &Turn, ledger: &Ledger, prices: &PriceList, telemetry: &Telemetry) -> Self {
-        let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
         let price = prices.for_turn(turn);
-        let saved = SavingsInput::from_turn(turn, parent.map(AsRef::as_ref), price).saved();
+        let saved = turn.savings(ledger.parent(&turn.position), price);
         let money = saved.money.unwrap_or_default();
         let hints = turn.hints.as_deref();
         let agent_type = hints.and_then(|hints| hints.agent_type);
         let client_thread = turn.position.client_thread.as_deref();
         let first_byte_us =
-            telemetry.recent(&turn.exchange).and_then(|exchange| exchange.first_byte_us);
+            telemetry.recent(&turn.exchange).and_then(|exchange| exchange.timing.first_byte_us);
         Self {
             request: turn.exchange.clone(),
             thread: turn.position.thread.clone(),

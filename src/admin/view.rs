@@ -13,7 +13,6 @@ use crate::config::{Config, Mode, PriceList};
 use crate::context::budget::ContextView;
 use crate::context::cost::NextInput;
 use crate::context::ledger::{Ledger, Totals};
-use crate::context::savings::SavingsInput;
 use crate::context::{
     ExchangeId, Millis, Outcome, SessionId, SessionNames, TenantId, ThreadId, Turn,
 };
@@ -21,7 +20,7 @@ use crate::dialect::hints::ClientHints;
 use crate::dialect::models::Family;
 use crate::dialect::{Dialect, Purpose, StopReason};
 use crate::store::{Cursor, Scope, ScopeLine};
-use crate::telemetry::Exchange;
+use crate::telemetry::{Exchange, ExchangeTiming};
 
 /// An exchange as far as its turn stores it: without the request line, and without its bytes and times.
 pub(super) fn exchange(
@@ -30,9 +29,7 @@ pub(super) fn exchange(
     turn: &Turn,
     prices: &PriceList,
 ) -> Exchange {
-    let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
-    let parent_turn = parent.map(AsRef::as_ref);
-    let savings = SavingsInput::from_turn(turn, parent_turn, |model| prices.of_turn(turn, model));
+    let price = prices.for_turn(turn);
     Exchange {
         upstream: Some(turn.upstream.clone()),
         dialect: Some(turn.dialect),
@@ -53,10 +50,13 @@ pub(super) fn exchange(
         done: turn.done.clone(),
         usage: turn.usage.clone(),
         served: turn.served.clone(),
-        dollars: savings.spent,
-        saved: Some(savings.saved()),
+        dollars: turn.cost(price),
+        saved: Some(turn.savings(ledger.parent(&turn.position), price)),
         window: Some(turn.window),
-        duration_us: turn.ended.saturating_sub(turn.at).saturating_mul(1000),
+        timing: ExchangeTiming {
+            duration_us: turn.ended.saturating_sub(turn.at).saturating_mul(1000),
+            ..ExchangeTiming::default()
+        },
         ..Exchange::begun(turn.exchange.clone(), turn.at, "", "")
     }
 }

@@ -77,7 +77,7 @@ impl InferenceMetrics {
 
     pub(super) fn record(&self, exchange: &Exchange, providers: &Providers) {
         let provider = providers.get(exchange.upstream.as_deref());
-        let (Some(provider), Some(_)) = (provider, exchange.forwarded_us) else {
+        let (Some(provider), Some(_)) = (provider, exchange.timing.forwarded_us) else {
             // What was not forwarded is no call of a model.
             return;
         };
@@ -96,7 +96,7 @@ impl InferenceMetrics {
         if let Some(model) = name::response_model(exchange) {
             labels.push(KeyValue::new(name::RESPONSE_MODEL, model.to_owned()));
         }
-        if let (true, Some(first)) = (exchange.streamed, exchange.first_byte_us) {
+        if let (true, Some(first)) = (exchange.streamed, exchange.timing.first_byte_us) {
             self.first_chunk.record(seconds(first), &labels);
         }
         let usage = &exchange.usage;
@@ -117,7 +117,7 @@ impl InferenceMetrics {
         if let Some(error) = name::error(exchange) {
             labels.push(KeyValue::new(name::ERROR, error));
         }
-        self.duration.record(seconds(exchange.duration_us), &labels);
+        self.duration.record(seconds(exchange.timing.duration_us), &labels);
     }
 
     /// The last export. Blocks.

@@ -135,7 +135,7 @@ impl SpanParts<'_> {
     }
 
     fn end(&self) -> Duration {
-        Duration::from_micros(self.exchange.duration_us)
+        Duration::from_micros(self.exchange.timing.duration_us)
     }
 
     fn span(&self, id: [u8; 8], name: &str, kind: SpanKind, from: Duration, to: Duration) -> Span {
@@ -192,7 +192,7 @@ impl SpanParts<'_> {
         attributes.may_text("plimsoll.agent.name", agent.as_ref().map(|agent| &*agent.name));
         attributes.text("plimsoll.outcome", outcome.as_ref());
         attributes.may_real("plimsoll.cost.dollars", self.exchange.dollars);
-        let overhead = Duration::from_micros(self.exchange.request_side_us).as_secs_f64();
+        let overhead = Duration::from_micros(self.exchange.timing.request_side_us).as_secs_f64();
         attributes.may_real("plimsoll.overhead.seconds", Some(overhead));
         let fail_open = self.exchange.fail_open.iter().map(AsRef::as_ref);
         attributes.list("plimsoll.fail_open", fail_open);
@@ -249,10 +249,10 @@ impl SpanParts<'_> {
     /// The upstream's part; `None` if it was not called.
     fn upstream(&self) -> Option<Span> {
         let exchange = self.exchange;
-        let from = Duration::from_micros(exchange.forwarded_us?);
+        let from = Duration::from_micros(exchange.timing.forwarded_us?);
         let last_step = self.trace.steps.iter().find(|step| step.kind == StepKind::Upstream);
         let to = last_step.map_or(self.end(), |step| step.to);
-        let first_byte = exchange.first_byte_us.map(Duration::from_micros);
+        let first_byte = exchange.timing.first_byte_us.map(Duration::from_micros);
         let mut attributes = Attributes::default();
         let span_name = if name::is_inference(exchange) {
             self.about_inference(&mut attributes);

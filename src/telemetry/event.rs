@@ -2,6 +2,8 @@
 //!
 //! Plain values: created once, then counted, logged and listed. Nothing reads them back to make decisions.
 
+use std::time::Duration;
+
 use serde::Serialize;
 
 use super::labels::{CountEstimate, FailOpen, SummaryOutcome};
@@ -147,6 +149,30 @@ pub struct Exchange {
     pub dollars_beside_stated: Option<f64>,
     /// What rewriting saved or cost; only for exchanges that became turns.
     pub saved: Option<ExchangeSavings>,
+    /// The window that was assumed, in tokens.
+    pub window: Option<u64>,
+    /// Whether the response was a stream.
+    pub streamed: bool,
+    /// What was measured of it.
+    #[serde(flatten)]
+    pub timing: ExchangeTiming,
+    /// The outcome of a refusal that blames the request's content.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<RefusalReport>,
+    /// What the provider's refusal of our rewrite named, if the original was sent again.
+    pub refused: Option<RefusalCause>,
+    /// Why the exchange was forwarded without some of our functions.
+    pub fail_open: Vec<FailOpen>,
+    /// Observations about the exchange.
+    pub notes: Vec<Note>,
+    /// Its place in a trace and its steps, if it is sampled.
+    #[serde(skip)]
+    pub trace: Option<Box<ExchangeTrace>>,
+}
+
+/// What is measured of an exchange: bytes, and times in µs.
+#[derive(Clone, Debug, Default, Serialize, schemars::JsonSchema)]
+pub struct ExchangeTiming {
     /// How long it waited for a summary, in µs; only if it did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub compaction_wait_us: Option<u64>,
@@ -157,10 +183,6 @@ pub struct Exchange {
     /// `limits.store_ms`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session_load_us: Option<u64>,
-    /// The window that was assumed, in tokens.
-    pub window: Option<u64>,
-    /// Whether the response was a stream.
-    pub streamed: bool,
     /// Bytes of the request body.
     pub request_bytes: u64,
     /// Bytes of the response body.
@@ -187,18 +209,11 @@ pub struct Exchange {
     pub silent_stream: bool,
     /// From the request to the end, in µs.
     pub duration_us: u64,
-    /// The outcome of a refusal that blames the request's content.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub refusal: Option<RefusalReport>,
-    /// What the provider's refusal of our rewrite named, if the original was sent again.
-    pub refused: Option<RefusalCause>,
-    /// Why the exchange was forwarded without some of our functions.
-    pub fail_open: Vec<FailOpen>,
-    /// Observations about the exchange.
-    pub notes: Vec<Note>,
-    /// Its place in a trace and its steps, if it is sampled.
-    #[serde(skip)]
-    pub trace: Option<Box<ExchangeTrace>>,
+}
+
+/// Whole microseconds.
+pub(crate) fn micros(duration: Duration) -> u64 {
+    duration.as_micros() as u64
 }
 
 impl Exchange {

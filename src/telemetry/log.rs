@@ -14,7 +14,7 @@ use serde::Serialize;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::reload;
 
-use super::event::Exchange;
+use super::event::{Exchange, ExchangeTiming};
 use super::labels::tokens_by_kind;
 use super::refusal::RefusalReport;
 use super::terminal;
@@ -289,7 +289,7 @@ fn text(exchange: &Exchange) -> String {
     if let Some(kind) = exchange.error_kind {
         line.push_name("error_kind").push_variant(kind);
     }
-    if exchange.silent_stream {
+    if exchange.timing.silent_stream {
         line.push_name("silent_stream").push(&["true"]);
     }
     if let Some(times) = exchange.repeated_calls {
@@ -299,7 +299,7 @@ fn text(exchange: &Exchange) -> String {
     cost_fields(exchange, &mut line);
     accuracy_fields(exchange, &mut line);
     rewriting_fields(exchange, &mut line);
-    time_fields(exchange, &mut line);
+    time_fields(&exchange.timing, &mut line);
     for why in &exchange.fail_open {
         line.push_name("fail_open").push_variant(why);
     }
@@ -506,27 +506,27 @@ fn rewriting_fields(exchange: &Exchange, line: &mut LogLine) {
     }
 }
 
-fn time_fields(exchange: &Exchange, line: &mut LogLine) {
+fn time_fields(timing: &ExchangeTiming, line: &mut LogLine) {
     let mut ms = |name: &str, us: u64| {
         line.push_name(name).push_tenths(us.saturating_add(50) / 100);
         line.push(&["ms"]);
     };
-    if let Some(us) = exchange.first_byte_us {
+    if let Some(us) = timing.first_byte_us {
         ms("first_byte", us);
     }
-    if let Some(us) = exchange.longest_gap_us {
+    if let Some(us) = timing.longest_gap_us {
         ms("longest_gap", us);
     }
-    ms("duration", exchange.duration_us);
-    let hundredths = exchange.request_side_us.saturating_add(5) / 10;
+    ms("duration", timing.duration_us);
+    let hundredths = timing.request_side_us.saturating_add(5) / 10;
     line.push_name("overhead").push_number(hundredths / 100);
     line.push(&[if hundredths % 100 < 10 { ".0" } else { "." }]);
     line.push_number(hundredths % 100);
     line.push(&["ms"]);
     for (name, us) in [
-        ("session_load", exchange.session_load_us),
-        ("count_wait", exchange.count_wait_us),
-        ("summary_wait", exchange.compaction_wait_us),
+        ("session_load", timing.session_load_us),
+        ("count_wait", timing.count_wait_us),
+        ("summary_wait", timing.compaction_wait_us),
     ] {
         if let Some(us) = us {
             line.push_name(name).push_tenths(us.saturating_add(50) / 100);

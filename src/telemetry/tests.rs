@@ -96,6 +96,13 @@ fn sample_exchange() -> Exchange {
         },
         window: Some(200_000),
         streamed: true,
+        timing: sample_timing(),
+        ..blank()
+    }
+}
+
+fn sample_timing() -> ExchangeTiming {
+    ExchangeTiming {
         request_bytes: 1_000,
         response_bytes: 5_000,
         frames: 50,
@@ -104,14 +111,15 @@ fn sample_exchange() -> Exchange {
         headers_us: Some(300_000),
         first_byte_us: Some(321_000),
         duration_us: 1_234_000,
-        ..blank()
+        ..ExchangeTiming::default()
     }
 }
 
 fn blank() -> Exchange {
     let id = "6920f0a100000001".into();
     let begun = Exchange::begun(id, 1_763_700_000_123, "POST", "/v1/messages");
-    Exchange { duration_us: 2_000, ..begun }
+    let timing = ExchangeTiming { duration_us: 2_000, ..ExchangeTiming::default() };
+    Exchange { timing, ..begun }
 }
 
 fn logged(form: LogFormat, exchange: Exchange) -> String {
@@ -192,7 +200,8 @@ fn preset_is_label() {
 fn waits_have_fields() {
     let waits = [("count_wait", Some(310_000), None), ("summary_wait", None, Some(310_000))];
     for (name, count_wait_us, compaction_wait_us) in waits {
-        let waited = Exchange { count_wait_us, compaction_wait_us, ..sample_exchange() };
+        let timing = ExchangeTiming { count_wait_us, compaction_wait_us, ..sample_timing() };
+        let waited = Exchange { timing, ..sample_exchange() };
         let line = logged(LogFormat::Text, waited);
         assert!(line.contains(&format!(" overhead=0.40ms {name}=310.0ms")), "{line}");
         assert!(!logged(LogFormat::Text, sample_exchange()).contains(name));
@@ -202,7 +211,8 @@ fn waits_have_fields() {
 /// So is a long wait for a session.
 #[test]
 fn long_first_load_has_a_field() {
-    let waited = Exchange { session_load_us: Some(1_004_000), ..sample_exchange() };
+    let timing = ExchangeTiming { session_load_us: Some(1_004_000), ..sample_timing() };
+    let waited = Exchange { timing, ..sample_exchange() };
     let line = logged(LogFormat::Text, waited);
     assert!(line.contains(" overhead=0.40ms session_load=1004.0ms"), "{line}");
     assert!(!logged(LogFormat::Text, sample_exchange()).contains("session_load"));

@@ -118,7 +118,7 @@ async fn request_that_does_not_fit_waits_for_limited_time() {
     let client = play.send_request().await;
     let scene = play.read_reply(client).await;
     assert!(tokens(&scene) > USABLE);
-    let waited = scene.exchange.compaction_wait_us.unwrap();
+    let waited = scene.exchange.timing.compaction_wait_us.unwrap();
     assert!((900_000..3_000_000).contains(&waited), "{waited}");
     let steps = &scene.exchange.done.steps;
     let last = steps.last().unwrap();
@@ -138,7 +138,8 @@ async fn wait_for_summary_is_no_overhead() {
     play.add_user_message(70, 3000);
     let client = play.send_request().await;
     let exchange = play.read_reply(client).await.exchange;
-    let (waited, own) = (exchange.compaction_wait_us.unwrap(), exchange.request_side_us);
+    let (waited, own) =
+        (exchange.timing.compaction_wait_us.unwrap(), exchange.timing.request_side_us);
     assert!(waited > 900_000, "waited {waited} µs, own time {own} µs");
     assert!(own < waited / 2, "waited {waited} µs, own time {own} µs");
     let metrics = play.server.telemetry.render();
@@ -168,7 +169,7 @@ async fn request_that_waited_does_not_wait_again_when_it_is_refused() {
     let response = client.response().await;
     assert_eq!(response.status(), 400);
     assert!(response.text().contains("prompt is too long: 4100 tokens"), "{}", response.text());
-    let waited = play.server.next_exchange().await.compaction_wait_us.unwrap();
+    let waited = play.server.next_exchange().await.timing.compaction_wait_us.unwrap();
     assert!((900_000..1_800_000).contains(&waited), "{waited}");
     drop(question);
 }
@@ -298,7 +299,7 @@ async fn open_tool_loop_keeps_reasoning_that_its_provider_demands() {
     assert!(scene.bytes.contains("It is deep."), "{}", scene.bytes);
     assert!(tokens(&scene) > USABLE, "{}", scene.bytes);
     assert_eq!(scene.exchange.refused, None);
-    assert_eq!(scene.exchange.compaction_wait_us, None);
+    assert_eq!(scene.exchange.timing.compaction_wait_us, None);
     play.write_summaries("Much was read.", 2).await;
     play.add_user_message(1, 30);
     let client = play.send_request().await;

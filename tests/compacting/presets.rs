@@ -131,7 +131,7 @@ async fn request_that_passes_presets_threshold_is_compacted() {
         let compacted: Vec<_> = compacted.map(|step| (step.decision, step.why)).collect();
         assert_eq!(compacted, [(Decision::New, DecisionReason::Threshold)], "{preset:?}");
         assert!(scene.bytes.contains(SUMMARY), "{preset:?}");
-        assert!(scene.exchange.compaction_wait_us.is_some(), "{preset:?}");
+        assert!(scene.exchange.timing.compaction_wait_us.is_some(), "{preset:?}");
     }
 }
 
@@ -147,7 +147,7 @@ async fn dexto_buys_no_summary_while_its_requests_fit() {
         let scene = play.read_reply(client).await;
         if scene.bytes.contains(SUMMARY) {
             assert_eq!(questions.lock().unwrap().len(), 1);
-            assert!(scene.exchange.compaction_wait_us.is_some(), "it was written before");
+            assert!(scene.exchange.timing.compaction_wait_us.is_some(), "it was written before");
             break;
         }
         most = tokens(&scene);

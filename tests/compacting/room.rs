@@ -62,7 +62,7 @@ async fn room_is_made_by_summary_before_new_results_are_trimmed() {
         assert!(scene.bytes.contains(SUMMARY), "{}", scene.bytes);
         assert!(scene.bytes.contains(&result), "{}", scene.bytes);
         assert!(is_saved(&scene.exchange));
-        assert!(scene.exchange.compaction_wait_us.is_some());
+        assert!(scene.exchange.timing.compaction_wait_us.is_some());
         assert_eq!(new(&scene.exchange), [(Change::Compacted, DecisionReason::Window)], "{ending}");
         assert!(!questions.lock().unwrap().is_empty());
 
@@ -94,7 +94,7 @@ async fn new_results_are_trimmed_where_no_summary_comes() {
         assert!(is_saved(&scene.exchange), "{}", scene.bytes);
         assert!(scene.bytes.contains(LEFT_OUT), "{}", scene.bytes);
         assert_eq!(new(&scene.exchange), [(Change::Cut, DecisionReason::TooLarge)]);
-        assert!(scene.exchange.compaction_wait_us.unwrap() < 3_000_000);
+        assert!(scene.exchange.timing.compaction_wait_us.unwrap() < 3_000_000);
         assert!(play.take_summary_bodies().is_empty(), "it is asked for once");
         drop(held);
     }
@@ -110,6 +110,6 @@ async fn result_that_no_summary_makes_fit_is_trimmed_at_once() {
     assert!(is_saved(&scene.exchange), "{}", scene.bytes.len());
     assert!(scene.bytes.contains(LEFT_OUT), "{}", scene.bytes.len());
     assert_eq!(new(&scene.exchange), [(Change::Cut, DecisionReason::TooLarge)]);
-    assert_eq!(scene.exchange.compaction_wait_us, None);
+    assert_eq!(scene.exchange.timing.compaction_wait_us, None);
     assert!(play.take_summary_bodies().is_empty());
 }

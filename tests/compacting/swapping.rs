@@ -319,7 +319,7 @@ async fn request_that_would_not_fit_waits_for_its_summary() {
     send_summary(question, SUMMARY).await;
     let scene = play.read_reply(client).await;
     assert!(is_compacted(&scene));
-    assert!(scene.exchange.compaction_wait_us.is_some());
+    assert!(scene.exchange.timing.compaction_wait_us.is_some());
     assert_eq!(steps(&scene)[0], (Change::Compacted, Decision::New, DecisionReason::Window));
 }
 
@@ -334,7 +334,7 @@ async fn request_past_threshold_is_sent_whole_if_no_summary_is_ready() {
         }
     };
     assert_eq!(steps(&scene), [(Change::Compacted, Decision::Declined, DecisionReason::NotReady)]);
-    assert_eq!(scene.exchange.compaction_wait_us, None);
+    assert_eq!(scene.exchange.timing.compaction_wait_us, None);
     assert!(tokens(&scene) < USABLE);
     drop(question);
 }

@@ -358,11 +358,7 @@ const FIXED_WAITS: &[(&str, &str, &str)] = &[
         "const HANDSHAKE: Duration = Duration::from_secs(10)",
         "client listener | 10 s",
     ),
-    (
-        "exchange/response_peek.rs",
-        "const TIMEOUT: Duration = Duration::from_millis(250)",
-        "| 0.25 s",
-    ),
+    ("exchange/retry/judge.rs", "const TIMEOUT: Duration = Duration::from_millis(250)", "| 0.25 s"),
     (
         "http/upstream/limits.rs",
         "FIRST_SIGN: Duration = Duration::from_secs(10)",

@@ -179,7 +179,7 @@ impl Session {
         let exchange = self.stage.server.next_exchange().await;
         self.report.exchanges += 1;
         self.report.summaries_used += exchange.done.new.compacted as usize;
-        if let Some(us) = exchange.compaction_wait_us {
+        if let Some(us) = exchange.timing.compaction_wait_us {
             self.report.waited += 1;
             self.report.longest_wait = self.report.longest_wait.max(Duration::from_micros(us));
         }

@@ -142,8 +142,8 @@ async fn each_503_past_limit_has_headers_of_our_other_errors() {
         }
         let exchange = server.next_exchange().await;
         assert_eq!(id, exchange.id.as_str());
-        assert_eq!(exchange.response_bytes, refused.body.len() as u64);
-        assert!(exchange.response_bytes > 0);
+        assert_eq!(exchange.timing.response_bytes, refused.body.len() as u64);
+        assert!(exchange.timing.response_bytes > 0);
     }
 }
 
@@ -176,7 +176,7 @@ async fn responses_of_our_own_count_as_bytes_of_responses() {
         let response = client.message(!line.starts_with("HEAD")).await;
         assert_eq!(response.status(), status, "{line}");
         let exchange = server.next_exchange().await;
-        assert_eq!(exchange.response_bytes, response.body.len() as u64, "{line}");
+        assert_eq!(exchange.timing.response_bytes, response.body.len() as u64, "{line}");
         assert_eq!(response.header("x-plimsoll-request-id"), Some(exchange.id.as_str()), "{line}");
     }
 }

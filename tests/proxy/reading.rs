@@ -52,7 +52,7 @@ async fn events_leave_one_by_one() {
             assert_eq!(exchange.usage.output, Some(script.output), "{} {coding}", script.path);
             assert!(exchange.streamed);
             assert_eq!(exchange.fail_open, []);
-            assert_eq!(exchange.frames as usize, script.events.len());
+            assert_eq!(exchange.timing.frames as usize, script.events.len());
         }
     }
 }
@@ -145,8 +145,8 @@ async fn answers_that_are_no_streams_are_read_whatever_their_encoding() {
         assert_eq!(exchange.usage.output, Some(4), "{coding}");
         assert_eq!(exchange.outcome, Outcome::Complete);
         assert!(!exchange.streamed);
-        assert_eq!(exchange.request_bytes as usize, sent.len());
-        assert_eq!(exchange.response_bytes as usize, answer.len());
+        assert_eq!(exchange.timing.request_bytes as usize, sent.len());
+        assert_eq!(exchange.timing.response_bytes as usize, answer.len());
     }
 }
 
@@ -179,7 +179,7 @@ async fn invariant_1_bodies_at_and_past_limit_are_forwarded_as_they_are() {
             client.response().await;
             let exchange = server.next_exchange().await;
             assert_eq!(exchange.fail_open.contains(&FailOpen::BodyTooLarge), aside.is_some());
-            assert_eq!(exchange.request_bytes as usize, length, "{chunked}");
+            assert_eq!(exchange.timing.request_bytes as usize, length, "{chunked}");
         }
     }
 }

@@ -49,8 +49,8 @@ async fn silent_stream_is_ended_with_error_event_of_its_dialect() {
         call.wire.gone().await;
         let exchange = server.next_exchange().await;
         assert_eq!(exchange.outcome, Outcome::UpstreamFailed, "{}", script.path);
-        assert!(exchange.silent_stream);
-        assert!(exchange.longest_gap_us.is_some());
+        assert!(exchange.timing.silent_stream);
+        assert!(exchange.timing.longest_gap_us.is_some());
         let metrics = server.telemetry.render();
         assert!(metrics.contains("plimsoll_silent_streams_total{upstream=\"up\"} 1"), "{metrics}");
     }
@@ -66,7 +66,7 @@ async fn silence_within_event_breaks() {
     client.gone().await;
     let exchange = server.next_exchange().await;
     assert_eq!(exchange.outcome, Outcome::UpstreamFailed);
-    assert!(exchange.silent_stream);
+    assert!(exchange.timing.silent_stream);
 }
 
 /// In every dialect, comments are inserted between events, and the upstream's bytes are unchanged.
@@ -94,9 +94,9 @@ async fn keep_alive_comments_are_inserted_into_silent_stream() {
         assert_eq!(exchange.outcome, Outcome::Complete);
         assert_eq!(exchange.usage.output, Some(script.output));
         assert!(
-            exchange.longest_gap_us.is_some_and(|gap| gap >= 2_000_000),
+            exchange.timing.longest_gap_us.is_some_and(|gap| gap >= 2_000_000),
             "{:?}",
-            exchange.longest_gap_us
+            exchange.timing.longest_gap_us
         );
         let metrics = server.telemetry.render();
         let line = "plimsoll_stream_longest_gap_seconds_count{model=";
@@ -117,8 +117,8 @@ async fn without_silence_limits_stream_is_forwarded_unchanged() {
         assert_eq!(client.chunk().await, b"");
         let exchange = server.next_exchange().await;
         assert_eq!(exchange.outcome, Outcome::Complete);
-        assert!(!exchange.silent_stream);
-        assert!(exchange.longest_gap_us.is_some());
+        assert!(!exchange.timing.silent_stream);
+        assert!(exchange.timing.longest_gap_us.is_some());
     }
 }
 
@@ -147,7 +147,7 @@ async fn longest_gap(body_bytes: usize, upload: Duration, thinking: Duration) ->
     }
     call.end().await;
     assert_eq!(client.response().await.status(), 200);
-    Duration::from_micros(server.next_exchange().await.longest_gap_us.unwrap())
+    Duration::from_micros(server.next_exchange().await.timing.longest_gap_us.unwrap())
 }
 
 /// Whether the body is collected, or streams through because it is too large.

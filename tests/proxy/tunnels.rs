@@ -65,7 +65,7 @@ async fn bytes_pass_both_ways() {
     drop(call);
     assert_eq!(client.rest().await.unwrap(), b"");
     let exchange = server.next_exchange().await;
-    let bytes = (exchange.request_bytes, exchange.response_bytes);
+    let bytes = (exchange.timing.request_bytes, exchange.timing.response_bytes);
     assert_eq!(exchange.outcome, Outcome::Complete);
     assert_eq!(bytes, (300_000, 500_022));
 
@@ -79,7 +79,7 @@ async fn bytes_pass_both_ways() {
     assert_eq!(call.wire.rest().await.unwrap(), b"");
     let exchange = server.next_exchange().await;
     assert_eq!(exchange.outcome, Outcome::Complete);
-    assert_eq!(exchange.request_bytes, 24);
+    assert_eq!(exchange.timing.request_bytes, 24);
 }
 
 #[tokio::test]
@@ -288,7 +288,7 @@ async fn upstream_end_is_not_the_clients() {
         }
         let exchange = loop {
             let exchange = server.next_exchange().await;
-            if exchange.request_bytes == turn.request.len() as u64 {
+            if exchange.timing.request_bytes == turn.request.len() as u64 {
                 break exchange;
             }
         };
@@ -524,7 +524,7 @@ async fn tunnel_in_which_nothing_passes_ends_on_both_sides() {
     assert!(began.elapsed() > SOON / 2, "it was closed too early");
     let exchange = server.next_exchange().await;
     assert_eq!(exchange.outcome, Outcome::EndedByProxy);
-    assert_eq!(exchange.request_bytes, 1);
+    assert_eq!(exchange.timing.request_bytes, 1);
 }
 
 #[tokio::test]

@@ -270,7 +270,7 @@ async fn gemini_cli_decides_by_count_of_media() {
     let mut turn = count.wire.request().await;
     turn.answer("200 OK", &gemini_reply().to_string()).await;
     client.response().await;
-    let waited = play.server.next_exchange().await.count_wait_us;
+    let waited = play.server.next_exchange().await.timing.count_wait_us;
     assert!(waited.is_some_and(|us| us > 0));
     assert_eq!(decided(&play).await[1], 305 + 1337);
     drop(turn);

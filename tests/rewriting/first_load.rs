@@ -71,12 +71,12 @@ async fn first_request_after_restart_waits_for_its_stored_cuts() {
         assert_eq!(sent(&first), sent(&before), "{session:?}: the same bytes are in the cache");
         assert_eq!(first.exchange.session, before.exchange.session);
         assert!(!first.exchange.fail_open.contains(&FailOpen::SessionLate));
-        let waited = Duration::from_micros(first.exchange.session_load_us.unwrap());
+        let waited = Duration::from_micros(first.exchange.timing.session_load_us.unwrap());
         assert!(waited > Duration::from_millis(LOAD_MS), "{waited:?}");
         let page = play.server.telemetry.render();
         assert!(page.contains("plimsoll_session_load_seconds_count 1\n"), "{page}");
         let second = play.exchange(&next(), &reply()).await;
-        assert_eq!(second.exchange.session_load_us, None, "it is in memory");
+        assert_eq!(second.exchange.timing.session_load_us, None, "it is in memory");
     }
 }
 
@@ -90,11 +90,11 @@ async fn silent_store_delays_each_session_once_by_first_load() {
         play.restart().await;
         let first = play.exchange(&next(), &reply()).await;
         assert_eq!(first.bytes, next().to_string(), "nothing is known of it");
-        assert!(first.exchange.session_load_us.unwrap() >= 1_000_000);
+        assert!(first.exchange.timing.session_load_us.unwrap() >= 1_000_000);
         let mut quickest = u64::MAX;
         for _ in 0..5 {
             let exchange = play.exchange(&next(), &reply()).await.exchange;
-            quickest = quickest.min(exchange.session_load_us.unwrap_or(0));
+            quickest = quickest.min(exchange.timing.session_load_us.unwrap_or(0));
         }
         assert!(quickest < 1_000_000, "{session:?}: {quickest} µs");
     }

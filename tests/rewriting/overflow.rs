@@ -294,7 +294,7 @@ async fn long_refusal_arrives_whole() {
     let mut call = play.provider.call().await;
     call.answer("400 Bad Request", &long).await;
     assert!(client.response().await.text() == long, "not what the provider wrote");
-    assert_eq!(play.server.next_exchange().await.response_bytes, long.len() as u64);
+    assert_eq!(play.server.next_exchange().await.timing.response_bytes, long.len() as u64);
 }
 
 /// A refusal that breaks off breaks off at the client too.

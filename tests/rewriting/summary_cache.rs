@@ -152,7 +152,7 @@ async fn immediate_summary_request_begins_with_cached_prefix() {
             "{estimates:?} {:?}",
             at_once.exchange.done
         );
-        assert!(at_once.exchange.compaction_wait_us.is_some());
+        assert!(at_once.exchange.timing.compaction_wait_us.is_some());
         // The summary also replaced what was cut before or by this request.
         let went = at_once.exchange.done.steps[0].tokens_before;
         whole = whole.max(went);

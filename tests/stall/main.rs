@@ -186,7 +186,7 @@ async fn blocked_store_reads_delay_each_request_within_limit() {
         assert_eq!(recorded.outcome, Outcome::Complete);
         assert_eq!(recorded.session, None);
         assert!(recorded.estimate.is_some(), "it is measured all the same");
-        let waited = Duration::from_micros(recorded.request_side_us);
+        let waited = Duration::from_micros(recorded.timing.request_side_us);
         assert!(waited < table.before_it_is_sent() + SLACK, "{waited:?}");
     }
     store.hold_reads(false);
@@ -212,7 +212,7 @@ async fn blocked_store_reads_delay_first_load_within_its_own_limit() {
                 "{:?}",
                 recorded.fail_open
             );
-            let waited = Duration::from_micros(recorded.session_load_us.unwrap());
+            let waited = Duration::from_micros(recorded.timing.session_load_us.unwrap());
             assert!(waited < most + SLACK, "{waited:?}");
         }
     }

@@ -299,7 +299,7 @@ impl Ledger {
         for boundary in boundary_hashes(turn) {
             self.by_boundary.entry(boundary).or_default().push(index);
         }
-        if let Some(parent) = turn.position.parent.as_ref().and_then(|parent| self.turn(parent))
+        if let Some(parent) = self.parent(&turn.position)
             && parent.position.chain != turn.position.chain
             && parent.position.thread == turn.position.thread
             && continues_parent(turn)
@@ -361,14 +361,6 @@ impl Ledger {
     /// The turn that this exchange became, if it is known.
     pub fn turn(&self, exchange: &ExchangeId) -> Option<&Arc<Turn>> {
         self.turns.get(*self.by_exchange.get(exchange)?)
-    }
-
-    /// A turn and its ancestors, nearest first. Ends where an ancestor is unknown.
-    pub(crate) fn line<'l>(&'l self, turn: Option<&'l Turn>) -> impl Iterator<Item = &'l Turn> {
-        let line =
-            std::iter::successors(turn, |turn| Some(&**self.turn(turn.position.parent.as_ref()?)?));
-        // Facts that contradict each other could make a ring.
-        line.take(self.turns.len() + 1)
     }
 
     /// The turn whose response has this id.

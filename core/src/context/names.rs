@@ -122,7 +122,7 @@ impl<'l> MainLine<'l> {
         if hints.is_some_and(|hints| hints.compacted.is_some()) {
             return true;
         }
-        let parent = position.parent.as_ref().and_then(|parent| self.ledger.turn(parent));
+        let parent = self.ledger.parent(position);
         let is_fork = parent.is_some_and(|turn| self.threads.contains(&&turn.position.thread));
         let has_head = position.system == self.newest.system && position.tools == self.newest.tools;
         has_head && (self.is_compacted || is_fork)

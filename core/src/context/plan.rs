@@ -6,7 +6,6 @@
 //! give the same bytes (invariant 4). Pure; must not know where facts are kept.
 
 mod overlay;
-mod proposal;
 mod recorded;
 mod repairs;
 mod replay;
@@ -18,7 +17,6 @@ pub use super::records::{
     RewriteSummary, waiting_savings,
 };
 pub use overlay::{ForwardedPrefix, Overlay};
-pub use proposal::Proposal;
 pub(crate) use recorded::CutOfPart;
 pub(crate) use recorded::ReturnedReply;
 pub use recorded::{ForeignReasoning, RecordedDecisions};
@@ -26,6 +24,7 @@ pub(in crate::context) use recorded::{HistoryEnd, clearing_key};
 pub use replay::{original_overlay, replay};
 pub use request::PlanRequest;
 
+use super::Fact;
 use super::policy::SummaryAuthor;
 use crate::dialect::{Chain, PartKey};
 use crate::wire::splice::Edit;
@@ -43,6 +42,15 @@ pub struct Plan {
     pub conflict: bool,
     /// Who wrote the summary that is sent.
     pub summary: Option<SummaryAuthor>,
+}
+
+/// What `prune` and `reasoning` propose for a request. Nothing of it is saved yet, so nothing of it is sent.
+#[derive(Clone, Debug, Default)]
+pub struct Proposal {
+    /// New decisions.
+    pub facts: Vec<Fact>,
+    /// What was decided against, each with its reason.
+    pub declined: Vec<PlanStep>,
 }
 
 /// The key that a decision about a part is stored under.

@@ -63,32 +63,31 @@ impl Money {
 
 /// The data about an exchange that its savings are computed from.
 #[derive(Clone, Copy)]
-pub struct SavingsInput<'a> {
+struct SavingsInput<'a> {
     /// What was changed in its request.
-    pub done: &'a RewriteSummary,
+    done: &'a RewriteSummary,
     /// Usage as the provider reported it.
-    pub usage: &'a Usage,
+    usage: &'a Usage,
     /// The count of the provider's counting endpoint, if it was asked.
-    pub counted: Option<ProviderCount>,
+    counted: Option<ProviderCount>,
     /// Its predicted cost.
-    pub estimate: Option<&'a Estimate>,
+    estimate: Option<&'a Estimate>,
     /// The reported usage of the parent turn.
-    pub before: Option<&'a Usage>,
+    before: Option<&'a Usage>,
     /// The window that was assumed, tokens.
-    pub window: u64,
+    window: u64,
     /// The catalogue price of the model that answered; `None` if unknown.
-    pub price: Option<Price>,
+    price: Option<Price>,
     /// What everything that is billed of it cost, US dollars ([`cost::billed`]); `None` if unknown.
-    pub spent: Option<f64>,
+    spent: Option<f64>,
     /// Its protocol: the price of a long-lived cache write depends on it.
-    pub dialect: Dialect,
+    dialect: Dialect,
     /// When it was made: so does the price.
-    pub at: Millis,
+    at: Millis,
 }
 
 impl<'a> SavingsInput<'a> {
-    /// The data of a turn and of its parent turn. `price`: that of a model.
-    pub fn from_turn(
+    fn from_turn(
         turn: &'a Turn,
         parent: Option<&'a Turn>,
         price: impl Fn(&str) -> Option<Price>,
@@ -108,8 +107,7 @@ impl<'a> SavingsInput<'a> {
         }
     }
 
-    /// Computes the savings.
-    pub fn saved(&self) -> ExchangeSavings {
+    fn saved(&self) -> ExchangeSavings {
         let Self { done, usage, .. } = self;
         let is_sent = done.is_sent();
         let is_shadow = done.mode == Mode::Shadow;
@@ -193,6 +191,15 @@ impl<'a> SavingsInput<'a> {
 }
 
 impl Turn {
+    /// What rewriting saved or cost. `parent`: the turn that it continues. `price`: that of a model.
+    pub fn savings(
+        &self,
+        parent: Option<&Turn>,
+        price: impl Fn(&str) -> Option<Price>,
+    ) -> ExchangeSavings {
+        SavingsInput::from_turn(self, parent, price).saved()
+    }
+
     /// Stores how many tokens were really saved per claimed token, once the usage is known. `parent`: the
     /// turn that it continues.
     pub fn measure_removed(&mut self, parent: Option<&Turn>) {

@@ -19,8 +19,7 @@ impl UserTurns {
             return Self(begins);
         };
         for turn in ledger.turns().filter(|turn| is_on_line_of(first, turn)) {
-            let parent = turn.position.parent.as_ref().and_then(|parent| ledger.turn(parent));
-            if parent.is_none_or(|parent| parent.called.is_empty()) {
+            if ledger.parent(&turn.position).is_none_or(|parent| parent.called.is_empty()) {
                 begins.push((turn.at, turn.exchange.clone()));
             }
         }

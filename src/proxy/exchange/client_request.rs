@@ -21,14 +21,14 @@ use crate::dialect::request_id::provider_request_id;
 use crate::dialect::{Dialect, Purpose};
 use crate::proxy::http::headers;
 use crate::proxy::http::memory::MemoryBudget;
-use crate::proxy::learning::model_lists::ListRequest;
 use crate::proxy::plan::added_option::AddedOption;
 use crate::proxy::plan::body_reader::BodyReader;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::response::model_list::{LearnList, ModelListTap};
+use crate::proxy::response::tap::SettleLate;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
-use crate::proxy::turn::late::LateReply;
+use crate::proxy::turn::late;
 use crate::store::lessons::LessonSource;
 use crate::telemetry::FailOpen;
 
@@ -87,17 +87,16 @@ impl ClientRequest {
         if self.transport == Transport::Http { self.dialect } else { None }
     }
 
-    /// The reply that it reads, if it was made for an earlier request of the same tenant.
-    pub(super) fn late_reply(&self, upstream: &Upstream, proxy: &Arc<Proxy>) -> Option<LateReply> {
+    /// Completes the turn of the reply that it reads, if that was made for an earlier request of the same tenant.
+    pub(super) fn settle_late(
+        &self,
+        upstream: &Arc<Upstream>,
+        proxy: &Arc<Proxy>,
+    ) -> Option<SettleLate> {
         // First, because few requests read a stored reply, and to find a tenant takes long.
         let response = self.stored.clone()?;
-        Some(LateReply {
-            proxy: proxy.clone(),
-            tenant: self.tenant(proxy).ok()?,
-            dialect: self.dialect?,
-            upstream: upstream.name.clone(),
-            response,
-        })
+        let tenant = self.tenant(proxy).ok()?;
+        Some(late::settle(proxy.clone(), tenant, self.dialect?, upstream.clone(), response))
     }
 
     pub(super) fn reader(
@@ -227,13 +226,12 @@ impl ClientRequest {
         if !self.lists_models {
             return None;
         }
-        let request = ListRequest {
-            tenant: self.tenant(&proxy).ok()?,
-            upstream: upstream.clone(),
-            door: self.door(),
-            target: self.target().into(),
-        };
-        let learn: LearnList = Box::new(move |body| Box::pin(proxy.learn_list(request, body)));
+        let tenant = self.tenant(&proxy).ok()?;
+        let upstream = upstream.clone();
+        let door = self.door();
+        let target = self.target().into();
+        let learn: LearnList =
+            Box::new(move |body| Box::pin(proxy.learn_list(tenant, upstream, door, target, body)));
         ModelListTap::new(answered, &recorder.proxy.memory, learn).map(Box::new)
     }
 

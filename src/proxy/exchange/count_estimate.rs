@@ -16,7 +16,7 @@ use crate::context::Band;
 use crate::dialect::counting;
 use crate::dialect::lesson::Lesson;
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
-use crate::proxy::learning::lessons::{self, QuotableRequest, RefusalResponse};
+use crate::proxy::learning::lessons::{self, RefusalResponse};
 use crate::proxy::plan::planned_request::{self, PlannedRequest};
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
@@ -94,13 +94,8 @@ impl CountFallback {
         }
         // A missing model is another fault, and is reported by the provider itself.
         let error = RefusalResponse::Refused { status: status.as_u16(), body: &begun.start };
-        let request = QuotableRequest {
-            info: &self.prepared.info,
-            body: &self.prepared.body,
-            head: Some(head),
-        };
-        let taught = lessons::taught(error, &request).await;
-        taught.holds(Lesson::CountMissing)
+        let PreparedRequest { info, body, .. } = &*self.prepared;
+        lessons::taught(error, info, body, Some(head)).await.holds(Lesson::CountMissing)
     }
 
     async fn answer(

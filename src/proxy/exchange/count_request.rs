@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::count_estimate::CountFallback;
-use super::live_exchange::{LiveExchange, Received, RequestPlan};
+use super::live_exchange::{LiveExchange, Planned, Received};
 use super::planning::is_held_out;
 use crate::config::{Mode, ProviderCounting};
 use crate::context::TenantId;
@@ -26,7 +26,7 @@ impl LiveExchange<Received> {
         tenant: &TenantId,
         identity: &Identity,
         reads: &ReadBudget,
-    ) -> RequestPlan {
+    ) -> Planned {
         let proxy = self.recorder.proxy.clone();
         if proxy.config.count == ProviderCounting::Raw || self.client.is_signed() {
             return self.count_original(Arc::new(prepared));
@@ -66,12 +66,12 @@ impl LiveExchange<Received> {
         let planned =
             planned_request::replay_recorded(&prepared, decisions, &mut self.recorder).await;
         self.recorder.record_plan(&planned.done, None);
-        RequestPlan { count: self.count_fallback(prepared, planned), ..RequestPlan::default() }
+        Planned { count: self.count_fallback(prepared, planned), ..Planned::default() }
     }
 
-    pub(super) fn count_original(&self, prepared: Arc<PreparedRequest>) -> RequestPlan {
+    pub(super) fn count_original(&self, prepared: Arc<PreparedRequest>) -> Planned {
         let planned = PlannedRequest::original(&prepared);
-        RequestPlan { count: self.count_fallback(prepared, planned), ..RequestPlan::default() }
+        Planned { count: self.count_fallback(prepared, planned), ..Planned::default() }
     }
 
     fn count_fallback(

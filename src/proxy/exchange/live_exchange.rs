@@ -5,13 +5,14 @@
 //! [`Exchange`](crate::telemetry::Exchange).
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
-use http::Response;
+use http::{HeaderMap, Response, request};
 
 use super::client_request::ClientRequest;
 use super::count_estimate::CountFallback;
+use super::original_request::OriginalRequest;
 use super::outbound::OutboundRequest;
 use crate::clock::now;
 use crate::config::Upstream;
@@ -23,8 +24,7 @@ use crate::proxy::http::answer::ProxyError;
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::headers;
 use crate::proxy::http::upstream::error::UpstreamError;
-use crate::proxy::plan::added_option::AddedOption;
-use crate::proxy::plan::planned_request::{PlannedRequest, PlannedRewrite};
+use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::response::response_body::ResponseBody;
 use crate::proxy::response::usage_rewrite::UsageAddition;
@@ -45,26 +45,17 @@ pub(super) struct LiveExchange<Phase> {
 pub(super) struct Received;
 
 /// Its body was read and planned, or streams through unread.
-pub(super) struct Planned {
-    pub(super) outbound: OutboundRequest,
-    pub(super) plan: RequestPlan,
-    pub(super) body_complete_at: Instant,
-}
-
-/// How a request is sent, as planned, and what is done with its response.
 #[derive(Default)]
-pub(super) struct RequestPlan {
+pub(super) struct Planned {
     /// Makes a turn from the reply.
     pub(super) pending: Option<Box<PendingExchange>>,
     /// The summary to write after the response.
     pub(super) writer: Option<Box<SummaryJob>>,
     /// Answers a token count if the upstream does not.
     pub(super) count: Option<Box<CountFallback>>,
-    /// It is not sent.
-    pub(super) refusal: Option<ProxyError>,
 }
 
-impl RequestPlan {
+impl Planned {
     fn planned(&self) -> Option<(&PreparedRequest, &PlannedRequest)> {
         match (&self.pending, &self.count) {
             (Some(pending), _) => Some((&pending.prepared, &pending.planned)),
@@ -73,20 +64,29 @@ impl RequestPlan {
         }
     }
 
-    /// The edits of the plan.
-    pub(super) fn rewrite(&self) -> Option<PlannedRewrite> {
-        let (prepared, planned) = self.planned()?;
-        planned.rewrite(prepared)
-    }
-
-    /// What is requested on the client's behalf.
-    pub(super) fn added(&self) -> Vec<AddedOption> {
-        self.planned().map(|(prepared, _)| prepared.added.clone()).unwrap_or_default()
-    }
-
-    /// Whether it may be repaired if it is refused, however small it is.
-    pub(super) fn may_repair(&self) -> bool {
-        self.pending.as_ref().is_some_and(|pending| pending.may_repair())
+    /// The request as it is sent with this plan.
+    pub(super) fn outbound(
+        &self,
+        head: Arc<request::Parts>,
+        bytes: Bytes,
+        trailers: Option<HeaderMap>,
+    ) -> OutboundRequest {
+        let planned = self.planned();
+        let original = OriginalRequest {
+            head,
+            plain: planned.map_or_else(|| bytes.clone(), |(prepared, _)| prepared.body.clone()),
+            bytes,
+            trailers,
+            added: planned.map(|(prepared, _)| prepared.added.clone()).unwrap_or_default(),
+        };
+        let may_repair = self.pending.as_ref().is_some_and(|pending| pending.may_repair());
+        match planned {
+            Some((prepared, planned)) => {
+                let beta = planned.beta(prepared);
+                OutboundRequest::edited(original, &planned.edits, beta, may_repair)
+            }
+            None => OutboundRequest::edited(original, &[], None, may_repair),
+        }
     }
 }
 
@@ -97,8 +97,6 @@ pub(super) struct Sent {
     pub(super) upstream_time: Duration,
     /// Makes a turn from the reply.
     pub(super) turn: Option<Box<OpenTurn>>,
-    /// It asked for several replies.
-    pub(super) several: bool,
     /// It asked for usage on the client's behalf.
     pub(super) added_usage: bool,
     /// Tokens that are added to the usage.

@@ -13,7 +13,6 @@ mod outbound;
 mod planning;
 mod request_origin;
 mod respond;
-mod response_peek;
 mod retry;
 mod room;
 mod sending;
@@ -111,8 +110,8 @@ async fn forward(
     head: request::Parts,
     body: ClientBody,
 ) -> Result<Response<ResponseBody>, OwnResponse> {
-    let exchange = exchange.plan(head, body).await?;
-    let mut exchange = exchange.send().await?;
+    let (exchange, outbound) = exchange.plan(head, body).await?;
+    let mut exchange = exchange.send(outbound).await?;
     // 10. Answer. 11. Observe. 12. Settle. 13. Record.
     let actions = exchange.actions();
     Ok(exchange.respond(actions).await)
@@ -239,18 +238,12 @@ async fn upgrade(
         }
     };
     let upstream_time = recorder.sent.elapsed();
-    recorder.meter.headers = Some(recorder.began.elapsed());
+    recorder.record_headers();
     let id = client.provider_request_id(response.headers(), &proxy, &upstream);
     recorder.record_provider_request_id(id.as_deref());
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-        let phase = Sent {
-            response,
-            upstream_time,
-            turn: None,
-            several: false,
-            added_usage: false,
-            usage_addition: None,
-        };
+        let phase =
+            Sent { response, upstream_time, turn: None, added_usage: false, usage_addition: None };
         let exchange = LiveExchange { recorder, client, upstream, phase };
         return Ok(exchange.respond(ResponseActions::default()).await);
     }

@@ -12,14 +12,15 @@ use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::headers;
 use crate::proxy::http::upstream::error::UpstreamError;
 use crate::proxy::plan::added_option::AddedOption;
-use crate::proxy::plan::planned_request::PlannedRewrite;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
-use crate::wire::splice::splice;
+use crate::wire::splice::{Edit, splice};
 
 /// A request as the client sent it; its head is as the upstream gets it.
 pub(super) struct OriginalRequest {
     pub(super) head: Arc<request::Parts>,
     pub(super) bytes: Bytes,
+    /// The body, decompressed: what is edited.
+    pub(super) plain: Bytes,
     pub(super) trailers: Option<HeaderMap>,
     pub(super) added: Vec<AddedOption>,
 }
@@ -30,21 +31,19 @@ impl OriginalRequest {
         (request::Parts::clone(&self.head), body)
     }
 
+    /// The request with these edits and with what is added; `None` without any. `beta`: what its head has to list.
     pub(super) fn changed(
         &self,
-        rewrite: Option<PlannedRewrite>,
+        edits: &[Edit],
+        beta: Option<&'static str>,
     ) -> Option<(request::Parts, OutgoingBody)> {
-        let PlannedRewrite { plain, edits, beta } = match rewrite {
-            Some(rewrite) => rewrite,
-            None => PlannedRewrite { plain: self.bytes.clone(), edits: Arc::default(), beta: None },
-        };
         let mut edits = edits.to_vec();
         edits.extend(self.added.iter().map(|added| added.edit.clone()));
         if edits.is_empty() {
             return None;
         }
         // An edit that does not fit is an error of ours, and then the client's bytes are sent.
-        let slices = splice(&plain, edits).ok()?;
+        let slices = splice(&self.plain, edits).ok()?;
         let mut head = request::Parts::clone(&self.head);
         headers::set_length(&mut head.headers, slices.iter().map(Bytes::len).sum());
         // The edited body is the decompressed one.

@@ -14,11 +14,11 @@ use crate::context::attempt::RequestForm;
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::upstream::error::UpstreamError;
 use crate::proxy::plan::added_option::AddedOptionKind;
-use crate::proxy::plan::planned_request::PlannedRewrite;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::pending::PendingExchange;
+use crate::wire::splice::Edit;
 
 /// A request to be sent.
 pub(super) struct OutboundRequest {
@@ -47,10 +47,11 @@ impl OutboundRequest {
     /// `may_repair`: if it is refused, however small it is.
     pub(super) fn edited(
         mut original: OriginalRequest,
-        rewrite: Option<PlannedRewrite>,
+        edits: &[Edit],
+        beta: Option<&'static str>,
         may_repair: bool,
     ) -> Self {
-        let rewritten = rewrite.is_some();
+        let rewritten = !edits.is_empty();
         // It could only be sent again as it is: nothing of it has to be kept.
         let is_small = original.bytes.len() < WORTH_BYTES && !may_repair;
         if !rewritten && original.added.is_empty() && is_small {
@@ -58,10 +59,10 @@ impl OutboundRequest {
             let body = OutgoingBody::slices(vec![bytes], trailers);
             return Self::plain(Arc::unwrap_or_clone(head), body);
         }
-        let changed = original.changed(rewrite.clone()).or_else(|| {
+        let changed = original.changed(edits, beta).or_else(|| {
             // What is requested on the client's behalf does not fit in: the plan counts as sent, so it stays.
             original.added.clear();
-            original.changed(rewrite)
+            original.changed(edits, beta)
         });
         match changed {
             Some((head, body)) => {
@@ -125,7 +126,6 @@ mod tests {
     use super::*;
     use crate::proxy::plan::added_option::AddedOption;
     use crate::proxy::plan::request_usage;
-    use crate::wire::splice::Edit;
 
     fn frames(mut body: OutgoingBody) -> Vec<Bytes> {
         let mut frames = Vec::new();
@@ -145,13 +145,14 @@ mod tests {
     fn original(bytes: &Bytes, edit: Option<Edit>) -> OriginalRequest {
         let added = edit.map(|edit| AddedOption { kind: AddedOptionKind::Usage, edit });
         let added = added.into_iter().collect();
-        OriginalRequest { head: head().into(), bytes: bytes.clone(), trailers: None, added }
+        let (bytes, plain) = (bytes.clone(), bytes.clone());
+        OriginalRequest { head: head().into(), bytes, plain, trailers: None, added }
     }
 
     #[test]
     fn invariant_1_without_edit_same_allocation_is_forwarded() {
         let body = Bytes::from(b"{\"stream\":true}".to_vec());
-        let outbound = OutboundRequest::edited(original(&body, None), None, false);
+        let outbound = OutboundRequest::edited(original(&body, None), &[], None, false);
         assert!(outbound.original.is_none());
         assert!(!outbound.rewritten);
         assert_eq!(outbound.head.headers[ACCEPT_ENCODING], "gzip, br");
@@ -165,7 +166,7 @@ mod tests {
     fn invariant_2_edits_keep_own_bytes() {
         let body = Bytes::from(b"{\"stream\":true}".to_vec());
         let original = original(&body, request_usage::request(&body));
-        let outbound = OutboundRequest::edited(original, None, false);
+        let outbound = OutboundRequest::edited(original, &[], None, false);
         let frames = frames(outbound.body);
         assert_eq!(frames[0].as_ptr(), body.as_ptr());
         assert_eq!(frames.last().unwrap().as_ptr(), body[body.len() - 1..].as_ptr());
@@ -183,10 +184,8 @@ mod tests {
             at: crate::wire::json::Span::new(1, 9),
             with: Bytes::from_static(with),
         };
-        let edits = Arc::from([edit(b"\"a\"")]);
-        let rewrite = Some(PlannedRewrite { plain: body.clone(), edits, beta: None });
         let original = original(&body, Some(edit(b"\"b\"")));
-        let outbound = OutboundRequest::edited(original, rewrite, false);
+        let outbound = OutboundRequest::edited(original, &[edit(b"\"a\"")], None, false);
         assert!(outbound.rewritten);
         assert!(outbound.adds.is_empty());
         assert_eq!(frames(outbound.body).concat(), b"{\"a\":true}");
@@ -196,7 +195,7 @@ mod tests {
     fn edits_outside_are_left_out() {
         let body = Bytes::from_static(b"{}");
         let edit = Edit { at: crate::wire::json::Span::new(9, 9), with: Bytes::from_static(b"x") };
-        let outbound = OutboundRequest::edited(original(&body, Some(edit)), None, false);
+        let outbound = OutboundRequest::edited(original(&body, Some(edit)), &[], None, false);
         assert_eq!(frames(outbound.body), [body]);
     }
 }

@@ -11,8 +11,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use http::request;
 
-use super::live_exchange::{LiveExchange, OwnResponse, Planned, Received, RequestPlan};
-use super::original_request::OriginalRequest;
+use super::live_exchange::{LiveExchange, OwnResponse, Planned, Received};
 use super::outbound::OutboundRequest;
 use super::{latest_request, request_origin};
 use crate::clock::now;
@@ -42,7 +41,7 @@ use crate::proxy::turn::pending::PendingExchange;
 use crate::store::ledgers::{self, OpenedSession};
 use crate::store::lessons::LessonSource;
 use crate::store::recall::{ReadBudget, RecallOutcome};
-use crate::telemetry::{FailOpen, StepKind};
+use crate::telemetry::{FailOpen, StepKind, micros};
 
 impl LiveExchange<Received> {
     /// Makes the request ready to be sent. `head`: as it is sent.
@@ -53,7 +52,7 @@ impl LiveExchange<Received> {
         mut self,
         head: request::Parts,
         body: ClientBody,
-    ) -> Result<LiveExchange<Planned>, OwnResponse> {
+    ) -> Result<(LiveExchange<Planned>, OutboundRequest), OwnResponse> {
         // 3. Body.
         let body = permitted(body, &self.upstream);
         let collected = match self.client.body_dialect() {
@@ -67,7 +66,7 @@ impl LiveExchange<Received> {
             None => CollectOutcome::Unread(OutgoingBody::request(body)),
         };
         let body_complete_at = Instant::now();
-        let mut plan = RequestPlan::default();
+        let mut planned = Planned::default();
         let recorder = &mut self.recorder;
         recorder.record_step(StepKind::Read, recorder.began);
         let outbound = match collected {
@@ -85,44 +84,53 @@ impl LiveExchange<Received> {
                 OutboundRequest::plain(head, recorder.count_upload(body))
             }
             CollectOutcome::Whole { bytes, trailers } => {
-                recorder.meter.request_bytes = bytes.len() as u64;
+                recorder.timing().request_bytes = bytes.len() as u64;
                 let head = Arc::new(head);
                 // 4. Read. 5. Open the ledger. 6. Plan. 7. Save.
-                plan = self.read_and_plan(&bytes, &head).await;
-                if let Some(fault) = plan.refusal.take() {
-                    return Err(self.refuse(&fault));
-                }
+                planned = match self.read_and_plan(&bytes, &head).await {
+                    Ok(planned) => planned,
+                    Err(fault) => return Err(self.refuse(&fault)),
+                };
                 // 8. Splice.
-                let original = OriginalRequest { head, bytes, trailers, added: plan.added() };
-                OutboundRequest::edited(original, plan.rewrite(), plan.may_repair())
+                planned.outbound(head, bytes, trailers)
             }
         };
-        Ok(self.into_phase(Planned { outbound, plan, body_complete_at }))
+        self.recorder.record_request_side(body_complete_at);
+        self.recorder.record_step(StepKind::Plan, body_complete_at);
+        Ok((self.into_phase(planned), outbound))
     }
 
     /// Reads the body, and plans the request. `head`: the request's, as it is sent.
-    async fn read_and_plan(&mut self, body: &Bytes, head: &Arc<request::Parts>) -> RequestPlan {
+    async fn read_and_plan(
+        &mut self,
+        body: &Bytes,
+        head: &Arc<request::Parts>,
+    ) -> Result<Planned, ProxyError> {
         // Boxed, because it is large, and the futures around it are moved several times.
         let planning = AssertUnwindSafe(Box::pin(self.plan_body(body, head)));
         // A panic in here only costs the plan.
         match planning.catch_unwind().await {
-            Ok(plan) => plan.unwrap_or_default(),
+            Ok(planned) => planned,
             Err(_) => {
                 self.recorder.record_fail_open(FailOpen::Panicked);
-                RequestPlan::default()
+                Ok(Planned::default())
             }
         }
     }
 
-    async fn plan_body(&mut self, body: &Bytes, head: &Arc<request::Parts>) -> Option<RequestPlan> {
-        let dialect = self.client.body_dialect()?;
+    async fn plan_body(
+        &mut self,
+        body: &Bytes,
+        head: &Arc<request::Parts>,
+    ) -> Result<Planned, ProxyError> {
+        let Some(dialect) = self.client.body_dialect() else { return Ok(Planned::default()) };
         let proxy = &self.recorder.proxy;
         let reader = self.client.reader(dialect, proxy, &proxy.memory);
         let parsed = match reader.read(&self.client.headers, body).await {
             Ok(parsed) => parsed,
             Err(why) => {
                 self.recorder.record_fail_open(why);
-                return None;
+                return Ok(Planned::default());
             }
         };
         let notes = &parsed.conversation.notes;
@@ -132,18 +140,21 @@ impl LiveExchange<Received> {
         }
         if notes.contains(&Note::NotJson) {
             self.recorder.record_fail_open(FailOpen::BodyUnread);
-            return None;
+            return Ok(Planned::default());
         }
-        Some(self.place_and_plan(parsed, Some(head)).await)
+        self.place_and_plan(parsed, Some(head)).await
     }
 
     /// Finds the request's place among the turns of its session, and plans it. `head`: as it is sent, if the
     /// request can still be changed.
+    ///
+    /// # Errors
+    /// Why it is not sent.
     pub(super) async fn place_and_plan(
         &mut self,
         parsed: ParsedBody,
         head: Option<&Arc<request::Parts>>,
-    ) -> RequestPlan {
+    ) -> Result<Planned, ProxyError> {
         // 5. Open.
         let identity =
             identity::identify(&self.client.headers, &parsed.conversation, self.client.transport);
@@ -154,13 +165,13 @@ impl LiveExchange<Received> {
         let tenant = match tenant {
             Ok(tenant) => tenant,
             // Boxed like the next one, because few requests get here and the futures are large.
-            Err(why) => return Box::pin(self.without_tenant(prepared, why)).await,
+            Err(why) => return Ok(Box::pin(self.without_tenant(prepared, why)).await),
         };
         if prepared.info.purpose == Purpose::Count {
             let placed = self.plan_count(prepared, &tenant, &identity, &reads);
             let placed = Box::pin(placed).await;
             self.recorder.record_store_wait(&reads);
-            return placed;
+            return Ok(placed);
         }
         let proxy = self.recorder.proxy.clone();
         // A message on a WebSocket was forwarded before it was read.
@@ -174,7 +185,7 @@ impl LiveExchange<Received> {
             // It is sent unchanged, and not stored as a turn; the next request will find the session.
             self.recorder.record_fail_open(FailOpen::SessionLate);
             Box::pin(estimate_alone(&Arc::new(prepared), &mut self.recorder)).await;
-            return RequestPlan::default();
+            return Ok(Planned::default());
         };
         request_origin::set(&mut opened, &self.client.headers, &prepared, &proxy);
         self.recorder.record_place(&opened);
@@ -183,8 +194,7 @@ impl LiveExchange<Received> {
             && let Some(cap) = &self.recorder.cap
             && cap.used >= 1.0
         {
-            let refusal = Some(ProxyError::from_cap(cap));
-            return RequestPlan { refusal, ..RequestPlan::default() };
+            return Err(ProxyError::from_cap(cap));
         }
         let held_out = is_held_out(&opened.scope.session, prepared.mode, &proxy);
         prepared.place(&mut opened, held_out);
@@ -193,7 +203,7 @@ impl LiveExchange<Received> {
                 self.client.added_options(&prepared, opened.placed.parent.as_deref(), &proxy);
             let anchor = opened.anchor.as_ref();
             let counting = counting::count_media(&proxy, &mut prepared, anchor, head);
-            self.recorder.meter.count_wait = Box::pin(counting).await;
+            self.recorder.timing().count_wait_us = Box::pin(counting).await.map(micros);
         }
         let prepared = Arc::new(prepared);
         // 6. Plan. 7. Save.
@@ -216,7 +226,7 @@ impl LiveExchange<Received> {
                 (Box::pin(original).await, None)
             }
         };
-        let at = self.recorder.at;
+        let at = self.recorder.at();
         self.recorder.record_cold_input(cold_input(&prepared, &planned, &opened, at));
         let pending = PendingExchange::begin(&proxy, opened, prepared, planned, undelivered, at);
         let mut pending = Box::new(pending);
@@ -227,7 +237,7 @@ impl LiveExchange<Received> {
         if let Some(open_exchange) = pending.open_exchange(at) {
             proxy.telemetry.exchange_opened(open_exchange);
         }
-        RequestPlan { pending: Some(pending), writer, ..RequestPlan::default() }
+        Ok(Planned { pending: Some(pending), writer, count: None })
     }
 
     fn record_cap(&mut self, opened: &OpenedSession) {
@@ -238,7 +248,7 @@ impl LiveExchange<Received> {
         }
     }
 
-    async fn without_tenant(&mut self, prepared: PreparedRequest, why: FailOpen) -> RequestPlan {
+    async fn without_tenant(&mut self, prepared: PreparedRequest, why: FailOpen) -> Planned {
         // Without a tenant it gets no place in a session, and its estimate uses no earlier turn.
         self.recorder.record_fail_open(why);
         let prepared = Arc::new(prepared);
@@ -312,7 +322,7 @@ impl LiveExchange<Received> {
             self.recorder.record_fail_open(FailOpen::Store);
         }
         RequestInfo {
-            exchange: self.recorder.id.clone(),
+            exchange: self.recorder.id().clone(),
             tenant: tenant.cloned(),
             upstream: upstream.clone(),
             requested_model: conversation.model.clone(),

@@ -19,13 +19,12 @@ use crate::proxy::response::silence::{SilenceLimits, StreamSilence};
 use crate::proxy::response::tap::{ResponseActions, Tap};
 use crate::proxy::response::usage_rewrite::{ResponseEdits, UsageRewrite};
 use crate::proxy::response::usage_strip::UsageStrip;
-use crate::proxy::turn::late::LateReply;
 
 impl LiveExchange<Sent> {
     /// What is learned from its response: its turn, the turn of an earlier exchange, a list of models.
     pub(super) fn actions(&mut self) -> ResponseActions {
         let proxy = &self.recorder.proxy;
-        let Sent { response, turn, several, .. } = &mut self.phase;
+        let Sent { response, turn, .. } = &mut self.phase;
         let mut quotas = quota::from_headers(response.headers(), now());
         if response.status() == StatusCode::TOO_MANY_REQUESTS {
             let unnamed = quota::unnamed(response.headers(), &quotas, now());
@@ -42,18 +41,17 @@ impl LiveExchange<Sent> {
         if let Some(dialect) = self.client.response_dialect() {
             let status = response.status().as_u16();
             let limit = proxy.config.limits.reply_bytes;
-            let progress = turn.as_ref().map(|turn| (turn.progress(), turn.body()));
-            actions.observer = Some(
-                ResponseObserver::new(dialect, status, response.headers(), limit, &proxy.memory)
-                    .with_several(*several)
-                    .with_progress(progress),
-            );
+            let observer =
+                ResponseObserver::new(dialect, status, response.headers(), limit, &proxy.memory);
+            actions.observer = Some(match &turn {
+                Some(turn) => turn.observed_by(observer),
+                None => observer,
+            });
         }
         actions.settle = turn.map(|turn| turn.settle(proxy.clone()));
         // A refusal has neither a reply nor a list.
         if response.status().is_success() {
-            let late = self.client.late_reply(&self.upstream, proxy);
-            actions.settle_late = late.map(LateReply::settle);
+            actions.settle_late = self.client.settle_late(&self.upstream, proxy);
             actions.model_list =
                 self.client.model_list_tap(&self.upstream, response.headers(), &self.recorder);
         }

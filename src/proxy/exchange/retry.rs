@@ -13,10 +13,10 @@ use http::Response;
 
 use super::latest_request;
 use super::original_request::{OriginalRequest, send};
-use super::response_peek::SeenOverflow;
 use crate::context::attempt::{
     AttemptContext, NextAction, RefusableOption, RequestForm, RetryState, Verdict, next,
 };
+use crate::context::overflow::OverflowReport;
 use crate::dialect::lesson::LessonMatch;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::{Refusal, RepairCause};
@@ -52,7 +52,9 @@ struct HeldResponse {
 struct SeenResponses {
     held: Vec<HeldResponse>,
     /// The newest overflow that may be answered with room.
-    overflow: Option<SeenOverflow>,
+    overflow: Option<OverflowReport>,
+    /// The lessons of its message.
+    overflow_taught: LessonMatch,
     /// The lessons of the refusal of the planned form.
     planned_taught: LessonMatch,
     /// The newest refusal, if an edit can fix it.
@@ -212,7 +214,8 @@ impl Retry<'_> {
     ) -> Result<(Response<OutgoingBody>, PlannedRequest), Verdict> {
         let revised = revised.ok_or(Verdict::Unavailable)?;
         let pending = self.pending.as_ref().ok_or(Verdict::Unavailable)?;
-        let changed = self.original.changed(revised.rewrite(pending.prepared()));
+        let beta = revised.beta(pending.prepared());
+        let changed = self.original.changed(&revised.edits, beta);
         let (head, body) = changed.ok_or(Verdict::Unavailable)?;
         let response = send(self.recorder, head, body).await.map_err(|_| Verdict::NoResponse)?;
         Ok((response, revised))

@@ -4,30 +4,24 @@
 
 use http::StatusCode;
 
-use super::live_exchange::{
-    LiveExchange, OwnResponse, Planned, RequestPlan, Sent, answer, proxy_error,
-};
+use super::live_exchange::{LiveExchange, OwnResponse, Planned, Sent, answer, proxy_error};
+use super::outbound::OutboundRequest;
 use crate::context::Outcome;
 use crate::proxy::http::upstream::error::UpstreamError;
 use crate::proxy::plan::added_option::AddedOptionKind;
-use crate::telemetry::StepKind;
 
 impl LiveExchange<Planned> {
     /// Sends the request, again if need be, until there is a response to forward.
     ///
     /// # Errors
     /// Our own response, if there is none, or if it counts tokens where the upstream does not.
-    pub(super) async fn send(self) -> Result<LiveExchange<Sent>, OwnResponse> {
-        let (mut exchange, Planned { outbound, plan, body_complete_at }) = self.split();
-        let RequestPlan { mut pending, writer, count, .. } = plan;
+    pub(super) async fn send(
+        self,
+        outbound: OutboundRequest,
+    ) -> Result<LiveExchange<Sent>, OwnResponse> {
+        let (mut exchange, Planned { mut pending, writer, count }) = self.split();
         let recorder = &mut exchange.recorder;
         let proxy = recorder.proxy.clone();
-        // The waits for a summary and for a count are reported separately.
-        let summary_wait =
-            pending.as_ref().map(|pending| pending.summary_wait()).unwrap_or_default();
-        let waits = summary_wait + recorder.meter.count_wait.unwrap_or_default();
-        recorder.meter.request_side = body_complete_at.elapsed().saturating_sub(waits);
-        recorder.record_step(StepKind::Plan, body_complete_at);
         if let Some(pending) = &mut pending {
             let (head, body) = outbound.parts();
             pending.count_if_wanted(&proxy, head, body);
@@ -80,14 +74,12 @@ impl LiveExchange<Planned> {
             added.iter().any(|kind| matches!(kind, AddedOptionKind::Diagnosis { .. }));
         let usage_addition =
             pending.as_ref().and_then(|pending| pending.usage_addition(hides_diagnosis));
-        let several = pending.as_ref().is_some_and(|pending| pending.prepared.conversation.several);
         let turn = pending.map(|pending| pending.open(&proxy, response.status(), id));
-        recorder.meter.headers = Some(recorder.began.elapsed());
+        recorder.record_headers();
         Ok(exchange.into_phase(Sent {
             response,
             upstream_time,
             turn,
-            several,
             added_usage: added.contains(&AddedOptionKind::Usage),
             usage_addition,
         }))

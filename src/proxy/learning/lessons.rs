@@ -28,22 +28,22 @@ pub(crate) enum RefusalResponse<'a> {
     InReply { status: u16, error: &'a ProviderError },
 }
 
-/// The request that was refused, as it was sent.
-pub(crate) struct QuotableRequest<'a> {
-    pub(crate) info: &'a RequestInfo,
-    pub(crate) body: &'a Bytes,
-    /// `None` if it is not known any more.
-    pub(crate) head: Option<&'a request::Parts>,
-}
-
-/// The lessons of an error that are not quoted from the request.
+/// The lessons of an error that are not quoted from the request: `body`, sent with `head`, if that is still known.
 pub(crate) async fn taught(
     error: RefusalResponse<'_>,
-    request: &QuotableRequest<'_>,
+    info: &RequestInfo,
+    body: &Bytes,
+    head: Option<&request::Parts>,
 ) -> LessonMatch {
-    let tenant = request.info.tenant.as_ref();
-    let texts = request.texts();
-    let body = request.body.clone();
+    let tenant = info.tenant.as_ref();
+    // A provider may quote all that it was sent, headers included.
+    let mut texts = vec![info.model_name().to_owned()];
+    if let Some(head) = head {
+        texts.extend(head.uri.path_and_query().map(|target| target.as_str().to_owned()));
+        let values = head.headers.values().filter_map(|value| value.to_str().ok());
+        texts.extend(values.map(str::to_owned));
+    }
+    let body = body.clone();
     if body.len() <= OFF_THREAD {
         return read_lessons(error, &body, &texts);
     }
@@ -77,19 +77,6 @@ fn read_lessons(error: RefusalResponse<'_>, body: &[u8], texts: &[String]) -> Le
         RefusalResponse::InReply { status, error } => {
             lesson::taught_in_reply(error, status, &request)
         }
-    }
-}
-
-impl QuotableRequest<'_> {
-    fn texts(&self) -> Vec<String> {
-        // A provider may quote all that it was sent, headers included.
-        let mut texts = vec![self.info.model_name().to_owned()];
-        if let Some(head) = self.head {
-            texts.extend(head.uri.path_and_query().map(|target| target.as_str().to_owned()));
-            let values = head.headers.values().filter_map(|value| value.to_str().ok());
-            texts.extend(values.map(str::to_owned));
-        }
-        texts
     }
 }
 

@@ -17,18 +17,16 @@ use crate::telemetry::LessonOutcome;
 /// Most models of one list whose windows are learned: a tenant has room for as many other lessons.
 const MOST: usize = 32;
 
-/// Who asked for a list, and where.
-pub(crate) struct ListRequest {
-    pub(crate) tenant: TenantId,
-    pub(crate) upstream: Arc<Upstream>,
-    pub(crate) door: Door,
-    /// Path and query.
-    pub(crate) target: Box<str>,
-}
-
 impl Proxy {
-    pub(crate) async fn learn_list(self: Arc<Self>, request: ListRequest, body: Vec<u8>) {
-        let ListRequest { tenant, upstream, door, target } = request;
+    /// `target`: path and query of the request for the list.
+    pub(crate) async fn learn_list(
+        self: Arc<Self>,
+        tenant: TenantId,
+        upstream: Arc<Upstream>,
+        door: Door,
+        target: Box<str>,
+        body: Vec<u8>,
+    ) {
         if upstream.window.is_some() {
             // What is configured counts more than a list.
             return;

@@ -13,8 +13,6 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
-
 use super::undelivered::{self, UndeliveredMessages};
 use crate::config::Mode;
 use crate::context::budget::{Anchor, CarryOutlook, ContextView, MeasuredEstimate, WindowLimits};
@@ -62,17 +60,6 @@ pub(crate) struct PlannedRequest {
     /// The edits contradicted each other, so none is made.
     conflict: bool,
     pub(crate) done: RewriteSummary,
-}
-
-/// The changes of a plan.
-#[derive(Clone)]
-pub(crate) struct PlannedRewrite {
-    /// The body, decompressed.
-    pub(crate) plain: Bytes,
-    /// The edits.
-    pub(crate) edits: Arc<[Edit]>,
-    /// The beta that the head has to list.
-    pub(crate) beta: Option<&'static str>,
 }
 
 /// Plans a request. The messages that it injects are queued again if they are not delivered.
@@ -365,17 +352,6 @@ impl PlannedRequest {
         let is_block = self.summary_by == Some(SummaryAuthor::Provider);
         let needs_beta = is_anthropic && is_block && !self.edits.is_empty();
         if needs_beta { Some(provider::BETA) } else { None }
-    }
-
-    pub(crate) fn rewrite(&self, prepared: &PreparedRequest) -> Option<PlannedRewrite> {
-        if self.edits.is_empty() {
-            return None;
-        }
-        Some(PlannedRewrite {
-            plain: prepared.body.clone(),
-            edits: self.edits.clone(),
-            beta: self.beta(prepared),
-        })
     }
 
     pub(crate) async fn without_own_decisions(

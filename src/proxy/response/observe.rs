@@ -128,10 +128,10 @@ impl ResponseObserver {
 
     pub(crate) fn with_progress(
         self,
-        progress: Option<(Arc<DraftProgress>, Arc<RequestBody>)>,
+        progress: Arc<DraftProgress>,
+        request: Arc<RequestBody>,
     ) -> Self {
-        let (progress, request) = progress.unzip();
-        Self { progress, request, ..self }
+        Self { progress: Some(progress), request: Some(request), ..self }
     }
 
     /// Reads the next bytes as received; returns whether the reply is complete.

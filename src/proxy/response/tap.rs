@@ -8,6 +8,7 @@
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -27,9 +28,9 @@ use crate::proxy::http::arriving::ConnectionError;
 use crate::proxy::http::headers;
 use crate::proxy::http::memory::HeldMemory;
 use crate::proxy::offload::long_work;
-use crate::proxy::state::ServingPhase;
-use crate::proxy::state::exchange_recorder::{ExchangeRecorder, ReplyRecord, TurnOutcome};
-use crate::telemetry::FailOpen;
+use crate::proxy::state::exchange_recorder::{ExchangeRecorder, TurnOutcome};
+use crate::proxy::state::{Proxy, ServingPhase};
+use crate::telemetry::{Exchange, FailOpen, micros};
 use crate::wire::encoding::DecodeError;
 
 /// How long to wait before breaking a stream, so that earlier data is sent: hyper drops unwritten data when a
@@ -48,21 +49,20 @@ pub(crate) type CommitFuture = Pin<Box<dyn Future<Output = Option<FailOpen>> + S
 /// The error of a stream whose upstream was silent for too long.
 const SILENT: &str = "the upstream sent nothing in its stream for limits.silent_stream_s";
 
-/// Makes a turn from a reply, once the exchange has ended, and adds what came of it to the record. Without a
+/// Makes a turn from a reply, once the exchange has ended, and adds what came of it to the event. Without a
 /// reply, it was not read.
-pub(crate) type SettleReply =
-    Box<dyn FnOnce(&mut ReplyRecord, Option<Reply>) -> CommitFuture + Send>;
+pub(crate) type SettleReply = Box<dyn FnOnce(&mut Exchange, Option<Reply>) -> CommitFuture + Send>;
 
-/// Completes the turn of an earlier exchange; returns what is recorded, and the reason if it could not.
-pub(crate) type LateFuture = Pin<Box<dyn Future<Output = (ReplyRecord, Option<FailOpen>)> + Send>>;
+/// Reads a reply after the end of its exchange, and stores its turn.
+pub(crate) type LateFuture = Pin<Box<dyn Future<Output = TurnOutcome> + Send>>;
 
 /// Completes the turn of an earlier exchange with a reply that is read later. Without a reply, it was not read.
-pub(crate) type SettleLate = Box<dyn FnOnce(ReplyRecord, Option<Reply>) -> LateFuture + Send>;
+pub(crate) type SettleLate = Box<dyn FnOnce(Box<Exchange>, Option<Reply>) -> LateFuture + Send>;
 
 /// A turn that is being stored; if reading its reply takes long, that comes first.
 enum TurnWrite {
     Turn(CommitFuture),
-    Reading(Pin<Box<dyn Future<Output = TurnOutcome> + Send>>),
+    Reading(LateFuture),
 }
 
 impl TurnWrite {
@@ -130,6 +130,8 @@ pub(crate) struct Tap<B: Body<Data = Bytes>> {
     end: Option<Result<(), ConnectionError>>,
     /// The wait before breaking the stream.
     breaking: Option<Pin<Box<Sleep>>>,
+    /// Time spent on its frames; a single frame takes less than 1 µs.
+    response_side: Duration,
 }
 
 /// A turn that is stored by the task that waits for it, which saves a task; the wait is bounded.
@@ -161,6 +163,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             trailers: None,
             end: None,
             breaking: None,
+            response_side: Duration::ZERO,
         };
         // Nobody polls a body that has no frames, so its turn is settled at once.
         if bodiless {
@@ -220,10 +223,10 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     fn data(&mut self, data: Bytes) {
         let began = Instant::now();
         let since = began - self.recorder.began;
-        let meter = &mut self.recorder.meter;
-        meter.first_byte.get_or_insert(since);
-        meter.frames += 1;
-        meter.response_bytes += data.len() as u64;
+        let timing = self.recorder.timing();
+        timing.first_byte_us.get_or_insert(micros(since));
+        timing.frames += 1;
+        timing.response_bytes += data.len() as u64;
         let complete =
             self.actions.observer.as_mut().is_some_and(|observer| observer.observe(&data));
         if self.actions.model_list.as_mut().is_some_and(|list| !list.pass(&data)) {
@@ -239,7 +242,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         } else if complete || is_last {
             self.settle_whole();
         }
-        self.recorder.meter.response_side += began.elapsed();
+        self.response_side += began.elapsed();
     }
 
     fn edited(&mut self, data: Bytes, is_last: bool) -> Option<Frame<Bytes>> {
@@ -284,7 +287,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     }
 
     fn fell_silent(&mut self, event: Option<Bytes>) {
-        self.recorder.meter.silent_stream = true;
+        self.recorder.timing().silent_stream = true;
         self.settle_detached(Outcome::UpstreamFailed);
         // The client gets an error event, if one can be inserted.
         self.end = Some(match event {
@@ -309,7 +312,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         self.recorder.stream = None;
         self.recorder.record_last_byte();
         if let Some(silence) = &self.actions.silence {
-            self.recorder.meter.longest_gap = silence.longest_gap;
+            self.recorder.timing().longest_gap_us = silence.longest_gap.map(micros);
         }
         self.recorder.record_outcome(outcome);
         let model_list = self.actions.model_list.take();
@@ -325,24 +328,27 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         if observer.is_none() && settle.is_none() {
             return None;
         }
-        let mut record = ReplyRecord::new(outcome, self.recorder.meter.response_bytes > 0);
+        let proxy = self.recorder.proxy.clone();
+        let event = self.recorder.event();
         let commit = match (observer, late) {
             (Some(observer), Some(late)) => {
-                TurnWrite::Reading(Box::pin(read_late(tenant, observer, record, late)))
+                let event = Box::new(event.clone());
+                TurnWrite::Reading(Box::pin(read_late(tenant, observer, event, late)))
             }
             (Some(observer), None) if observer.is_long() => {
-                TurnWrite::Reading(Box::pin(read_then_settle(tenant, observer, record, settle)))
+                let event = Box::new(event.clone());
+                let reading = read_then_settle(proxy, tenant, observer, event, settle);
+                TurnWrite::Reading(Box::pin(reading))
             }
             (observer, _) => {
                 let settled = catch_unwind(AssertUnwindSafe(|| {
                     let observed = observer.map(|observer| observer.finish(body_end(outcome)));
-                    settle_reply(&mut record, observed, settle)
+                    settle_reply(&proxy, event, observed, settle)
                 }));
                 let commit = settled.unwrap_or_else(|_| {
-                    record.fail_open.push(FailOpen::Panicked);
+                    self.recorder.record_fail_open(FailOpen::Panicked);
                     None
                 });
-                self.recorder.record_reply(record);
                 TurnWrite::Turn(commit?)
             }
         };
@@ -387,76 +393,76 @@ fn body_end(outcome: Outcome) -> BodyEnd {
 
 /// Records the data of a reply, and begins to store its turn.
 fn settle_reply(
-    record: &mut ReplyRecord,
+    proxy: &Proxy,
+    event: &mut Exchange,
     observed: Option<ObservedReply>,
     settle: Option<SettleReply>,
 ) -> Option<CommitFuture> {
-    let read = observed.and_then(|observed| read_reply(record, observed));
+    let read = observed.and_then(|observed| read_reply(event, observed));
     // A reply that was not read has a turn all the same.
-    let Some((reply, memory)) = read else { return settle.map(|settle| settle(record, None)) };
-    // One that ended before its dialect says so was not complete; its body ends as the upstream ended it.
-    if record.outcome == Outcome::Complete && record.streamed && !reply.complete {
-        record.outcome = Outcome::UpstreamFailed;
-    }
-    record.take(&reply);
-    let commit = settle.map(|settle| settle(record, Some(reply)));
+    let Some((reply, memory)) = read else { return settle.map(|settle| settle(event, None)) };
+    event.add_reply(&reply, &proxy.telemetry);
+    let commit = settle.map(|settle| settle(event, Some(reply)));
     commit.map(|commit| held_until_kept(commit, memory))
 }
 
-fn read_reply(record: &mut ReplyRecord, observed: ObservedReply) -> Option<(Reply, HeldMemory)> {
-    record.streamed = observed.streamed;
-    record.notes.extend(observed.note);
-    record.fail_open.extend(observed.gave_up);
-    Some((observed.reply?, observed.memory))
+fn read_reply(event: &mut Exchange, observed: ObservedReply) -> Option<(Reply, HeldMemory)> {
+    event.streamed = observed.streamed;
+    event.add_notes(observed.note);
+    if let Some(why) = observed.gave_up {
+        event.add_fail_open(why);
+    }
+    let reply = observed.reply?;
+    // One that ended before its dialect says so was not complete; its body ends as the upstream ended it.
+    if event.outcome == Outcome::Complete && event.streamed && !reply.complete {
+        event.outcome = Outcome::UpstreamFailed;
+    }
+    Some((reply, observed.memory))
 }
 
 async fn read_late(
     tenant: Option<TenantId>,
     observer: ResponseObserver,
-    mut record: ReplyRecord,
+    mut event: Box<Exchange>,
     late: SettleLate,
 ) -> TurnOutcome {
-    let end = body_end(record.outcome);
+    let end = body_end(event.outcome);
     let observed = match observer.is_long() {
         true => long_work(tenant.as_ref(), move || observer.finish(end)).await.ok(),
         false => Some(observer.finish(end)),
     };
     if observed.is_none() {
-        record.fail_open.push(FailOpen::Panicked);
+        event.add_fail_open(FailOpen::Panicked);
     }
-    let read = observed.and_then(|observed| read_reply(&mut record, observed));
+    let read = observed.and_then(|observed| read_reply(&mut event, observed));
     let (reply, _memory) = read.unzip();
-    let is_complete = reply.as_ref().is_none_or(|reply| reply.complete);
-    if record.outcome == Outcome::Complete && record.streamed && !is_complete {
-        record.outcome = Outcome::UpstreamFailed;
-    }
-    let (record, why) = late(record, reply).await;
-    TurnOutcome { why, reply: Some(Box::new(record)) }
+    late(event, reply).await
 }
 
 async fn read_then_settle(
+    proxy: Arc<Proxy>,
     tenant: Option<TenantId>,
     observer: ResponseObserver,
-    mut record: ReplyRecord,
+    mut event: Box<Exchange>,
     settle: Option<SettleReply>,
 ) -> TurnOutcome {
-    let end = body_end(record.outcome);
+    let end = body_end(event.outcome);
     let observed = long_work(tenant.as_ref(), move || observer.finish(end)).await.ok();
     if observed.is_none() {
-        record.fail_open.push(FailOpen::Panicked);
+        event.add_fail_open(FailOpen::Panicked);
     }
     // A client that left with the whole stream has the whole reply.
-    if record.outcome == Outcome::ClientLeft
+    if event.outcome == Outcome::ClientLeft
         && let Some(ObservedReply { streamed: true, reply: Some(reply), .. }) = &observed
         && reply.complete
     {
-        record.outcome = Outcome::Complete;
+        event.outcome = Outcome::Complete;
     }
-    let why = match settle_reply(&mut record, observed, settle) {
+    let why = match settle_reply(&proxy, &mut event, observed, settle) {
         Some(commit) => commit.await,
         None => None,
     };
-    TurnOutcome { why, reply: Some(Box::new(record)) }
+    TurnOutcome { why, event: Some(event) }
 }
 
 fn held_until_kept(commit: CommitFuture, memory: HeldMemory) -> CommitFuture {
@@ -582,6 +588,7 @@ impl<B: Body<Data = Bytes>> Drop for Tap<B> {
         };
         let waiting = self.commit.take().or_else(|| self.settle(outcome));
         self.store_detached(waiting);
+        self.recorder.timing().response_side_us = micros(self.response_side);
     }
 }
 

@@ -20,18 +20,14 @@ use crate::clock::now;
 use crate::config::Upstream;
 use crate::context::budget::MeasuredEstimate;
 use crate::context::caps::CapState;
-use crate::context::cost::CostParts;
-use crate::context::overflow::OverflowReport;
 use crate::context::plan::RewriteSummary;
-use crate::context::savings::ExchangeSavings;
 use crate::context::{Estimate, ExchangeId, Millis, Outcome, SessionId, Turn};
 use crate::dialect::credentials::redact;
 use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::models::Price;
-use crate::dialect::quota::ExhaustedQuota;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::RepairCause;
-use crate::dialect::{Dialect, Note, Purpose, Reply, StopReason, Usage};
+use crate::dialect::{Dialect, Note, Purpose, Reply};
 use crate::proxy::http::answer::{self, ProxyError};
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::connection::ClientConnection;
@@ -42,8 +38,8 @@ use crate::proxy::state::{Proxy, ServingPhase};
 use crate::store::ledgers::OpenedSession;
 use crate::store::recall::ReadBudget;
 use crate::telemetry::{
-    CountEstimate, Exchange, ExchangeTrace, FailOpen, GaugeGuard, RefusalOutcome, RefusalReport,
-    StepKind, TraceStep,
+    CountEstimate, Exchange, ExchangeTiming, ExchangeTrace, FailOpen, GaugeGuard, RefusalOutcome,
+    RefusalReport, StepKind, Telemetry, TraceStep, micros,
 };
 
 /// The response header that says what was repaired after a refusal.
@@ -61,22 +57,16 @@ const REPORTED_WITHIN: Duration = Duration::from_secs(5);
 /// What is known about an exchange so far; emitted when it is dropped.
 pub(crate) struct ExchangeRecorder {
     pub(crate) proxy: Arc<Proxy>,
-    pub(crate) id: ExchangeId,
-    /// When the request arrived, by the clock and for measuring.
-    pub(crate) at: Millis,
+    /// When the request arrived, for measuring.
     pub(crate) began: Instant,
     /// Whether the request is HEAD: its response has no body.
     is_head: bool,
     /// The event that will be emitted.
     event: Box<Exchange>,
-    /// What a retry, or a repair before the first attempt, found out about a refusal.
-    refusal: Option<RefusalReport>,
     /// The fullest cap of its spender, once that is to be told.
     pub(crate) cap: Option<CapState>,
     /// Held while a response streams.
     pub(crate) stream: Option<GaugeGuard>,
-    /// What was measured.
-    pub(crate) meter: ExchangeMeter,
     /// When its request was sent.
     pub(crate) sent: Arc<SentTime>,
     /// The progress of a request body that streams through.
@@ -100,9 +90,7 @@ impl ExchangeRecorder {
         let method = request.method().as_str();
         // A path may contain a credential.
         let path = redact(request.uri().path());
-        let id = proxy.next_id();
-        let at = now();
-        let mut event = Box::new(Exchange::begun(id.clone(), at, method, &path));
+        let mut event = Box::new(Exchange::begun(proxy.next_id(), now(), method, &path));
         event.tags = headers::tags(request.headers());
         let traces = proxy.config.otel.as_ref().filter(|otel| otel.traces.is_some());
         event.trace = traces.and_then(|otel| ExchangeTrace::begin(request.headers(), otel.sampler));
@@ -111,19 +99,40 @@ impl ExchangeRecorder {
             began: Instant::now(),
             is_head: *request.method() == Method::HEAD,
             event,
-            id,
-            at,
             proxy: proxy.clone(),
-            refusal: None,
             cap: None,
             stream: None,
-            meter: ExchangeMeter::default(),
             sent: Arc::default(),
             upload: None,
             storing: None,
             connection: connection.clone(),
             phase,
         })
+    }
+
+    pub(crate) fn id(&self) -> &ExchangeId {
+        &self.event.id
+    }
+
+    pub(crate) fn at(&self) -> Millis {
+        self.event.at
+    }
+
+    /// The event so far, for what its reply adds.
+    pub(crate) fn event(&mut self) -> &mut Exchange {
+        &mut self.event
+    }
+
+    pub(crate) fn timing(&mut self) -> &mut ExchangeTiming {
+        &mut self.event.timing
+    }
+
+    /// Notes our own time before the request is forwarded: since its body was whole, without the waits that are reported
+    /// separately.
+    pub(crate) fn record_request_side(&mut self, body_complete_at: Instant) {
+        let timing = &mut self.event.timing;
+        let waits = timing.compaction_wait_us.unwrap_or(0) + timing.count_wait_us.unwrap_or(0);
+        timing.request_side_us = micros(body_complete_at.elapsed()).saturating_sub(waits);
     }
 
     /// What its path says.
@@ -149,14 +158,21 @@ impl ExchangeRecorder {
 
     /// Notes that the request is forwarded now.
     pub(crate) fn record_forwarded(&mut self) {
-        self.meter.forwarded = Some(self.began.elapsed());
+        self.event.timing.forwarded_us = Some(micros(self.began.elapsed()));
+    }
+
+    /// Notes that the head of the response is here.
+    pub(crate) fn record_headers(&mut self) {
+        self.event.timing.headers_us = Some(micros(self.began.elapsed()));
     }
 
     /// Notes that the response has ended, if the exchange is sampled; the first time counts.
     pub(crate) fn record_last_byte(&mut self) {
-        if let (Some(trace), Some(from)) = (&mut self.event.trace, self.meter.forwarded) {
+        let forwarded_us = self.event.timing.forwarded_us;
+        if let (Some(trace), Some(forwarded_us)) = (&mut self.event.trace, forwarded_us) {
             let kind = StepKind::Upstream;
             if !trace.steps.iter().any(|step| step.kind == kind) {
+                let from = Duration::from_micros(forwarded_us);
                 trace.steps.push(TraceStep { kind, from, to: self.began.elapsed() });
             }
         }
@@ -265,7 +281,7 @@ impl ExchangeRecorder {
     }
 
     pub(crate) fn stamp(&self, headers: &mut HeaderMap) {
-        if let Some(refusal) = &self.refusal
+        if let Some(refusal) = &self.event.refusal
             && let Some(healed) = refusal.healed()
             && let Ok(healed) = HeaderValue::try_from(healed)
         {
@@ -281,7 +297,7 @@ impl ExchangeRecorder {
         {
             headers.insert(COLD_INPUT, dollars);
         }
-        add_request_id(headers, &self.id, &self.proxy);
+        add_request_id(headers, &self.event.id, &self.proxy);
     }
 
     pub(crate) fn answer(&mut self, response: &mut Response<Bytes>, outcome: Outcome) {
@@ -289,7 +305,7 @@ impl ExchangeRecorder {
         self.event.status = Some(response.status().as_u16());
         self.event.outcome = outcome;
         if !self.is_head {
-            self.meter.response_bytes = response.body().len() as u64;
+            self.event.timing.response_bytes = response.body().len() as u64;
         }
     }
 
@@ -297,12 +313,12 @@ impl ExchangeRecorder {
         let mut causes = causes.to_vec();
         causes.dedup();
         // A later refusal replaces it.
-        self.refusal = Some(RefusalReport { causes, outcome });
+        self.event.refusal = Some(RefusalReport { causes, outcome });
     }
 
     pub(crate) fn clear_spared(&mut self) {
         // There was a refusal all the same, or the original was sent.
-        self.refusal.take_if(|refusal| refusal.outcome == RefusalOutcome::Spared);
+        self.event.refusal.take_if(|refusal| refusal.outcome == RefusalOutcome::Spared);
     }
 
     /// Counts a request body that streams through, and aborts it if it stalls.
@@ -317,13 +333,11 @@ impl ExchangeRecorder {
 
     /// Records why the exchange is forwarded without some of our functions; each reason once.
     pub(crate) fn record_fail_open(&mut self, why: FailOpen) {
-        add_once(&mut self.event.fail_open, why);
+        self.event.add_fail_open(why);
     }
 
     pub(crate) fn record_notes(&mut self, notes: impl IntoIterator<Item = Note>) {
-        for note in notes {
-            add_once(&mut self.event.notes, note);
-        }
+        self.event.add_notes(notes);
     }
 
     /// Records how long the request waited for the store, if it did.
@@ -335,19 +349,8 @@ impl ExchangeRecorder {
         self.proxy.telemetry.session_loaded(waited);
         self.record_wait(StepKind::StoreRead, waited);
         if reads.is_overspent() {
-            self.meter.session_load = Some(waited);
+            self.event.timing.session_load_us = Some(micros(waited));
         }
-    }
-
-    pub(crate) fn record_reply(&mut self, mut reply: ReplyRecord) {
-        if let Some(upstream) = &self.event.upstream
-            && !reply.exhausted.is_empty()
-        {
-            let at = now();
-            let quotas = reply.exhausted.drain(..).map(|quota| quota.at(at)).collect();
-            self.proxy.telemetry.quotas_told(upstream, self.event.tenant.as_ref(), quotas, at);
-        }
-        reply.write(&mut self.event);
     }
 
     pub(crate) fn record_turn(&mut self, turn: TurnOutcome) {
@@ -369,7 +372,7 @@ pub(crate) fn non_http_response(proxy: &Proxy, fault: &ProxyError) -> Bytes {
     let mut event = Exchange::begun(id, now(), "none", "");
     event.status = Some(fault.status().as_u16());
     event.outcome = fault.outcome();
-    event.response_bytes = response.body().len() as u64;
+    event.timing.response_bytes = response.body().len() as u64;
     proxy.telemetry.report(event);
     answer::http1_text(&response)
 }
@@ -386,98 +389,28 @@ fn own_response(proxy: &Proxy, fault: &ProxyError) -> (ExchangeId, Response<Byte
     (id, response)
 }
 
-/// What is measured of an exchange.
-#[derive(Default)]
-pub(crate) struct ExchangeMeter {
-    /// Bytes of the request body, without what streams through.
-    pub(crate) request_bytes: u64,
-    /// Our own time before the request was forwarded.
-    pub(crate) request_side: Duration,
-    /// How long it waited for the stored data of its session; only if that was long.
-    pub(crate) session_load: Option<Duration>,
-    pub(crate) summary_wait: Option<Duration>,
-    /// How long it waited for the provider's count of its pictures and documents.
-    pub(crate) count_wait: Option<Duration>,
-    /// From the request to when it was forwarded.
-    pub(crate) forwarded: Option<Duration>,
-    /// From the request to the response's head.
-    pub(crate) headers: Option<Duration>,
-    /// From the request to the first data of the response.
-    pub(crate) first_byte: Option<Duration>,
-    pub(crate) frames: u64,
-    pub(crate) response_bytes: u64,
-    /// Time spent on its frames; a single frame takes less than 1 µs.
-    pub(crate) response_side: Duration,
-    pub(crate) longest_gap: Option<Duration>,
-    /// It was broken off because the upstream sent nothing.
-    pub(crate) silent_stream: bool,
-}
-
-impl ExchangeMeter {
-    fn write(self, event: &mut Exchange) {
-        event.request_bytes = self.request_bytes;
-        event.request_side_us = micros(self.request_side);
-        event.session_load_us = self.session_load.map(micros);
-        event.compaction_wait_us = self.summary_wait.map(micros);
-        event.count_wait_us = self.count_wait.map(micros);
-        event.forwarded_us = self.forwarded.map(micros);
-        event.headers_us = self.headers.map(micros);
-        event.first_byte_us = self.first_byte.map(micros);
-        event.frames = self.frames;
-        event.response_bytes = self.response_bytes;
-        event.response_side_us = micros(self.response_side);
-        event.longest_gap_us = self.longest_gap.map(micros);
-        event.silent_stream = self.silent_stream;
-    }
-}
-
-fn micros(duration: Duration) -> u64 {
-    duration.as_micros() as u64
-}
-
-/// A reply as the record has it, and what came of it: gathered while it is settled, written to the event
-/// once.
-#[derive(Default)]
-pub(crate) struct ReplyRecord {
-    pub(crate) outcome: Outcome,
-    /// Some of the response's body came.
-    pub(crate) has_body: bool,
-    pub(crate) streamed: bool,
-    pub(crate) stop: Option<StopReason>,
-    pub(crate) error_kind: Option<ErrorKind>,
-    pub(crate) exhausted: Vec<ExhaustedQuota>,
-    pub(crate) usage: Usage,
-    pub(crate) notes: Vec<Note>,
-    pub(crate) fail_open: Vec<FailOpen>,
-    /// What could have been repaired in the refused request.
-    pub(crate) refusal: Option<RefusalReport>,
-    /// The overflow that the reply shows.
-    pub(crate) overflow: Option<OverflowReport>,
-    /// The measured share of the tokens that were said to be removed.
-    pub(crate) measured: Option<f64>,
-    pub(crate) saved: Option<ExchangeSavings>,
-    /// The model that the reply names, if it is not called as it was requested.
-    pub(crate) served: Option<Box<str>>,
-    /// What it cost, US dollars.
-    pub(crate) dollars: Option<f64>,
-    /// The same by model and kind.
-    pub(crate) costs: Vec<(Box<str>, CostParts)>,
-    /// What it costs at our prices, if the provider says its price, too.
-    pub(crate) dollars_beside_stated: Option<f64>,
-    /// The view after it shows no messages, because system prompt and tools were estimated larger than the whole.
-    pub(crate) shown_capped: bool,
-    /// The window that the reply names.
-    pub(crate) window: Option<u64>,
-    /// The turn of an earlier exchange that the reply completed.
-    pub(crate) completed: Option<Arc<Turn>>,
-}
-
-impl ReplyRecord {
-    pub(crate) fn new(outcome: Outcome, has_body: bool) -> Self {
-        Self { outcome, has_body, ..Self::default() }
+impl Exchange {
+    /// Adds what its reply says.
+    pub(crate) fn add_reply(&mut self, reply: &Reply, telemetry: &Telemetry) {
+        self.error_kind = ErrorKind::in_reply(reply);
+        // A status 200 with an error in the body is not a success.
+        if self.outcome == Outcome::Complete && self.error_kind.is_some() {
+            self.outcome = Outcome::UpstreamFailed;
+        }
+        self.add_notes(reply.notes.iter().copied());
+        self.usage = reply.usage.clone();
+        self.stop = reply.stop;
+        if let (Some(upstream), Some(error)) = (&self.upstream, &reply.error)
+            && !error.exhausted.is_empty()
+        {
+            let at = now();
+            let quotas = error.exhausted.iter().map(|quota| quota.at(at)).collect();
+            telemetry.quotas_told(upstream, self.tenant.as_ref(), quotas, at);
+        }
     }
 
-    pub(crate) fn set_cost(&mut self, turn: &Turn, price: impl Fn(&str) -> Option<Price>) {
+    /// Adds what its turn cost, US dollars, in all and by model and kind.
+    pub(crate) fn add_cost(&mut self, turn: &Turn, price: impl Fn(&str) -> Option<Price>) {
         self.dollars = turn.dollars;
         if turn.dollars.is_some() {
             for cost in turn.costs_by_model(&price) {
@@ -487,46 +420,24 @@ impl ReplyRecord {
         }
     }
 
-    pub(crate) fn take(&mut self, reply: &Reply) {
-        self.error_kind = ErrorKind::in_reply(reply);
-        self.exhausted =
-            reply.error.as_ref().map(|error| error.exhausted.clone()).unwrap_or_default();
-        // A status 200 with an error in the body is not a success.
-        if self.outcome == Outcome::Complete && self.error_kind.is_some() {
-            self.outcome = Outcome::UpstreamFailed;
-        }
-        self.notes.extend(reply.notes.iter().copied());
-        self.usage = reply.usage.clone();
-        self.stop = reply.stop;
+    pub(crate) fn add_fail_open(&mut self, why: FailOpen) {
+        add_once(&mut self.fail_open, why);
     }
 
-    fn write(self, event: &mut Exchange) {
-        if let Some(turn) = self.completed {
-            event.model = Some(turn.model.clone());
-            event.family = Some(turn.family);
-            event.thread = Some(turn.position.thread.clone());
+    pub(crate) fn add_notes(&mut self, notes: impl IntoIterator<Item = Note>) {
+        for note in notes {
+            add_once(&mut self.notes, note);
         }
-        event.outcome = self.outcome;
-        event.streamed = self.streamed;
-        event.stop = self.stop;
-        event.served = self.served;
-        event.dollars = self.dollars;
-        event.costs = self.costs;
-        event.dollars_beside_stated = self.dollars_beside_stated;
-        event.error_kind = self.error_kind;
-        event.usage = self.usage;
-        for why in self.fail_open {
-            add_once(&mut event.fail_open, why);
+    }
+
+    /// `read`: the same exchange, with the reply that was read after its end.
+    fn replace_with(&mut self, mut read: Box<Self>) {
+        read.timing = std::mem::take(&mut self.timing);
+        read.trace = self.trace.take();
+        for why in std::mem::take(&mut self.fail_open) {
+            read.add_fail_open(why);
         }
-        for note in self.notes {
-            add_once(&mut event.notes, note);
-        }
-        event.refusal = self.refusal;
-        event.done.overflow = self.overflow.or(event.done.overflow);
-        event.done.measured = self.measured.or(event.done.measured);
-        event.saved = self.saved.or(event.saved);
-        event.shown_capped = self.shown_capped;
-        event.window = self.window.or(event.window);
+        *self = *read;
     }
 }
 
@@ -535,17 +446,17 @@ impl ReplyRecord {
 pub(crate) struct TurnOutcome {
     /// Why it was not stored.
     pub(crate) why: Option<FailOpen>,
-    /// The record of its reply, if that was read after the end.
-    pub(crate) reply: Option<Box<ReplyRecord>>,
+    /// The exchange with its reply, if that was read after the end.
+    pub(crate) event: Option<Box<Exchange>>,
 }
 
 impl TurnOutcome {
     fn write(self, event: &mut Exchange) {
-        if let Some(reply) = self.reply {
-            reply.write(event);
+        if let Some(read) = self.event {
+            event.replace_with(read);
         }
         if let Some(why) = self.why {
-            add_once(&mut event.fail_open, why);
+            event.add_fail_open(why);
         }
     }
 }
@@ -558,38 +469,32 @@ fn add_once<T: PartialEq>(all: &mut Vec<T>, one: T) {
 
 impl Drop for ExchangeRecorder {
     fn drop(&mut self) {
-        let empty = Exchange::begun("".into(), 0, "", "");
-        let mut event = std::mem::replace(&mut *self.event, empty);
-        event.duration_us = self.began.elapsed().as_micros() as u64;
-        std::mem::take(&mut self.meter).write(&mut event);
+        let empty = Box::new(Exchange::begun("".into(), 0, "", ""));
+        let mut event = std::mem::replace(&mut self.event, empty);
+        event.timing.duration_us = micros(self.began.elapsed());
         if let Some(upload) = &self.upload {
-            event.request_bytes += upload.bytes();
+            event.timing.request_bytes += upload.bytes();
         }
-        // Boxed here, so that only a pointer is moved afterwards.
-        let mut event = Box::new(event);
-        let refusal = self.refusal.take();
         let (Some(storing), Ok(runtime)) = (self.storing.take(), Handle::try_current()) else {
-            return report(&self.proxy, event, refusal);
+            return report(&self.proxy, event);
         };
         let proxy = self.proxy.clone();
         let phase = self.phase.clone();
         runtime.spawn(async move {
             match timeout(REPORTED_WITHIN, storing).await {
                 Ok(Ok(turn)) => turn.write(&mut event),
-                Ok(Err(_)) => add_once(&mut event.fail_open, FailOpen::Panicked),
+                Ok(Err(_)) => event.add_fail_open(FailOpen::Panicked),
                 // Only if a frame waited for it, that is already recorded.
-                Err(_) => add_once(&mut event.fail_open, FailOpen::CommitLate),
+                Err(_) => event.add_fail_open(FailOpen::CommitLate),
             }
-            report(&proxy, event, refusal);
+            report(&proxy, event);
             // A drain waits for this.
             drop(phase);
         });
     }
 }
 
-fn report(proxy: &Proxy, mut event: Box<Exchange>, refusal: Option<RefusalReport>) {
-    // What a retry found out comes before what a reply says.
-    event.refusal = refusal.or(event.refusal.take());
+fn report(proxy: &Proxy, event: Box<Exchange>) {
     proxy.exchanges.fetch_sub(1, Ordering::Relaxed);
     proxy.telemetry.report(Arc::from(event));
 }

@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri, request};
-use tokio::sync::OwnedSemaphorePermit;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::context::budget::{Anchor, UncountedMedia, media_chains};
@@ -205,14 +204,6 @@ impl<'p> MediaMemory<'p> {
     }
 }
 
-/// The provider's count of a request.
-#[derive(Clone, Copy)]
-struct CountedTokens {
-    /// Whether it is from the provider or from memory.
-    outcome: CountOutcome,
-    tokens: u64,
-}
-
 /// A count request with everything needed to send it.
 pub(crate) struct CountRequest {
     proxy: Arc<Proxy>,
@@ -249,33 +240,32 @@ impl CountRequest {
     ) -> Result<u64, CountOutcome> {
         let proxy = self.proxy.clone();
         let upstream = self.info.upstream.clone();
+        let mut outcome = CountOutcome::Answered;
         let permit = proxy.counting.permits.clone().try_acquire_owned();
         let counted = match permit {
             _ if proxy.counting.is_paused(&self.pause_key()) => Err(CountOutcome::Paused),
             Err(_) => Err(CountOutcome::Busy),
             Ok(_permit) => {
-                let counted = tokio::time::timeout(timeout, self.send(result)).await;
+                let sending = self.send(result, &mut outcome);
+                let counted = tokio::time::timeout(timeout, sending).await;
                 counted.unwrap_or(Err(CountOutcome::Failed))
             }
         };
-        let outcome = match counted {
-            Ok(CountedTokens { outcome, .. }) | Err(outcome) => outcome,
-        };
-        proxy.telemetry.counted_by_provider(&upstream.name, outcome);
-        counted.map(|counted| counted.tokens)
+        proxy.telemetry.counted_by_provider(&upstream.name, counted.err().unwrap_or(outcome));
+        counted
     }
 
+    /// Asks in the background.
     fn begin(self, found: Arc<CountResult>) {
-        let endpoints = &self.proxy.counting;
-        let outcome = if endpoints.is_paused(&self.pause_key()) {
-            CountOutcome::Paused
-        } else if let Ok(permit) = endpoints.permits.clone().try_acquire_owned() {
-            tokio::spawn(self.run(found, permit));
-            return;
-        } else {
-            CountOutcome::Busy
-        };
-        self.proxy.telemetry.counted_by_provider(&self.info.upstream.name, outcome);
+        tokio::spawn(async move {
+            let proxy = self.proxy.clone();
+            let pause_key = self.pause_key();
+            match self.answer_within(TIMEOUT, &found).await {
+                Ok(tokens) => _ = found.tokens.set(tokens),
+                Err(CountOutcome::Failed) => proxy.counting.pause(pause_key, PAUSE),
+                Err(_) => {}
+            }
+        });
     }
 
     fn pause_key(&self) -> Box<str> {
@@ -284,25 +274,12 @@ impl CountRequest {
         format!("{tenant} {}", self.info.upstream.name).into()
     }
 
-    async fn run(self, found: Arc<CountResult>, _permit: OwnedSemaphorePermit) {
-        let proxy = self.proxy.clone();
-        let upstream = self.info.upstream.clone();
-        let pause_key = self.pause_key();
-        let outcome = match tokio::time::timeout(TIMEOUT, self.send(&found)).await {
-            Ok(Ok(CountedTokens { outcome, tokens })) => {
-                let _ = found.tokens.set(tokens);
-                outcome
-            }
-            Ok(Err(outcome)) => outcome,
-            Err(_) => CountOutcome::Failed,
-        };
-        if outcome == CountOutcome::Failed {
-            proxy.counting.pause(pause_key, PAUSE);
-        }
-        proxy.telemetry.counted_by_provider(&upstream.name, outcome);
-    }
-
-    async fn send(self, found: &CountResult) -> Result<CountedTokens, CountOutcome> {
+    /// Sets `outcome` if the count is one that was made before.
+    async fn send(
+        self,
+        found: &CountResult,
+        outcome: &mut CountOutcome,
+    ) -> Result<u64, CountOutcome> {
         let pause_key = self.pause_key();
         let Self { proxy, info, dialect, uri, headers, prompt } = self;
         let upstream = &info.upstream;
@@ -322,7 +299,8 @@ impl CountRequest {
         // Equal prompts have equal counts.
         let key = xxh3_128(&[upstream.name.as_bytes(), target.as_bytes(), &body].join(&0));
         if let Some(tokens) = proxy.counting.answered(key) {
-            return Ok(CountedTokens { outcome: CountOutcome::Cached, tokens });
+            *outcome = CountOutcome::Cached;
+            return Ok(tokens);
         }
         let mut parts = uri.into_parts();
         parts.path_and_query = Some(target.parse().map_err(|_| CountOutcome::Missing)?);
@@ -351,7 +329,7 @@ impl CountRequest {
         }
         let tokens = answer(dialect, &begun.start).ok_or(CountOutcome::Failed)?;
         proxy.counting.keep(key, tokens);
-        Ok(CountedTokens { outcome: CountOutcome::Answered, tokens })
+        Ok(tokens)
     }
 }
 

@@ -7,75 +7,84 @@ use std::sync::Arc;
 
 use super::build;
 use crate::clock::now;
-use crate::context::{Outcome, TenantId};
+use crate::config::Upstream;
+use crate::context::{Outcome, TenantId, Turn};
+use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::{CountLimit, Dialect, Note, Reply};
 use crate::proxy::response::tap::{LateFuture, SettleLate};
 use crate::proxy::state::Proxy;
-use crate::proxy::state::exchange_recorder::ReplyRecord;
+use crate::proxy::state::exchange_recorder::TurnOutcome;
 use crate::store::StoreError;
-use crate::telemetry::FailOpen;
+use crate::telemetry::{Exchange, FailOpen};
 
-/// A stored reply that is being read.
-pub(crate) struct LateReply {
-    pub(crate) proxy: Arc<Proxy>,
-    pub(crate) tenant: TenantId,
-    pub(crate) dialect: Dialect,
-    pub(crate) upstream: Box<str>,
-    /// Its id at the provider.
-    pub(crate) response: Box<str>,
+/// Completes the turn of a stored reply that is being read. `response`: its id at the provider.
+pub(crate) fn settle(
+    proxy: Arc<Proxy>,
+    tenant: TenantId,
+    dialect: Dialect,
+    upstream: Arc<Upstream>,
+    response: Box<str>,
+) -> SettleLate {
+    Box::new(move |mut event, reply| -> LateFuture {
+        Box::pin(async move {
+            let mut why = None;
+            if let Some(reply) = reply {
+                let completing = complete(&proxy, &tenant, &response, &mut event, &reply, |turn| {
+                    turn.upstream == upstream.name && turn.dialect == dialect
+                });
+                why = completing.await;
+            }
+            TurnOutcome { why, event: Some(event) }
+        })
+    })
 }
 
-impl LateReply {
-    pub(crate) fn settle(self) -> SettleLate {
-        Box::new(move |record, reply| -> LateFuture { Box::pin(self.book(record, reply)) })
+/// `is_its`: whether the reply is that of this turn.
+async fn complete(
+    proxy: &Proxy,
+    tenant: &TenantId,
+    response: &str,
+    event: &mut Exchange,
+    reply: &Reply,
+    is_its: impl Fn(&Turn) -> bool,
+) -> Option<FailOpen> {
+    // While the provider still works on it, it has no reason to have stopped. An error in its place has no id.
+    if !reply.complete || reply.stop.is_none() || reply.id.is_none() {
+        return None;
     }
-
-    async fn book(
-        self,
-        mut record: ReplyRecord,
-        reply: Option<Reply>,
-    ) -> (ReplyRecord, Option<FailOpen>) {
-        // While the provider still works on it, it has no reason to have stopped. An error in its place has no id.
-        let Some(reply) = reply else { return (record, None) };
-        if !reply.complete || reply.stop.is_none() || reply.id.is_none() {
-            return (record, None);
+    let outcome = match ErrorKind::in_reply(reply) {
+        None if event.outcome == Outcome::Complete => Outcome::Complete,
+        _ => Outcome::UpstreamFailed,
+    };
+    let completing = proxy.ledgers.complete_turn(tenant, response, |turn| {
+        if !is_its(turn) || !turn.is_completed_by(outcome, &reply.usage) {
+            return None;
         }
-        let mut whole_reply = ReplyRecord::new(record.outcome, record.has_body);
-        whole_reply.take(&reply);
-        let outcome = match whole_reply.outcome {
-            Outcome::Complete => Outcome::Complete,
-            _ => Outcome::UpstreamFailed,
-        };
-        let Self { proxy, tenant, dialect, upstream, response } = self;
-        let completing = proxy.ledgers.complete_turn(&tenant, &response, |turn| {
-            let is_its = turn.upstream == upstream && turn.dialect == dialect;
-            if !is_its || !turn.is_completed_by(outcome, &reply.usage) {
-                return None;
+        let mut turn = build::completed(turn, reply, outcome, now());
+        let window = proxy.catalogue.largest_window(&turn.model, None);
+        let window = window.map(|window| window.max(turn.window));
+        let estimate = turn.estimate.as_ref().map(|estimate| estimate.tokens);
+        let limit = CountLimit::new(window, estimate);
+        turn.usage.forget_impossible(limit);
+        // Not what was known of it before.
+        turn.dollars = None;
+        turn.dollars = turn.cost(|model| proxy.price(&turn.upstream, &turn.model, model));
+        Some(turn)
+    });
+    match completing.await {
+        Ok(Some(turn)) => {
+            event.add_reply(reply, &proxy.telemetry);
+            event.add_cost(&turn, |model| proxy.price(&turn.upstream, &turn.model, model));
+            if event.usage != turn.usage {
+                event.usage = turn.usage.clone();
+                event.add_notes([Note::ImpossibleCount]);
             }
-            let mut turn = build::completed(turn, &reply, outcome, now());
-            let window = proxy.catalogue.largest_window(&turn.model, None);
-            let window = window.map(|window| window.max(turn.window));
-            let estimate = turn.estimate.as_ref().map(|estimate| estimate.tokens);
-            let limit = CountLimit::new(window, estimate);
-            turn.usage.forget_impossible(limit);
-            // Not what was known of it before.
-            turn.dollars = None;
-            turn.dollars = turn.cost(|model| proxy.price(&turn.upstream, &turn.model, model));
-            Some(turn)
-        });
-        match completing.await {
-            Ok(Some(turn)) => {
-                record.take(&reply);
-                record.set_cost(&turn, |model| proxy.price(&turn.upstream, &turn.model, model));
-                if record.usage != turn.usage {
-                    record.usage = turn.usage.clone();
-                    record.notes.push(Note::ImpossibleCount);
-                }
-                record.completed = Some(turn);
-                (record, None)
-            }
-            Ok(None) | Err(StoreError::Deleted) => (record, None),
-            Err(_) => (record, Some(FailOpen::Store)),
+            event.model = Some(turn.model.clone());
+            event.family = Some(turn.family);
+            event.thread = Some(turn.position.thread.clone());
+            None
         }
+        Ok(None) | Err(StoreError::Deleted) => None,
+        Err(_) => Some(FailOpen::Store),
     }
 }

@@ -18,27 +18,26 @@ use crate::context::content::ExchangeContent;
 use crate::context::overflow::{self, OverflowEvidence, OverflowReport, OverflowSign, PartSums};
 use crate::context::plan::ForwardedPrefix;
 use crate::context::policy::ReinjectPolicy;
-use crate::context::savings::{ExchangeSavings, SavingsInput};
 use crate::context::{Estimate, Fact, Outcome, Turn};
 use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::models::{Model, Price};
 use crate::dialect::overflow::ErrorResponse;
 use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::{CountLimit, Note, ProviderError, Purpose, Reply, Usage};
-use crate::proxy::learning::lessons::{self, QuotableRequest};
+use crate::proxy::learning::lessons;
 use crate::proxy::offload::{OFF_THREAD, long_work_if};
 use crate::proxy::plan::undelivered::UndeliveredMessages;
+use crate::proxy::response::observe::ResponseObserver;
 use crate::proxy::response::request_body::RequestBody;
 use crate::proxy::response::status::may_not_fit;
 use crate::proxy::response::tap::{CommitFuture, SettleReply};
 use crate::proxy::state::Proxy;
 use crate::proxy::state::calibration;
-use crate::proxy::state::exchange_recorder::ReplyRecord;
 use crate::proxy::state::request_info::RequestInfo;
 use crate::proxy::turn::counting::PendingCount;
-use crate::store::ledgers::{DraftGuard, DraftProgress, OpenedSession};
+use crate::store::ledgers::{DraftGuard, OpenedSession};
 use crate::store::lessons::LessonSource;
-use crate::telemetry::FailOpen;
+use crate::telemetry::{Exchange, FailOpen};
 use crate::tokens::learn::{EstimatorState, Observation};
 
 /// Replies with more bytes than this are counted off the async threads: with an exact vocabulary that takes 1
@@ -69,6 +68,8 @@ pub(crate) struct OpenTurn {
     forwarded: Option<ForwardedPrefix>,
     /// The request may be sent again with room made in it.
     may_make_room: bool,
+    /// It asked for several replies.
+    several: bool,
     /// The new content of the request, if content is stored; made in a task, so that the response does not
     /// wait for it.
     content: Option<JoinHandle<ExchangeContent>>,
@@ -111,6 +112,7 @@ impl PendingExchange {
             provider_request_id,
             draft,
             info: prepared.info.clone(),
+            several: prepared.conversation.several,
             body: RequestBody::new(prepared.body.clone()),
             counted,
             undelivered,
@@ -140,26 +142,23 @@ impl PendingExchange {
 }
 
 impl OpenTurn {
-    pub(crate) fn progress(&self) -> Arc<DraftProgress> {
-        self.draft.latest()
-    }
-
-    pub(crate) fn body(&self) -> Arc<RequestBody> {
-        self.body.clone()
+    /// Tells the observer of its reply what is known of its request, and where the reply's progress is recorded.
+    pub(crate) fn observed_by(&self, observer: ResponseObserver) -> ResponseObserver {
+        observer.with_several(self.several).with_progress(self.draft.latest(), self.body.clone())
     }
 
     pub(crate) fn settle(self: Box<Self>, proxy: Arc<Proxy>) -> SettleReply {
-        Box::new(move |record, mut reply| {
+        Box::new(move |event, mut reply| {
             if let Some(reply) = &mut reply {
-                self.forget_impossible_counts(&proxy, record, reply);
+                self.forget_impossible_counts(&proxy, event, reply);
                 // Its provider bills what its client has not waited for.
                 if reply.count_what_came() {
-                    record.usage = reply.usage.clone();
+                    event.usage = reply.usage.clone();
                 }
             }
-            match record.outcome {
-                Outcome::Refused => self.settle_refusal(proxy, record, reply.unwrap_or_default()),
-                _ => self.settle_turn(proxy, record, reply),
+            match event.outcome {
+                Outcome::Refused => self.settle_refusal(proxy, event, reply.unwrap_or_default()),
+                _ => self.settle_turn(proxy, event, reply),
             }
         })
     }
@@ -167,22 +166,28 @@ impl OpenTurn {
     fn settle_refusal(
         self: Box<Self>,
         proxy: Arc<Proxy>,
-        record: &mut ReplyRecord,
+        event: &mut Exchange,
         reply: Reply,
     ) -> CommitFuture {
         // A refusal is no turn; requests that wait for this one may continue.
         let turn = self.draft.turn();
-        let overflow = self.overflow_in(&turn, record.has_body, &reply);
-        record.refusal = self.info.refusal(self.status.as_u16(), reply.error.as_ref());
-        record.overflow = overflow;
-        record.window = overflow.and_then(|overflow| overflow.reported.window);
+        let has_body = event.timing.response_bytes > 0;
+        let overflow = self.overflow_in(&turn, has_body, &reply);
+        // What a retry found out comes before what the reply says.
+        if event.refusal.is_none() {
+            event.refusal = self.info.refusal(self.status.as_u16(), reply.error.as_ref());
+        }
+        if let Some(overflow) = overflow {
+            event.done.overflow = Some(overflow);
+            event.window = overflow.reported.window.or(event.window);
+        }
         Box::pin(self.learn_from_refusal(proxy, reply, turn.estimate, overflow.is_some()))
     }
 
     fn settle_turn(
         mut self: Box<Self>,
         proxy: Arc<Proxy>,
-        record: &mut ReplyRecord,
+        event: &mut Exchange,
         reply: Option<Reply>,
     ) -> CommitFuture {
         let mut turn = Box::new(self.draft.turn());
@@ -201,20 +206,22 @@ impl OpenTurn {
         turn.usage = reply.usage.clone();
         turn.served = reply.model.clone().filter(|model| **model != *turn.model);
         turn.dollars = turn.cost(|model| self.price(model, &proxy));
-        record.served = turn.served.clone();
+        event.served = turn.served.clone();
         if self.opened.is_completed(&turn.usage) {
             // Another exchange has read it, and reported its usage and what it cost.
-            record.usage = Usage::default();
+            event.usage = Usage::default();
         } else {
-            record.set_cost(&turn, |model| self.price(model, &proxy));
+            event.add_cost(&turn, |model| self.price(model, &proxy));
         }
         turn.measure_removed(self.opened.placed.parent.as_deref());
-        record.overflow = overflow;
-        record.measured = turn.done.measured;
-        record.saved = Some(self.saved(&turn, &proxy));
-        record.shown_capped = ContextView::after(&turn).breakdown.capped;
+        event.done.overflow = overflow.or(event.done.overflow);
+        event.done.measured = turn.done.measured.or(event.done.measured);
+        turn.counted = self.counted.as_ref().and_then(PendingCount::arrived);
+        let parent = self.opened.placed.parent.as_deref();
+        event.saved = Some(turn.savings(parent, |model| self.price(model, &proxy)));
+        event.shown_capped = ContextView::after(&turn).breakdown.capped;
         turn.ended = now();
-        turn.outcome = record.outcome;
+        turn.outcome = event.outcome;
         turn.provider_request_id = self.provider_request_id.take();
         Box::pin(async move {
             let reply = reply.delivered();
@@ -280,6 +287,7 @@ impl OpenTurn {
     fn complete(&mut self, draft: Turn, reply: &Reply, learned: &EstimatorState) -> Vec<Fact> {
         let is_delivered = draft.outcome == Outcome::Complete && draft.done.resent.is_none();
         let mut turn = build::turn(draft, &self.info, reply);
+        // It may have arrived since.
         turn.counted = self.counted.as_ref().and_then(PendingCount::arrived);
         if self.opened.keeps_title {
             build::set_title(&mut turn, reply);
@@ -346,8 +354,7 @@ impl OpenTurn {
         // An error inside a reply teaches nothing, because it cannot be compared with the request any more.
         let Some(body) = self.body.take() else { return LessonMatch::default() };
         let error = lessons::RefusalResponse::InReply { status, error };
-        let refused = QuotableRequest { info: &self.info, body: &body, head: None };
-        lessons::taught(error, &refused).await
+        lessons::taught(error, &self.info, &body, None).await
     }
 
     fn overflow_in(&self, turn: &Turn, has_body: bool, reply: &Reply) -> Option<OverflowReport> {
@@ -372,15 +379,7 @@ impl OpenTurn {
                 return None;
             }
         }
-        Some(OverflowReport { sign: OverflowSign::Refused, reported, saved: false })
-    }
-
-    fn saved(&self, turn: &Turn, proxy: &Proxy) -> ExchangeSavings {
-        let Self { opened, .. } = self;
-        let parent = opened.placed.parent.as_deref();
-        let counted = self.counted.as_ref().and_then(PendingCount::arrived);
-        let input = SavingsInput::from_turn(turn, parent, |model| self.price(model, proxy));
-        SavingsInput { counted, ..input }.saved()
+        Some(OverflowReport::new(OverflowSign::Refused, reported))
     }
 
     /// The price of a model that answered: the requested one, or another.
@@ -392,7 +391,7 @@ impl OpenTurn {
         proxy.catalogue.model(model, "").price
     }
 
-    fn forget_impossible_counts(&self, proxy: &Proxy, record: &mut ReplyRecord, reply: &mut Reply) {
+    fn forget_impossible_counts(&self, proxy: &Proxy, event: &mut Exchange, reply: &mut Reply) {
         // Before anything is concluded from them.
         let info = &self.info;
         let believed = CountLimit::new(Some(info.model.window), None);
@@ -408,8 +407,8 @@ impl OpenTurn {
         let estimate = self.draft.turn().estimate.map(|estimate| estimate.tokens);
         let limit = CountLimit::new(window, estimate);
         if reply.usage.forget_impossible(limit) {
-            record.usage = reply.usage.clone();
-            record.notes.push(Note::ImpossibleCount);
+            event.usage = reply.usage.clone();
+            event.add_notes([Note::ImpossibleCount]);
         }
     }
 

@@ -15,7 +15,7 @@ use http::request;
 use super::{build, drafts};
 use crate::clock::now;
 use crate::context::inject::{self, DeliveryFailure};
-use crate::context::overflow::{self, OverflowReport, OverflowSign};
+use crate::context::overflow::{self, OverflowReport};
 use crate::context::policy::{Mode, ReportedUsage};
 use crate::context::{Estimate, Fact, Millis, Renewal, Revocation, Suspension, repair};
 use crate::dialect::lesson::{Lesson, LessonMatch};
@@ -31,8 +31,8 @@ use crate::proxy::response::usage_rewrite::UsageAddition;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::counting::{self, PendingCount};
-use crate::store::ledgers::{DraftGuard, OpenedSession, SessionHandle};
-use crate::telemetry::{OpenExchange, RefusalOutcome, StepKind};
+use crate::store::ledgers::{DraftGuard, OpenedSession};
+use crate::telemetry::{OpenExchange, RefusalOutcome, StepKind, micros};
 
 /// The data of a turn before its reply is known.
 pub(crate) struct PendingExchange {
@@ -92,7 +92,7 @@ impl PendingExchange {
 
     pub(crate) fn add_summary_wait(&mut self, waited: Duration, recorder: &mut ExchangeRecorder) {
         self.summary_wait += waited;
-        recorder.meter.summary_wait = Some(self.summary_wait);
+        recorder.timing().compaction_wait_us = Some(micros(self.summary_wait));
         recorder.record_wait(StepKind::Compaction, waited);
     }
 
@@ -155,16 +155,14 @@ impl PendingExchange {
     /// `taught`: the lessons of the same message.
     pub(crate) async fn record_overflow(
         &mut self,
-        sign: OverflowSign,
-        overflow: Overflow,
+        overflow: OverflowReport,
         taught: &LessonMatch,
         recorder: &mut ExchangeRecorder,
     ) {
-        let overflowed = OverflowReport { sign, reported: overflow, saved: false };
-        self.planned.done.overflow = Some(overflowed);
+        self.planned.done.overflow = Some(overflow);
         self.record_plan(recorder);
         // The window in the message applies to this request, and is learned if the message teaches it.
-        let Some(window) = overflow.window else { return };
+        let Some(window) = overflow.reported.window else { return };
         let proxy = recorder.proxy.clone();
         let info = Arc::make_mut(&mut Arc::make_mut(&mut self.prepared).info);
         let believed = info.set_named_window(window, proxy.config.output_reserve);
@@ -359,7 +357,7 @@ impl PendingExchange {
         self.is_blamed = true;
     }
 
-    pub(crate) fn suspend_branch(&mut self) -> SessionFact {
+    pub(crate) fn suspend_branch(&mut self) -> Fact {
         let at = now();
         let position = &mut self.opened.placed.position;
         position.suspended = Some(at);
@@ -369,10 +367,10 @@ impl PendingExchange {
             parent: position.parent.clone(),
             at,
         };
-        SessionFact { session: self.opened.handle(), fact: Fact::Suspension(Box::new(suspension)) }
+        Fact::Suspension(Box::new(suspension))
     }
 
-    pub(crate) fn revoke(&self, about: Vec<PartKey>, renewal: Renewal) -> Option<SessionFact> {
+    pub(crate) fn revoke(&self, about: Vec<PartKey>, renewal: Renewal) -> Option<Fact> {
         if about.is_empty() {
             return None;
         }
@@ -385,8 +383,7 @@ impl PendingExchange {
             about,
             renewal,
         };
-        let fact = Fact::Revocation(Box::new(revocation));
-        Some(SessionFact { session: self.opened.handle(), fact })
+        Some(Fact::Revocation(Box::new(revocation)))
     }
 
     pub(crate) fn usage_addition(&self, hides_diagnosis: bool) -> Option<UsageAddition> {
@@ -431,10 +428,4 @@ impl PendingExchange {
             messages.end();
         }
     }
-}
-
-/// A fact, and the session that it is stored in.
-pub(crate) struct SessionFact {
-    pub(crate) session: SessionHandle,
-    pub(crate) fact: Fact,
 }

@@ -56,7 +56,8 @@ impl CompactionMetrics {
 
     /// Counts an exchange that waited for a summary.
     pub(super) fn count_wait(&self, exchange: &Exchange) {
-        if let (Some(us), Some(upstream)) = (exchange.compaction_wait_us, &exchange.upstream) {
+        if let (Some(us), Some(upstream)) = (exchange.timing.compaction_wait_us, &exchange.upstream)
+        {
             self.waits.get(UpstreamLabels { upstream }).observe(seconds(us));
         }
     }

@@ -116,7 +116,7 @@ impl TrafficMetrics {
         for &note in &exchange.notes {
             self.notes.get(NoteLabels { note }).inc();
         }
-        if exchange.silent_stream {
+        if exchange.timing.silent_stream {
             self.silent.get(UpstreamLabels { upstream }).inc();
         }
         if let Some(reason) = exchange.count_estimated {
@@ -138,17 +138,18 @@ impl TrafficMetrics {
         let (outcome, status) = (exchange.outcome, status_class(exchange.status));
         self.requests.get(EndLabels { upstream, dialect, outcome, status }).inc();
         let of_dialect = DialectLabels { upstream, dialect };
-        self.duration.get(of_dialect).observe(seconds(exchange.duration_us));
-        if let Some(us) = exchange.first_byte_us {
+        let timing = &exchange.timing;
+        self.duration.get(of_dialect).observe(seconds(timing.duration_us));
+        if let Some(us) = timing.first_byte_us {
             self.first_byte.get(of_dialect).observe(seconds(us));
         }
         // An exchange that was never forwarded has no request side.
-        if exchange.request_side_us > 0 {
-            let request_side = seconds(exchange.request_side_us);
+        if timing.request_side_us > 0 {
+            let request_side = seconds(timing.request_side_us);
             self.overhead.get(UpstreamLabels { upstream }).observe(request_side);
         }
-        if exchange.frames > 0 {
-            self.event.observe(seconds(exchange.response_side_us) / exchange.frames as f64);
+        if timing.frames > 0 {
+            self.event.observe(seconds(timing.response_side_us) / timing.frames as f64);
         }
     }
 
@@ -164,7 +165,7 @@ impl TrafficMetrics {
         {
             self.fill.get(model).observe(filled as f64 / window as f64);
         }
-        if let Some(us) = exchange.longest_gap_us {
+        if let Some(us) = exchange.timing.longest_gap_us {
             self.longest_gap.get(model).observe(seconds(us));
         }
         if exchange.repeated_calls.is_some() {

@@ -52,7 +52,7 @@ impl Play {
         let (response, (status, _)) = self.stage.send_both(&target, body, &sibling).await;
         let server = &mut self.stage.server;
         let (one, other) = (server.next_exchange().await, server.next_exchange().await);
-        let is_own = one.request_bytes == body.to_string().len() as u64;
+        let is_own = one.timing.request_bytes == body.to_string().len() as u64;
         let (own, beside) = if is_own { (one, other) } else { (other, one) };
         let sibling = AnsweredSibling { body: sibling, status, exchange: beside };
         Answered { response, exchange: own, sibling: Some(sibling) }

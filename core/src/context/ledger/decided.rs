@@ -12,7 +12,7 @@ use crate::context::decisions::{Decidable, DecisionKey, Decisions};
 use crate::context::policy::DecisionMode;
 use crate::context::repair::RepairDecision;
 use crate::context::{
-    CompactionRecord, Cut, DecisionEpoch, ExchangeId, Fact, Millis, ReasoningAction,
+    CompactionRecord, Cut, DecisionEpoch, ExchangeId, Fact, Millis, Position, ReasoningAction,
     ReasoningDecision, Renewal, Revocation, ThreadId, Turn,
 };
 use crate::dialect::PartKey;
@@ -98,6 +98,18 @@ impl Ledger {
     pub(crate) fn repairs(&self) -> impl Iterator<Item = &Arc<RepairDecision>> {
         // Suspensions do not affect them: they answer refusals of the client's own content.
         self.all_that_hold(&self.repairs, DecisionMode::Active, None)
+    }
+
+    /// The turn that a request with this position continues.
+    pub fn parent(&self, position: &Position) -> Option<&Turn> {
+        Some(self.turn(position.parent.as_ref()?)?)
+    }
+
+    /// A turn and its ancestors, nearest first. Ends where an ancestor is unknown.
+    pub(crate) fn line<'l>(&'l self, turn: Option<&'l Turn>) -> impl Iterator<Item = &'l Turn> {
+        let line = std::iter::successors(turn, |turn| self.parent(&turn.position));
+        // Facts that contradict each other could make a ring.
+        line.take(self.turns.len() + 1)
     }
 
     /// When a rewrite was last refused that affects a request of `thread` with this parent.

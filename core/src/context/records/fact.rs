@@ -8,13 +8,12 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    DecisionEpoch, DecisionReason, InjectedMessage, QueuedMessage, RepairDecision, Turn, is_default,
-};
+use super::{DecisionEpoch, DecisionReason, InjectedMessage, QueuedMessage, Turn, is_default};
 use crate::context::policy::SummaryAuthor;
 use crate::context::signature::signature_key;
 use crate::context::trim::{self, TrimRange};
 use crate::context::{ExchangeId, Millis, ThreadId};
+use crate::dialect::repair::Repair;
 use crate::dialect::{Chain, Part, PartKey, Usage};
 
 /// Reasoning as it was received, kept for clients that drop it.
@@ -189,6 +188,27 @@ pub enum ReasoningAction {
     StandIn(Box<str>),
     /// The reasoning that the client sends is removed.
     Remove,
+}
+
+/// A change of a request that answers a refusal.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RepairDecision {
+    /// The key that it is stored under.
+    pub about: PartKey,
+    /// When it was decided.
+    pub at: Millis,
+    /// The exchange that decided it.
+    pub exchange: ExchangeId,
+    /// The model that refused, as the client named it.
+    pub model: Box<str>,
+    /// The configured name of the upstream that refused.
+    pub upstream: Box<str>,
+    /// The edit, repeated from then on.
+    #[serde(flatten)]
+    pub repair: Repair,
+    /// Decided again after this refusal, as in [`Cut`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<DecisionEpoch>,
 }
 
 /// A summary that replaces the beginning of a history.

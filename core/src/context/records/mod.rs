@@ -6,38 +6,34 @@
 mod epoch;
 mod fact;
 mod message;
-mod method;
 mod origin;
-mod overflow_report;
-mod repair_decision;
 mod rewrite_summary;
 mod sketch;
 mod step;
 mod tokens;
 mod turn;
-mod window_limits;
 
 pub use self::epoch::DecisionEpoch;
 pub use self::fact::{
     CompactionRecord, Cut, Fact, ForwardedHistory, ReasoningDecision, ReasoningRecord, Renewal,
     Replacement, Revocation, Signature, Suspension,
 };
-pub(crate) use self::fact::{ReasoningAction, ReasoningBlock};
+pub(crate) use self::fact::{ReasoningAction, ReasoningBlock, RepairDecision};
 pub(crate) use self::message::InjectionPlace;
 pub use self::message::{InjectedMessage, InjectionState, QueuedMessage};
-pub use self::method::EstimateMethod;
 pub use self::origin::{SessionWitness, TurnOrigin};
-pub use self::overflow_report::{OverflowReport, OverflowSign};
-pub(crate) use self::repair_decision::RepairDecision;
 pub(crate) use self::rewrite_summary::NewTokens;
-pub use self::rewrite_summary::{ChangeCounts, MOST_STORED_STEPS, RemovedTokens, RewriteSummary};
+pub use self::rewrite_summary::{
+    ChangeCounts, MOST_STORED_STEPS, OverflowReport, OverflowSign, RemovedTokens, RewriteSummary,
+};
 pub use self::sketch::{PromptSection, Sketch, SketchPart};
 pub use self::step::{Change, Decision, DecisionReason, PlanStep, waiting_savings};
 pub(crate) use self::tokens::SectionTokens;
-pub use self::tokens::{MessageTokens, ToolTokens};
+pub use self::tokens::{MessageTokens, ToolTokens, WindowLimits};
 pub(in crate::context) use self::turn::CarryOver;
-pub use self::turn::{Breakdown, Estimate, Outcome, Position, ProviderCount, ReplyForm, Turn};
-pub use self::window_limits::WindowLimits;
+pub use self::turn::{
+    Breakdown, Estimate, EstimateMethod, Outcome, Position, ProviderCount, ReplyForm, Turn,
+};
 
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()

@@ -3,9 +3,11 @@
 //! Stored with the turn and shown to operators, so it must not contain any text of a prompt (invariant 9).
 
 use serde::{Deserialize, Serialize};
+use strum::{AsRefStr, EnumIter};
 
-use super::{Change, Decision, DecisionReason, OverflowReport, PlanStep, is_default};
+use super::{Change, Decision, DecisionReason, PlanStep, is_default};
 use crate::context::policy::Mode;
+use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::RepairCause;
 
@@ -66,6 +68,43 @@ pub struct RewriteSummary {
     /// What was done because the window was too small.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub overflow: Option<OverflowReport>,
+}
+
+/// How an overflow shows; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(AsRefStr, EnumIter, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum OverflowSign {
+    /// The provider refused the request.
+    Refused,
+    /// An error instead of a reply or in the middle of it, after the provider had accepted the request.
+    InReply,
+    /// The reply ended because the window was full.
+    WindowFull,
+    /// The reply ended with its length limit before it had any content (`docs/protocols.md` 4.3, MiMo).
+    Empty,
+    /// The provider read far fewer tokens than were sent (`docs/protocols.md` 4.3, Ollama).
+    Truncated,
+}
+
+/// An overflow, as it is reported and stored with its turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct OverflowReport {
+    /// How it showed.
+    pub sign: OverflowSign,
+    /// What the provider's message says about it.
+    #[serde(flatten)]
+    pub reported: Overflow,
+    /// Room was made, and the provider accepted the request.
+    pub saved: bool,
+}
+
+impl OverflowReport {
+    /// One for which no room was made.
+    pub fn new(sign: OverflowSign, reported: Overflow) -> Self {
+        Self { sign, reported, saved: false }
+    }
 }
 
 /// Tokens that are not sent, by the count that decides.

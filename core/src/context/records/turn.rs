@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter};
 
 use super::{
-    EstimateMethod, MessageTokens, RewriteSummary, SectionTokens, Sketch, SketchPart, ToolTokens,
-    TurnOrigin, WindowLimits, is_default,
+    MessageTokens, RewriteSummary, SectionTokens, Sketch, SketchPart, ToolTokens, TurnOrigin,
+    WindowLimits, is_default,
 };
 use crate::context::{CostPrediction, CountingMethod, ExchangeId, Millis, ThreadId};
 use crate::dialect::hints::ClientHints;
@@ -42,6 +42,22 @@ pub struct Estimate {
     /// How uncertain the estimate is, and what data it comes from.
     #[serde(default)]
     pub guess: CostPrediction,
+}
+
+/// The method of an estimate; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(AsRefStr, EnumIter, Serialize, Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum EstimateMethod {
+    /// The provider's own count of an earlier turn, plus what is new.
+    Anchored,
+    /// The same, but a summary has just replaced part of what that turn sent.
+    Compacted,
+    /// Without an anchor: the sum over all parts.
+    Estimated,
+    /// The provider holds part of the history, so the size is uncertain.
+    Held,
 }
 
 /// A prompt's size according to the provider's counting endpoint.

@@ -16,7 +16,7 @@ use crate::dialect::overflow::{ErrorResponse, overflow};
 use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::repair::SummaryOutput;
 use crate::dialect::summary::{SummaryRejection, provider};
-use crate::proxy::learning::lessons::{self, QuotableRequest};
+use crate::proxy::learning::lessons;
 use crate::proxy::offload::{OFF_THREAD, off_thread};
 use crate::wire::splice::splice;
 
@@ -119,12 +119,7 @@ impl SummaryJob {
         // The lesson is only remembered if the message is the provider's own; otherwise it applies to this
         // request.
         let error = lessons::RefusalResponse::Refused { status: status.as_u16(), body };
-        let refused = QuotableRequest {
-            info: &self.prepared.info,
-            body: &self.prepared.body,
-            head: Some(&self.head),
-        };
-        let taught = lessons::taught(error, &refused).await;
+        let taught = self.taught(error).await;
         self.proxy.count_quoted(&self.prepared.info.upstream.name, &taught);
         match taught.holds(Lesson::CompactionRefused) {
             true => self.learn_not_offered().await,

@@ -17,15 +17,16 @@ use crate::config::Upstream;
 use crate::context::compact::CompactionNeed;
 use crate::context::policy::SummaryAuthor;
 use crate::dialect::Dialect;
-use crate::dialect::lesson::Lesson;
+use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::reading::BodyEnd;
 use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::summary::{self, SummaryRejection};
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::headers;
 use crate::proxy::http::upstream::route::{self, Route};
-use crate::proxy::learning::lessons::{self, QuotableRequest};
+use crate::proxy::learning::lessons;
 use crate::proxy::learning::questions;
+use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::response::observe::ResponseObserver;
 
 /// Most bytes of a refusal that are read for its cause.
@@ -82,13 +83,14 @@ impl SummaryJob {
             return SummaryError::Upstream;
         }
         let error = lessons::RefusalResponse::Refused { status, body: &body };
-        let refused = QuotableRequest {
-            info: &self.prepared.info,
-            body: &self.prepared.body,
-            head: Some(&self.head),
-        };
-        let taught = lessons::taught(error, &refused).await;
+        let taught = self.taught(error).await;
         SummaryError::Bound { is_taught: taught.holds(Lesson::ReasoningBound) }
+    }
+
+    /// The lessons of a refusal that are not quoted from the request.
+    pub(super) async fn taught(&self, error: lessons::RefusalResponse<'_>) -> LessonMatch {
+        let PreparedRequest { info, body, .. } = &*self.prepared;
+        lessons::taught(error, info, body, Some(&self.head)).await
     }
 
     /// Sends a request with those of the client's headers that its host may see.

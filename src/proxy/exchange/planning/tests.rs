@@ -42,7 +42,7 @@ async fn late_plans_are_no_panics() {
         let parsed = reader.parse(large_body()).map_err(|why| panic!("{why:?}")).unwrap();
         let permits = AllPermits::take().await;
         let head = can_change.then_some(&head);
-        exchange.place_and_plan(parsed, head).await;
+        assert!(exchange.place_and_plan(parsed, head).await.is_ok());
         drop((permits, exchange));
         let event = reported.recv().await.unwrap();
         assert_eq!(event.fail_open, [FailOpen::AnalysisBudget], "{can_change}");

@@ -3,25 +3,37 @@
 //! By status and start; an accepted one may begin with an error. A refusal is read up to its cause, and kept whole: it
 //! may be the response that the client gets.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use http::header::CONTENT_ENCODING;
+use http::response::Parts;
 use http::{Response, StatusCode};
 
 use super::{Retry, SeenResponses};
 use crate::context::attempt::{RefusalKind, RequestForm, Verdict};
-use crate::context::overflow::OverflowSign;
+use crate::context::overflow::{self, OverflowEvidence, OverflowReport, OverflowSign};
 use crate::dialect::lesson::LessonMatch;
-use crate::dialect::overflow::{ErrorResponse, Overflow, overflow};
+use crate::dialect::overflow::{ErrorResponse, Overflow, overflow as stated_overflow};
+use crate::dialect::reading::BodyEnd;
 use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::repair::{self, Refusal, RepairCause};
-use crate::proxy::exchange::response_peek::{self, SeenOverflow};
+use crate::dialect::{Dialect, Reply};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
-use crate::proxy::learning::lessons::{self, QuotableRequest};
+use crate::proxy::http::memory::MemoryBudget;
+use crate::proxy::learning::lessons;
+use crate::proxy::response::observe::ResponseObserver;
 use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
+use crate::proxy::turn::pending::PendingExchange;
 use crate::wire::json::Document;
 
 /// Most bytes of a refusal that are read for its cause.
 const CAUSE_BYTES: usize = 64 * 1024;
+/// Most bytes that are read of the start of an accepted response: an error is shorter.
+const PEEK_BYTES: usize = 16 * 1024;
+/// How long the start of a response without content may be delayed, accepted or refused.
+const TIMEOUT: Duration = Duration::from_millis(250);
 
 /// What a refusal says.
 struct ReadRefusal {
@@ -100,8 +112,8 @@ impl Retry<'_> {
         let believed =
             refused.overflow.filter(|overflow| self.agrees_with_estimate(overflow, &taught));
         if let Some(reported) = believed {
-            let sign = OverflowSign::Refused;
-            seen.overflow = Some(SeenOverflow { sign, reported, taught });
+            seen.overflow = Some(OverflowReport::new(OverflowSign::Refused, reported));
+            seen.overflow_taught = taught;
         }
         // What the message names outright counts more than what its numbers suggest.
         if seen.refusal.is_none() {
@@ -130,14 +142,15 @@ impl Retry<'_> {
             seen.hold(form, StartedResponse::unread(response, &self.recorder.proxy.memory));
             return Verdict::Accepted;
         };
-        let (response, overflow) = response_peek::read(response, pending, self.recorder).await;
+        let (response, overflow) = peek(response, pending, self.recorder).await;
         seen.hold(form, response);
         match overflow {
             // Room was made already; its overflow is final.
             Some(_) if form == RequestForm::WithRoom => Verdict::OverflowInReply,
-            Some(overflow) if self.agrees_with_estimate(&overflow.reported, &overflow.taught) => {
+            Some((overflow, taught)) if self.agrees_with_estimate(&overflow.reported, &taught) => {
                 seen.refusal = self.output_refused(&overflow.reported);
                 seen.overflow = Some(overflow);
+                seen.overflow_taught = taught;
                 match seen.refusal {
                     Some(_) => Verdict::Repairable(RefusalKind {
                         overflows: true,
@@ -174,7 +187,7 @@ impl Retry<'_> {
     fn window_of(&self, refused: &StartedResponse) -> Option<Overflow> {
         // No room is made in a token count, so it does not matter there.
         let pending = self.pending.as_ref()?;
-        let overflow = overflow(&ErrorResponse {
+        let overflow = stated_overflow(&ErrorResponse {
             status: refused.head.status.as_u16(),
             host: self.info.upstream.host(),
             body: &refused.start,
@@ -192,12 +205,8 @@ impl Retry<'_> {
         let status = refused.head.status.as_u16();
         let error = lessons::RefusalResponse::Refused { status, body: &refused.start };
         let prepared = pending.prepared();
-        let refused = QuotableRequest {
-            info: &prepared.info,
-            body: &prepared.body,
-            head: Some(&self.original.head),
-        };
-        lessons::taught(error, &refused).await
+        let head = Some(&*self.original.head);
+        lessons::taught(error, &prepared.info, &prepared.body, head).await
     }
 }
 
@@ -211,15 +220,58 @@ async fn read_refusal(
 ) -> StartedResponse {
     // Reads the start of a refusal: until it is complete, and for no longer than an accepted response is
     // delayed.
-    StartedResponse::until(
+    StartedResponse::until(response, CAUSE_BYTES, TIMEOUT, &recorder.proxy.memory, |head, start| {
+        let is_plain = !head.headers.contains_key(CONTENT_ENCODING);
+        is_plain && Document::read(start).is_ok()
+    })
+    .await
+}
+
+/// Reads the start of an accepted response. With it comes what it says about the window, and the lessons of its message,
+/// if it is an error instead of a reply: an event before any content, or a 200 with an error (`docs/protocols.md` 3.6, 4.3;
+/// gateways, MiniMax). What is delayed is never content of the reply, and the delay is short.
+async fn peek(
+    response: Response<OutgoingBody>,
+    pending: &PendingExchange,
+    recorder: &ExchangeRecorder,
+) -> (StartedResponse, Option<(OverflowReport, LessonMatch)>) {
+    let conversation = &pending.prepared().conversation;
+    let mut partial_reply = Reply::default();
+    let reading = StartedResponse::until(
         response,
-        CAUSE_BYTES,
-        response_peek::TIMEOUT,
+        PEEK_BYTES,
+        TIMEOUT,
         &recorder.proxy.memory,
         |head, start| {
-            let is_plain = !head.headers.contains_key(CONTENT_ENCODING);
-            is_plain && Document::read(start).is_ok()
+            partial_reply = reply(conversation.dialect, head, start, &recorder.proxy.memory);
+            partial_reply.error.is_some()
+                || !partial_reply.parts.is_empty()
+                || partial_reply.complete
         },
-    )
-    .await
+    );
+    let response = reading.await;
+    // Content has begun: whatever comes after it, the request fitted.
+    if !partial_reply.parts.is_empty() {
+        return (response, None);
+    }
+    let host = pending.prepared().info.upstream.host();
+    let evidence = OverflowEvidence { host, ..OverflowEvidence::default() };
+    let detected = overflow::detected(&partial_reply, conversation.purpose, &evidence);
+    let (Some(overflow), Some(error)) = (detected, &partial_reply.error) else {
+        return (response, None);
+    };
+    if overflow.sign != OverflowSign::InReply {
+        return (response, None);
+    }
+    let error = lessons::RefusalResponse::InReply { status: StatusCode::OK.as_u16(), error };
+    let prepared = pending.prepared();
+    let taught = lessons::taught(error, &prepared.info, &prepared.body, None).await;
+    (response, Some((overflow, taught)))
+}
+
+fn reply(dialect: Dialect, head: &Parts, start: &[u8], memory: &Arc<MemoryBudget>) -> Reply {
+    let status = StatusCode::OK.as_u16();
+    let mut reading = ResponseObserver::new(dialect, status, &head.headers, PEEK_BYTES * 2, memory);
+    reading.observe(start);
+    reading.finish(BodyEnd::Whole).reply.unwrap_or_default()
 }

@@ -1,19 +1,15 @@
 //! What is remembered of the responses to a request's forms: reported now, and stored, so that the next request is
 //! not refused for the same.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Retry, SeenResponses};
+use crate::context::Fact;
 use crate::context::attempt::{AttemptFinding, RevocationScope};
 use crate::dialect::PartKey;
 use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::RepairCause;
-use crate::proxy::exchange::response_peek::SeenOverflow;
-use crate::proxy::state::Proxy;
-use crate::proxy::state::request_info::RequestInfo;
-use crate::proxy::turn::pending::SessionFact;
 use crate::telemetry::{LessonOutcome, RefusalOutcome};
 
 impl Retry<'_> {
@@ -38,8 +34,7 @@ impl Retry<'_> {
         // The newest refusal may be that of the request with room, whose message teaches something else.
         let is_of_room = matches!(finding, AttemptFinding::RoomRefused(_));
         let taught = if is_of_room { &seen.room_taught } else { &seen.planned_taught };
-        let learned = RefusalLessons { lesson: consequence.lesson, taught: taught.clone(), fact };
-        learned.store_in_time(&self.recorder.proxy, &self.info).await;
+        self.store_in_time(consequence.lesson, taught.clone(), fact).await;
     }
 
     /// Returns the keys of the decisions that the final form left out.
@@ -49,7 +44,7 @@ impl Retry<'_> {
         seen: &mut SeenResponses,
     ) -> Vec<PartKey> {
         let Some(pending) = &mut self.pending else { return Vec::new() };
-        match (finding, seen.overflow.clone()) {
+        match (finding, seen.overflow) {
             (AttemptFinding::Repaired { accepted }, _) => {
                 let causes = if accepted { &seen.repair_causes[..] } else { &[] };
                 if let Some(repaired) = seen.repaired.take() {
@@ -68,10 +63,7 @@ impl Retry<'_> {
                 let causes = &seen.repair_causes;
                 self.recorder.report_refusal(causes, RefusalOutcome::RefusedAgain);
             }
-            (
-                AttemptFinding::Overflow { refused_repair },
-                Some(SeenOverflow { sign, reported, taught }),
-            ) => {
+            (AttemptFinding::Overflow { refused_repair }, Some(overflow)) => {
                 if refused_repair.is_some() {
                     let causes = &seen.repair_causes;
                     self.recorder.report_refusal(causes, RefusalOutcome::RefusedAgain);
@@ -82,7 +74,7 @@ impl Retry<'_> {
                 if let Some(repaired) = seen.repaired.take() {
                     pending.set_repaired(repaired, &[], self.recorder);
                 }
-                pending.record_overflow(sign, reported, &taught, self.recorder).await;
+                pending.record_overflow(overflow, &seen.overflow_taught, self.recorder).await;
             }
             (AttemptFinding::RoomMade { accepted }, _) => {
                 if let Some(room) = seen.room.take() {
@@ -113,7 +105,7 @@ impl Retry<'_> {
         scope: RevocationScope,
         left_out: Vec<PartKey>,
         seen: &mut SeenResponses,
-    ) -> Option<SessionFact> {
+    ) -> Option<Fact> {
         let pending = self.pending.as_mut()?;
         match scope {
             RevocationScope::InBranch => Some(pending.suspend_branch()),
@@ -137,38 +129,29 @@ impl Retry<'_> {
             }
         }
     }
-}
 
-/// What a refusal taught.
-struct RefusalLessons {
-    /// The lesson that its cause points to. It is learned if the message teaches it.
-    lesson: Option<Lesson>,
-    taught: LessonMatch,
-    /// The fact about decisions.
-    fact: Option<SessionFact>,
-}
-
-impl RefusalLessons {
-    async fn store_in_time(self, proxy: &Arc<Proxy>, info: &Arc<RequestInfo>) {
-        if self.lesson.is_none() && self.fact.is_none() {
+    /// `lesson`: the one that a refusal's cause points to, learned if its message teaches it. `fact`: about decisions.
+    async fn store_in_time(&self, lesson: Option<Lesson>, taught: LessonMatch, fact: Option<Fact>) {
+        if lesson.is_none() && fact.is_none() {
             return;
         }
+        let proxy = self.recorder.proxy.clone();
+        let info = self.info.clone();
+        let session = self.pending.as_deref().map(|pending| pending.opened.handle());
         // Stored, it survives restarts. If the store cannot do it in time, another request will be refused.
         let timeout = Duration::from_millis(proxy.config.limits.store_ms);
-        let keeping = tokio::spawn(self.store(proxy.clone(), info.clone()));
-        let _ = tokio::time::timeout(timeout, keeping).await;
-    }
-
-    async fn store(self, proxy: Arc<Proxy>, info: Arc<RequestInfo>) {
-        if let Some(SessionFact { session, fact }) = self.fact {
-            let _ = proxy.ledgers.store_fact(&session, fact).await;
-        }
-        let Some(lesson) = self.lesson else { return };
-        if self.taught.holds(lesson) {
-            return proxy.learn(&info.lesson_source(), lesson, None).await;
-        }
-        let is_quoted = self.taught.quoted.contains(&lesson);
-        let why = if is_quoted { LessonOutcome::Quoted } else { LessonOutcome::Unknown };
-        proxy.telemetry.lesson(&info.upstream.name, why);
+        let storing = tokio::spawn(async move {
+            if let (Some(session), Some(fact)) = (session, fact) {
+                let _ = proxy.ledgers.store_fact(&session, fact).await;
+            }
+            let Some(lesson) = lesson else { return };
+            if taught.holds(lesson) {
+                return proxy.learn(&info.lesson_source(), lesson, None).await;
+            }
+            let is_quoted = taught.quoted.contains(&lesson);
+            let why = if is_quoted { LessonOutcome::Quoted } else { LessonOutcome::Unknown };
+            proxy.telemetry.lesson(&info.upstream.name, why);
+        });
+        let _ = tokio::time::timeout(timeout, storing).await;
     }
 }

@@ -25,7 +25,7 @@ use crate::proxy::http::connection::ClientConnection;
 use crate::proxy::http::memory::HeldMemory;
 use crate::proxy::offload::{OFF_THREAD, long_work};
 use crate::proxy::plan::body_reader::ParsedBody;
-use crate::proxy::state::exchange_recorder::{ExchangeRecorder, ReplyRecord};
+use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::state::{Proxy, ServingPhase};
 use crate::telemetry::{FailOpen, GaugeGuard, MemoryKind, TRACEPARENT, TRACESTATE};
 use crate::wire::memory::Memory as _;
@@ -435,7 +435,7 @@ impl SocketConversation {
         });
         let Some((number, parsed)) = request else { return };
         let mut recorder = shared.recorder();
-        recorder.meter.request_bytes = message.len() as u64;
+        recorder.timing().request_bytes = message.len() as u64;
         let Some(permit) = permit else {
             return recorder.record_fail_open(FailOpen::AnalysisBudget);
         };
@@ -495,7 +495,9 @@ async fn record_exchange(
             // It was forwarded before it was read, so nothing of it can be changed.
             let placing = exchange.place_and_plan(parsed, None);
             match AssertUnwindSafe(placing).catch_unwind().await {
-                Ok(plan) => pending = plan.pending,
+                Ok(Ok(planned)) => pending = planned.pending,
+                // Nothing that is on its way is refused.
+                Ok(Err(_)) => {}
                 Err(_) => exchange.recorder.record_fail_open(FailOpen::Panicked),
             }
         }
@@ -509,12 +511,10 @@ async fn record_exchange(
     });
     // Dropped: treated as if the client had left before any reply.
     let Ok((reply, outcome)) = answered.await else { return };
-    let has_body = true;
-    let mut record = ReplyRecord::new(outcome, has_body);
-    record.streamed = true;
-    record.take(&reply);
-    let commit = settle.map(|settle| settle(&mut record, Some(reply)));
-    recorder.record_reply(record);
+    recorder.record_outcome(outcome);
+    let telemetry = recorder.proxy.telemetry.clone();
+    recorder.event().add_reply(&reply, &telemetry);
+    let commit = settle.map(|settle| settle(recorder.event(), Some(reply)));
     if let Some(commit) = commit
         && let Some(why) = commit.await
     {

@@ -83,8 +83,8 @@ pub(crate) async fn carry(
     {
         recorder.record_fail_open(why);
     }
-    recorder.meter.request_bytes = up;
-    recorder.meter.response_bytes = down;
+    recorder.timing().request_bytes = up;
+    recorder.timing().response_bytes = down;
     recorder.record_outcome(outcome);
 }
 

@@ -184,7 +184,7 @@ async fn events_leave_at_once() {
     }
     let event = bench.reported();
     assert_eq!(event.outcome, Outcome::Complete);
-    assert_eq!(event.frames, 3);
+    assert_eq!(event.timing.frames, 3);
     assert_eq!(event.usage.input, Some(7));
     assert_eq!(event.usage.output, Some(3));
 }
@@ -384,5 +384,5 @@ async fn arrived_data_is_read_ahead() {
     assert!(bench.tap.is_end_stream());
     let event = bench.reported();
     assert_eq!(event.outcome, Outcome::Complete);
-    assert_eq!(event.frames, 2);
+    assert_eq!(event.timing.frames, 2);
 }

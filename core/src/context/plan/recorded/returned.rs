@@ -12,7 +12,7 @@ use super::branch::{Branch, CutCount};
 use super::{CutReach, RecordedDecisions, ReturnedReply, clearing_key};
 use crate::context::ledger::Ledger;
 use crate::context::plan::PlanRequest;
-use crate::context::{ExchangeId, ReasoningAction};
+use crate::context::{ExchangeId, ReasoningAction, Turn};
 use crate::dialect::{Chain, Conversation, PartIndex, PartKey, PartKind};
 
 impl RecordedDecisions {
@@ -122,14 +122,14 @@ fn last_shared(
     ends: &HashMap<Chain, PartIndex>,
     exchange: &ExchangeId,
 ) -> Option<PartIndex> {
-    let mut turn = ledger.turn(exchange)?;
+    let mut turn: &Turn = ledger.turn(exchange)?;
     let mut end = ends.get(&turn.position.chain);
     // No branch is longer than the number of turns.
     for _ in ledger.turns() {
         if end.is_some() {
             break;
         }
-        turn = ledger.turn(turn.position.parent.as_ref()?)?;
+        turn = ledger.parent(&turn.position)?;
         end = ends.get(&turn.after).or_else(|| ends.get(&turn.position.chain));
     }
     end.copied()
