@@ -3,7 +3,8 @@
 //!
 //! Beside a count stand the one that was kept last, and its bar. Unlike time, the count does not depend on how busy the
 //! machine is, so figures of different days can be compared. It needs valgrind. A program runs about 50 times slower
-//! under it, so what waits for a time of its own weighs less.
+//! under it, so what waits for a time of its own weighs less. The counts by function stay in [`PROFILES`], for
+//! `callgrind_annotate`; names need `CARGO_PROFILE_BENCH_STRIP=none`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,6 +29,8 @@ const VALGRIND: [&str; 3] = ["valgrind", "--quiet", "--tool=callgrind"];
 
 /// The counts that were last kept, thousands: a name, `=` and a count a line.
 const KEPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/instructions.txt");
+/// Where the counts by function are put, a file for each kind of request.
+const PROFILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/target/instructions");
 /// How much more than was kept is too much, a share: two runs of the same program differ by less.
 const MORE: f64 = 0.03;
 /// The same for an event: how often a stream is waited for depends on how busy the machine is.
@@ -66,13 +69,14 @@ struct Counted {
 async fn count_all() -> Vec<Counted> {
     let data = tempfile::tempdir().unwrap();
     let provider = Part::start("provider", &[]);
+    std::fs::create_dir_all(PROFILES).unwrap();
     let floor = Profiled::start("floor", &[&provider.address], data.path());
     let mut all = Vec::new();
     let mut add = |name: &str, count: f64, bar| {
         all.push(Counted { name: name.to_owned(), count: count / 1e3, bar });
     };
-    add("bare proxy", floor.small_requests(MESSAGES).await, None);
-    add("bare proxy, an event", floor.streamed_event().await, None);
+    add("bare proxy", floor.small_requests(MESSAGES, "bare").await, None);
+    add("bare proxy, an event", floor.streamed_event("bare").await, None);
     drop(floor);
     // The last two are bars of the first and the next request of a session.
     for (kind, store, first, next) in
@@ -83,12 +87,12 @@ async fn count_all() -> Vec<Counted> {
         let args = [kind, provider.address.as_str(), own.to_str().unwrap()];
         let server = Profiled::start("server", &args, data.path());
         if kind == "forgets" {
-            add("not read", server.small_requests(UNREAD).await, Some(60.0));
-            add("an event", server.streamed_event().await, None);
+            add("not read", server.small_requests(UNREAD, "unread").await, Some(60.0));
+            add("an event", server.streamed_event(kind).await, None);
         }
-        let count = server.small_requests(MESSAGES).await;
+        let count = server.small_requests(MESSAGES, kind).await;
         add(&format!("the first of a session, {store}"), count, first);
-        add(&format!("the next of a session, {store}"), server.next_requests().await, next);
+        add(&format!("the next of a session, {store}"), server.next_requests(kind).await, next);
     }
     add("a turn of 1 MB with 100 cuts", large_turn(data.path()), None);
     all
@@ -131,7 +135,7 @@ impl Profiled {
     }
 
     /// Instructions of one of many equal requests, each of which begins a session.
-    async fn small_requests(&self, path: &'static str) -> f64 {
+    async fn small_requests(&self, path: &'static str, profile: &str) -> f64 {
         let load = Load::new(&self.part.address).at(path);
         load.small_requests(WARM_UP, WIDTH).await;
         self.idle().await;
@@ -139,22 +143,22 @@ impl Profiled {
         load.small_requests(COUNTED, WIDTH).await;
         // Until the last turn is in the database, too.
         self.idle().await;
-        self.counted() / COUNTED as f64
+        self.counted(&format!("{profile}-first")) / COUNTED as f64
     }
 
     /// Instructions of one request of conversations that go on.
-    async fn next_requests(&self) -> f64 {
+    async fn next_requests(&self, profile: &str) -> f64 {
         let load = Load::new(&self.part.address);
         let conversations = load.begin_conversations(CONVERSATIONS).await;
         self.idle().await;
         self.control("--zero");
         let count = conversations.continue_all(COUNTED / CONVERSATIONS, WIDTH).await;
         self.idle().await;
-        self.counted() / count as f64
+        self.counted(&format!("{profile}-next")) / count as f64
     }
 
     /// Instructions of one event of a stream that is read.
-    async fn streamed_event(&self) -> f64 {
+    async fn streamed_event(&self, profile: &str) -> f64 {
         let load = Load::new(&self.part.address);
         load.paced_streams(WIDTH, 10, PACE).await;
         let mut counts = Vec::new();
@@ -164,7 +168,7 @@ impl Profiled {
             self.control("--zero");
             load.paced_streams(WIDTH, events, PACE).await;
             self.idle().await;
-            counts.push(self.counted());
+            counts.push(self.counted(&format!("{profile}-events")));
         }
         (counts[1] - counts[0]) / (400 * WIDTH) as f64
     }
@@ -182,10 +186,10 @@ impl Profiled {
         }
     }
 
-    /// The instructions since the last `--zero`.
-    fn counted(&self) -> f64 {
+    /// The instructions since the last `--zero`, by function in [`PROFILES`].
+    fn counted(&self, profile: &str) -> f64 {
         self.control("--dump");
-        // Each dump has a file with a number; all but the newest are deleted.
+        // Each dump has a file with a number; all but the newest are moved away.
         let dumps = std::fs::read_dir(self.dump.parent().unwrap()).unwrap();
         let name = self.dump.file_name().unwrap().to_str().unwrap();
         let file = dumps
@@ -195,6 +199,7 @@ impl Profiled {
             })
             .unwrap();
         let total = total(&file);
+        std::fs::copy(&file, Path::new(PROFILES).join(profile)).unwrap();
         std::fs::remove_file(file).unwrap();
         total
     }

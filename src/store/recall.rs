@@ -194,6 +194,9 @@ impl Recall {
     where
         F: Future<Output = Result<(), StoreError>> + Send + 'static,
     {
+        if self.is_known() {
+            return RecallOutcome::Known;
+        }
         let ended = self.0.ended.notified();
         tokio::pin!(ended);
         // Before the state is looked at: a read that ends in between would not be noticed.

@@ -276,7 +276,6 @@ async fn missing_headers_time_out_and_slow_reply_does_not() {
     client.gone().await;
 }
 
-/// hyper has such a timeout for HTTP/1 only.
 #[tokio::test]
 async fn idle_http2_connection_is_closed_and_slow_reply_is_not() {
     let provider = Provider::start().await;

@@ -100,7 +100,7 @@ pub(super) async fn run(
     let exchange = LiveExchange { recorder, client, upstream, phase: Received };
     let responded = match upgrade {
         true => Box::pin(self::upgrade(exchange, head, body)).await,
-        false => Box::pin(forward(exchange, head, body)).await,
+        false => forward(exchange, head, body).await,
     };
     responded.unwrap_or_else(|own_response| *own_response)
 }
@@ -110,11 +110,12 @@ async fn forward(
     head: request::Parts,
     body: ClientBody,
 ) -> Result<Response<ResponseBody>, OwnResponse> {
-    let (exchange, outbound) = exchange.plan(head, body).await?;
-    let mut exchange = exchange.send(outbound).await?;
+    // Each phase has memory of its own: thousands may wait in the first, and the second needs most.
+    let (exchange, outbound) = Box::pin(exchange.plan(head, body)).await?;
+    let mut exchange = Box::pin(exchange.send(outbound)).await?;
     // 10. Answer. 11. Observe. 12. Settle. 13. Record.
     let actions = exchange.actions();
-    Ok(exchange.respond(actions).await)
+    Ok(Box::pin(exchange.respond(actions)).await)
 }
 
 pub(super) fn refuse_connection(

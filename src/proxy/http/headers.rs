@@ -16,19 +16,19 @@ use crate::config::Mode;
 use crate::dialect::credentials::is_harmless_header;
 
 /// A client's header for Plimsoll only: the mode for this request.
-const MODE: &str = "x-plimsoll-mode";
+const MODE: HeaderName = HeaderName::from_static("x-plimsoll-mode");
 /// A client's header for Plimsoll only: the session.
-const SESSION: &str = "x-plimsoll-session";
+const SESSION: HeaderName = HeaderName::from_static("x-plimsoll-session");
 /// Tags that the client gives a request, which its spending is listed and limited by.
-const TAGS: &str = "x-plimsoll-tags";
+const TAGS: HeaderName = HeaderName::from_static("x-plimsoll-tags");
 /// Who uses the client, which is read as the tag `user`.
-const USER: &str = "x-plimsoll-user";
+const USER: HeaderName = HeaderName::from_static("x-plimsoll-user");
 /// How many tags of a request are read.
 const MOST_TAGS: usize = 8;
 /// Bytes of a tag; a longer one is left out.
 const LONGEST_TAG: usize = 96;
 /// A client's header for Plimsoll only: the client token.
-const TOKEN: &str = "x-plimsoll-token";
+const TOKEN: HeaderName = HeaderName::from_static("x-plimsoll-token");
 
 /// The header in which Anthropic's clients list betas.
 const BETA: HeaderName = HeaderName::from_static("anthropic-beta");
@@ -147,7 +147,7 @@ pub(crate) fn narrow_upgrade(headers: &mut HeaderMap, wanted: impl Fn(&str) -> b
 }
 
 pub(crate) fn is_for_us(name: &HeaderName) -> bool {
-    [MODE, SESSION, TOKEN, TAGS, USER].contains(&name.as_str())
+    [MODE, SESSION, TOKEN, TAGS, USER].contains(name)
 }
 
 pub(crate) fn may_join_credential(name: &HeaderName) -> bool {
@@ -332,8 +332,8 @@ mod tests {
     #[test]
     fn headers_for_us_name_no_sender() {
         for name in [MODE, SESSION, TOKEN, TAGS, USER] {
-            assert!(is_for_us(&HeaderName::from_static(name)), "{name}");
-            assert!(is_harmless_header(name), "{name}");
+            assert!(is_for_us(&name), "{name}");
+            assert!(is_harmless_header(name.as_str()), "{name}");
         }
     }
 

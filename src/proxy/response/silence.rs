@@ -5,7 +5,7 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -51,6 +51,7 @@ pub(crate) struct StreamSilence {
     since: Option<Instant>,
     /// When the client last got a comment.
     kept_alive: Option<Instant>,
+    /// It runs on through data, so it may end early and is then set again: a stream sets it a few times, not per event.
     timer: Option<Pin<Box<Sleep>>>,
     /// How long the headers took once the request was sent, which counts as part of the first gap.
     before: Duration,
@@ -93,7 +94,6 @@ impl StreamSilence {
     pub(super) fn heard(&mut self, is_data: bool) {
         let waited = self.since.take().map_or(Duration::ZERO, |since| since.elapsed());
         self.kept_alive = None;
-        self.timer = None;
         if is_data {
             let gap = waited + std::mem::take(&mut self.before);
             self.longest_gap = self.longest_gap.max(Some(gap));
@@ -116,25 +116,22 @@ impl StreamSilence {
             let Some(deadline) = breaks.into_iter().chain(keeps).min() else {
                 return Poll::Pending;
             };
+            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
+            if timer.deadline() > deadline {
+                timer.as_mut().reset(deadline);
+            }
+            ready!(timer.as_mut().poll(cx));
             let now = Instant::now();
             if breaks.is_some_and(|at| at <= now) {
-                self.timer = None;
                 // Within an event of the upstream's, ours would be read as part of it.
                 let event = if may_insert { Some(self.error_event()) } else { None };
                 return Poll::Ready(SilenceAction::Break(event));
             }
             if keeps.is_some_and(|at| at <= now) {
                 self.kept_alive = Some(now);
-                self.timer = None;
                 return Poll::Ready(SilenceAction::KeepAlive(Bytes::from_static(KEEP_ALIVE)));
             }
-            let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(deadline)));
-            if timer.deadline() != deadline {
-                timer.as_mut().reset(deadline);
-            }
-            if timer.as_mut().poll(cx).is_pending() {
-                return Poll::Pending;
-            }
+            timer.as_mut().reset(deadline);
         }
     }
 

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use hyper_util::rt::{TokioExecutor, TokioTimer};
+use hyper_util::rt::TokioExecutor;
 use hyper_util::server::conn::auto;
 
 use crate::config::ServerLimits;
@@ -33,8 +33,8 @@ pub(super) fn server(limits: &ServerLimits, window: u32) -> auto::Builder<TokioE
         .http1()
         .preserve_header_case(true)
         .auto_date_header(false)
-        .timer(TokioTimer::new())
-        .header_read_timeout(header_time(limits))
+        // Ours is for both versions, and needs no timer per request (`Activity::idle`).
+        .header_read_timeout(None)
         .max_headers(MOST_HEADERS)
         .max_buf_size(BUFFER.max(header_bytes + READ));
     builder

@@ -249,17 +249,11 @@ async fn serve_connection<S>(
         )
     });
     let mut serving = pin!(builder.serve_connection_with_upgrades(stream, service));
-    // hyper has no such timeout for HTTP/2.
     let mut idle = pin!(activity.idle(header_time(limits)));
     let mut leaving = false;
     loop {
         tokio::select! {
-            ended = serving.as_mut() => {
-                if ended.is_err_and(|error| is_timeout(&*error)) {
-                    proxy.telemetry.client_timed_out(timeout_of(&activity));
-                }
-                return;
-            }
+            _ = serving.as_mut() => return,
             () = idle.as_mut() => {
                 if !leaving {
                     proxy.telemetry.client_timed_out(timeout_of(&activity));
@@ -300,8 +294,4 @@ async fn draining(phase: &mut watch::Receiver<ServingPhase>) {
 
 fn timeout_of(activity: &Activity) -> ClientTimeout {
     if activity.is_silent() { ClientTimeout::Silent } else { ClientTimeout::Idle }
-}
-
-fn is_timeout(error: &(dyn std::error::Error + 'static)) -> bool {
-    error.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_timeout)
 }
