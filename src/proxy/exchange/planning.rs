@@ -179,7 +179,6 @@ impl LiveExchange<Received> {
         request_origin::set(&mut opened, &self.client.headers, &prepared, &proxy);
         self.recorder.record_place(&opened);
         self.record_cap(&opened, &reads).await;
-        self.recorder.record_store_wait(&reads);
         if can_refuse
             && let Some(cap) = &self.recorder.cap
             && cap.used >= 1.0
@@ -239,6 +238,8 @@ impl LiveExchange<Received> {
             let fullest = ledgers.caps().fullest(&spender, now());
             self.recorder.cap = fullest.filter(|cap| cap.used >= WARNING);
         }
+        // The last read before it is planned.
+        self.recorder.record_store_wait(reads);
     }
 
     async fn without_tenant(&mut self, prepared: PreparedRequest, why: FailOpen) -> RequestPlan {
