@@ -43,11 +43,11 @@ attack: ## The attacks of docs/threats.md: over real sockets, and as a second us
 stall: ## Each dependency hangs in turn, under N=200 streams (docs/waits.md)
 	PLIMSOLL_STALL=$(N) cargo test --locked --test stall
 
-harmless: ## N random conversations from seed FROM=0 on, and as many under presets, rewritten, against a provider that checks what real ones check; REPLICAS=4: each request at another replica; POISON=1: with blocks that it refuses
+harmless: ## N random conversations from seed FROM=0 on, and as many under presets, rewritten, against a provider that checks what real ones check; REPLICAS=4: each request at another replica, on a real Redis; POISON=1: with blocks that it refuses
 ifdef POISON
 	PLIMSOLL_HARMLESS_FROM=$(FROM) PLIMSOLL_POISON=$(N) cargo test --locked --release --test harmless refused_session_continues -- --nocapture
 else
-	PLIMSOLL_HARMLESS_FROM=$(FROM) PLIMSOLL_HARMLESS_REPLICAS=$(REPLICAS) PLIMSOLL_HARMLESS=$(N) cargo test --locked --release --test harmless -- --nocapture
+	PLIMSOLL_HARMLESS_FROM=$(FROM) PLIMSOLL_HARMLESS_REPLICAS=$(REPLICAS) PLIMSOLL_HARMLESS=$(N) $(if $(filter-out 1,$(REPLICAS)),scripts/with-redis )cargo test --locked --release --test harmless -- --nocapture
 endif
 
 endless: ## N=20 sessions of 500 turns through a window of 30,000 tokens

@@ -7,6 +7,8 @@ use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::SystemTime;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::TlsAcceptor;
@@ -113,6 +115,29 @@ pub(crate) fn client_config(config: &Config) -> Result<rustls::ClientConfig, Str
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?;
     Ok(builder.with_root_certificates(roots).with_no_client_auth())
+}
+
+/// The system's authorities and `extra_ca`, PEM: for connections that are not opened here.
+///
+/// # Errors
+/// If a file cannot be read.
+pub(crate) fn authorities(config: &Config) -> Result<Vec<u8>, String> {
+    let mut pem = Vec::new();
+    let mut readable = rustls::RootCertStore::empty();
+    for certificate in rustls_native_certs::load_native_certs().certs {
+        if readable.add(certificate.clone()).is_err() {
+            continue;
+        }
+        pem.extend_from_slice(b"-----BEGIN CERTIFICATE-----\n");
+        pem.extend_from_slice(BASE64_STANDARD.encode(certificate).as_bytes());
+        pem.extend_from_slice(b"\n-----END CERTIFICATE-----\n");
+    }
+    if let Some(path) = &config.extra_ca {
+        let more =
+            std::fs::read(path).map_err(|error| format!("extra_ca {}: {error}", path.display()))?;
+        pem.extend_from_slice(&more);
+    }
+    Ok(pem)
 }
 
 fn add_certificates(

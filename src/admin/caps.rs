@@ -28,7 +28,8 @@ pub(crate) struct CapsPage {
     pub caps: Vec<CapState>,
 }
 
-pub(super) fn answer(admin: &Admin, request: &Request<Incoming>) -> AdminResponse {
+pub(super) async fn answer(admin: &Admin, request: &Request<Incoming>) -> AdminResponse {
+    admin.ledgers.refresh_all_caps(now()).await;
     Ok(negotiated(&page(admin), request))
 }
 

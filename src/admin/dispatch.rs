@@ -76,7 +76,7 @@ async fn respond(
         AdminQuery::Compare => compare::answer(admin, &name(0).into(), request).await,
         AdminQuery::Savings => responses::savings(admin, request).await,
         AdminQuery::Limits => limits::answer(admin, request),
-        AdminQuery::Caps => caps::answer(admin, request),
+        AdminQuery::Caps => caps::answer(admin, request).await,
         AdminQuery::SetCap => caps::set(admin, name(0), request.uri().query()).await,
         AdminQuery::UnsetCap => caps::take_back(admin, name(0)).await,
         AdminQuery::LiftCap => caps::lift(admin, name(0), request.uri().query()),

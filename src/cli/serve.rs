@@ -39,7 +39,7 @@ use crate::store::deferred_store::DeferredStore;
 use crate::store::keyed;
 use crate::store::ledgers::{Ledgers, TurnCost};
 use crate::store::lessons::LessonTerms;
-use crate::store::redis::RedisServer;
+use crate::store::redis::{RedisServer, ServerTls};
 use crate::store::served::ServedStore;
 use crate::store::{Store, StoreError, folder};
 use crate::telemetry::Telemetry;
@@ -386,18 +386,23 @@ async fn open_shared_store(config: &Config, shared: &SharedStore) -> Result<Serv
 /// Where the store's server is, and how to get in.
 pub(super) fn redis_server(config: &Config, shared: &SharedStore) -> Result<RedisServer, CliError> {
     let tls = match shared.tls {
-        true => Some(Arc::new(tls::client_config(config).map_err(CliError)?)),
+        true => Some(ServerTls {
+            config: Arc::new(tls::client_config(config).map_err(CliError)?),
+            authorities: tls::authorities(config).map_err(CliError)?.into(),
+        }),
         false => None,
     };
     Ok(RedisServer {
         hosts: shared.hosts.clone(),
         sentinel: shared.sentinel.clone(),
+        is_cluster: shared.is_cluster,
         tls,
         user: shared.user.clone(),
         password: shared.password.as_ref().map(|password| password.0.as_str().into()),
         database: shared.database,
         prefix: shared.prefix.clone(),
         fingerprint: keyed::fingerprint(&shared.secret.0),
+        acks: shared.acks,
     })
 }
 

@@ -190,9 +190,10 @@ pub struct RawTls {
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct RawStore {
-    /// The server of a fleet: `redis://USER@HOST:PORT/DATABASE`, `rediss://` with TLS, or
-    /// `redis+sentinel://HOST:PORT,HOST:PORT/PRIMARY`. Without it there is the file. As `env:NAME` or `file:PATH` it may
-    /// have the password in it (`redis://USER:PASSWORD@HOST`). `extra_ca` and the system's authorities are trusted.
+    /// The server of a fleet: `redis://USER@HOST:PORT/DATABASE`, `rediss://` with TLS,
+    /// `redis+sentinel://HOST:PORT,HOST:PORT/PRIMARY`, or `redis+cluster://HOST:PORT,HOST:PORT`. Without it there is the
+    /// file. As `env:NAME` or `file:PATH` it may have the password in it (`redis://USER:PASSWORD@HOST`). `extra_ca` and the
+    /// system's authorities are trusted.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     /// The server's password: `env:NAME` or `file:PATH`, never the password itself.
@@ -204,6 +205,9 @@ pub struct RawStore {
     pub secret: Option<String>,
     /// What all keys on the server begin with.
     pub prefix: String,
+    /// Who must have a decision before it is sent, and a turn before its reply ends: `primary`, or as many replicas of
+    /// the server beside it (`replicas:1`). With fewer nothing new is decided.
+    pub ack: String,
     /// What to do at the start if the store cannot be used: `serve` traffic, store nothing and try again
     /// until it works, or `exit`. A damaged file is renamed, never deleted.
     pub on_failure: OnFailure,
@@ -216,6 +220,7 @@ impl Default for RawStore {
             password: None,
             secret: None,
             prefix: "plimsoll:".to_owned(),
+            ack: "primary".to_owned(),
             on_failure: OnFailure::default(),
         }
     }

@@ -26,10 +26,12 @@ use crate::dialect::models::{Catalogue, Price};
 /// A server that several processes store facts on.
 #[derive(Clone, Debug)]
 pub struct SharedStore {
-    /// Host and port of the server, or of its sentinels.
+    /// Host and port of the server, of its sentinels, or of nodes of a cluster.
     pub hosts: Vec<(Box<str>, u16)>,
     /// The name under which the sentinels know the primary; `None`: there are none.
     pub sentinel: Option<Box<str>>,
+    /// Whether it is a cluster.
+    pub is_cluster: bool,
     /// Whether it speaks TLS.
     pub tls: bool,
     /// Its ACL user.
@@ -42,6 +44,8 @@ pub struct SharedStore {
     pub prefix: Box<str>,
     /// What hashes of content and credentials are keyed with.
     pub secret: Secret,
+    /// How many replicas must have a write, beside the primary.
+    pub acks: u32,
 }
 
 impl SharedStore {
@@ -51,8 +55,12 @@ impl SharedStore {
             self.hosts.iter().map(|(host, port)| format!("{host}:{port}")).collect();
         let primary = self.sentinel.as_deref().map(|name| format!("/{name}")).unwrap_or_default();
         let scheme = if self.tls { "rediss" } else { "redis" };
-        let sentinel = if self.sentinel.is_some() { "+sentinel" } else { "" };
-        format!("{scheme}{sentinel}://{}{primary}/{}", hosts.join(","), self.database)
+        let form = match (&self.sentinel, self.is_cluster) {
+            (Some(_), _) => "+sentinel",
+            (None, true) => "+cluster",
+            (None, false) => "",
+        };
+        format!("{scheme}{form}://{}{primary}/{}", hosts.join(","), self.database)
     }
 }
 

@@ -23,6 +23,7 @@ use super::{
     LogPlace, Record, RecordKind, Scope, ScopeLine, ScopePage, SessionGain, Store, StoreError,
     StoreFuture, SweepStep, WriteOutcome, folder,
 };
+use crate::context::caps::{Spending, SumChange, SumKey};
 use crate::context::{Millis, SessionId, TenantId};
 use crate::dialect::PartKey;
 
@@ -392,6 +393,14 @@ impl<S: Store> Store for KeyedStore<S> {
 
     fn release(&self, what: u128, holder: u64) -> StoreFuture<'_, ()> {
         self.store.release(what, holder)
+    }
+
+    fn change_sums(
+        &self,
+        sums: Vec<(SumKey, Spending)>,
+        change: SumChange,
+    ) -> StoreFuture<'_, Vec<Spending>> {
+        self.store.change_sums(sums, change)
     }
 
     fn ready(&self) -> StoreFuture<'_, ()> {

@@ -23,6 +23,7 @@ mod records;
 mod session_cache;
 mod set_caps;
 mod shared;
+mod shared_caps;
 mod writes;
 
 use std::sync::{Arc, Mutex};

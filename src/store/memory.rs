@@ -19,6 +19,7 @@ use super::{
     Cursor, LogPlace, Record, RecordKind, Scope, ScopeLine, ScopePage, SessionGain, Store,
     StoreError, StoreFuture, SweepStep, WriteOutcome,
 };
+use crate::context::caps::{Spending, SumChange, SumKey};
 use crate::context::{Millis, Outcome, SessionId, TenantId};
 use crate::dialect::Usage;
 
@@ -35,6 +36,7 @@ pub struct MemoryStore {
     tenant_key: std::sync::OnceLock<[u8; 32]>,
     /// The holder of each piece of work, and until when.
     claims: Mutex<BTreeMap<u128, (u64, Instant)>>,
+    sums: Mutex<BTreeMap<SumKey, Spending>>,
 }
 
 impl MemoryStore {
@@ -342,6 +344,23 @@ impl Store for MemoryStore {
             claims.remove(&what);
         }
         answer(())
+    }
+
+    fn change_sums(
+        &self,
+        sums: Vec<(SumKey, Spending)>,
+        change: SumChange,
+    ) -> StoreFuture<'_, Vec<Spending>> {
+        let mut known = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        let totals = sums.into_iter().map(|(key, spending)| {
+            let sum = known.entry(key).or_default();
+            match change {
+                SumChange::Add => sum.join(spending),
+                SumChange::Raise => sum.raise(spending),
+            }
+            *sum
+        });
+        answer(totals.collect())
     }
 
     fn ready(&self) -> StoreFuture<'_, ()> {

@@ -39,6 +39,7 @@ use bytes::Bytes;
 
 use self::drafts::Draft;
 use self::precondition::Precondition;
+use crate::context::caps::{Spending, SumChange, SumKey};
 use crate::context::{Millis, SessionId, TenantId};
 
 /// The future of a store's answer.
@@ -283,6 +284,17 @@ pub trait Store: Send + Sync + 'static {
     fn release(&self, what: u128, holder: u64) -> StoreFuture<'_, ()> {
         let _ = (what, holder);
         Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// Changes sums of spending that several processes add up, and returns them: adding nothing reads them. Only a store
+    /// that several processes share is asked.
+    fn change_sums(
+        &self,
+        sums: Vec<(SumKey, Spending)>,
+        change: SumChange,
+    ) -> StoreFuture<'_, Vec<Spending>> {
+        let _ = change;
+        Box::pin(std::future::ready(Ok(sums.into_iter().map(|(_, spending)| spending).collect())))
     }
 
     /// Whether it can answer now, for `/readyz`.

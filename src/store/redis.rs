@@ -11,6 +11,8 @@ mod link;
 mod list;
 mod records;
 mod scripts;
+mod server;
+mod sums;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,12 +20,14 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use foldhash::HashMap;
-use redis::aio::MultiplexedConnection;
-use redis::{RedisError, Script};
+use futures_util::future::try_join_all;
+use redis::RedisError;
 
 use self::keys::{Keys, SessionKeys, field};
 use self::link::Link;
-pub use self::link::RedisServer;
+use self::scripts::{Acks, Script};
+use self::server::Connection;
+pub use self::server::{RedisServer, ServerTls};
 use super::drafts::Draft;
 use super::precondition::Precondition;
 use super::random::random;
@@ -31,22 +35,27 @@ use super::{
     LogPlace, Record, RecordKind, Scope, ScopeLine, ScopePage, SessionGain, Store, StoreError,
     StoreFuture, SweepStep, WriteOutcome,
 };
+use crate::context::caps::{Spending, SumChange, SumKey};
 use crate::context::{Millis, SessionId, TenantId};
 
 /// How long a deletion on request is remembered: nothing begun before it is in flight for longer.
 const REMEMBERED: Duration = Duration::from_secs(24 * 3600);
+/// How long a write waits for replicas.
+const ACKS_WITHIN: Duration = Duration::from_millis(500);
 
 /// A store on a Redis or Valkey server. Clones share it.
 #[derive(Clone)]
 pub struct RedisStore {
     link: Arc<Link>,
+    /// For writes that replicas must have, if some must: what waits for these delays nothing else.
+    acked: Option<(Arc<Link>, Acks)>,
     keys: Arc<Keys>,
     /// How long a session lives that nobody uses and nobody sweeps.
     life: Duration,
     /// The scopes of the drafts that this process wrote.
     drafted: Arc<Mutex<HashMap<u128, Scope>>>,
-    /// The errors of the last write and the last read of traffic, if they failed.
-    failures: Arc<Mutex<[Option<StoreError>; 2]>>,
+    /// The errors of the last write of traffic, of what is written beside it, and of the last read, if they failed.
+    failures: Arc<Mutex<[Option<StoreError>; 3]>>,
     /// Bytes of all sessions, as last seen.
     bytes: Arc<AtomicU64>,
     is_for_admin: bool,
@@ -56,6 +65,8 @@ pub struct RedisStore {
 #[derive(Clone, Copy)]
 enum Access {
     Write,
+    /// What is written beside a session.
+    Beside,
     Read,
     /// Nothing that traffic waits for.
     Other,
@@ -66,8 +77,12 @@ impl RedisStore {
     /// deleted by the server, whether a process sweeps or not.
     pub fn new(server: RedisServer, life: Duration) -> Self {
         let keys = Arc::new(Keys::new(&server.prefix));
+        let link = Link::new(server);
+        let replicas = link.replicas();
+        let acks = Acks { replicas, within: ACKS_WITHIN };
         Self {
-            link: Link::new(server),
+            acked: (replicas > 0).then(|| (link.another(), acks)),
+            link,
             keys,
             life,
             drafted: Arc::default(),
@@ -84,7 +99,8 @@ impl RedisStore {
 
     /// Why data is not saved or not read: the server does not answer, or the last write or read failed.
     pub(crate) fn failure(&self) -> Option<StoreError> {
-        if let Some(trouble) = self.link.trouble() {
+        let acked = self.acked.as_ref().and_then(|(link, _)| link.trouble());
+        if let Some(trouble) = self.link.trouble().or(acked) {
             return Some(trouble);
         }
         let failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
@@ -100,23 +116,41 @@ impl RedisStore {
     async fn run<T, F>(
         &self,
         access: Access,
-        commands: impl FnOnce(MultiplexedConnection) -> F,
+        commands: impl FnOnce(Connection) -> F,
     ) -> Result<T, StoreError>
     where
         F: Future<Output = Result<T, RedisError>>,
     {
-        let answer = match self.link.lease().await {
-            Ok(lease) => {
-                let running = commands(lease.connection.clone());
-                self.link.run(lease, running).await
-            }
-            Err(trouble) => Err(trouble),
-        };
+        self.noted(access, self.link.run(commands).await)
+    }
+
+    /// Remembers whether the last access of a kind failed.
+    fn noted<T>(&self, access: Access, answer: Result<T, StoreError>) -> Result<T, StoreError> {
         if !self.is_for_admin && !matches!(access, Access::Other) {
             let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
             failures[access as usize] = answer.as_ref().err().cloned();
         }
         answer
+    }
+
+    /// Writes records of a session; replicas have them too, if they must.
+    async fn put_script(
+        &self,
+        keys: &[String],
+        arguments: &[Vec<u8>],
+    ) -> Result<Vec<redis::Value>, StoreError> {
+        let Some((link, acks)) = &self.acked else {
+            return self.script(Access::Write, &scripts::PUT, keys, arguments).await;
+        };
+        let answer = link.run(async |mut connection| {
+            scripts::PUT.run_with_acks(&mut connection, keys, arguments, *acks).await
+        });
+        let answer = match answer.await {
+            // It is on the primary, and may be lost with it: nobody is told that it is safe.
+            Ok((_, replicas)) if replicas < acks.replicas => Err(link.too_few(replicas, acks)),
+            answer => answer.map(|(put, _)| put),
+        };
+        self.noted(Access::Write, answer)
     }
 
     /// Runs a script on the keys of a session.
@@ -127,11 +161,21 @@ impl RedisStore {
         keys: &[String],
         arguments: &[Vec<u8>],
     ) -> Result<T, StoreError> {
-        let mut invocation = script.prepare_invoke();
-        invocation.key(keys).arg(arguments);
-        self.run(access, async |mut connection| invocation.invoke_async(&mut connection).await)
+        self.run(access, async |mut connection| script.run(&mut connection, keys, arguments).await)
             .await
     }
+}
+
+/// Runs commands, each on the node of its key, in one round trip.
+async fn all<T: redis::FromRedisValue>(
+    connection: &Connection,
+    commands: &[redis::Cmd],
+) -> Result<Vec<T>, RedisError> {
+    let runs = commands.iter().map(|command| {
+        let mut connection = connection.clone();
+        async move { command.query_async(&mut connection).await }
+    });
+    try_join_all(runs).await
 }
 
 /// How long ago something was known, us.
@@ -246,6 +290,14 @@ impl Store for RedisStore {
             let holder = format!("{holder:016x}").into_bytes();
             self.script(Access::Other, &scripts::DELETE_IF, &[key], &[holder]).await
         })
+    }
+
+    fn change_sums(
+        &self,
+        sums: Vec<(SumKey, Spending)>,
+        change: SumChange,
+    ) -> StoreFuture<'_, Vec<Spending>> {
+        Box::pin(async move { self.change(&sums, change).await })
     }
 
     fn ready(&self) -> StoreFuture<'_, ()> {

@@ -11,6 +11,7 @@ use super::precondition::Precondition;
 use super::{
     Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreFuture, SweepStep, WriteOutcome,
 };
+use crate::context::caps::{Spending, SumChange, SumKey};
 use crate::context::{Millis, SessionId, TenantId};
 
 /// Declares the methods of a store twice: passed on to the inner store, and called on the wrapper.
@@ -71,6 +72,7 @@ passed_on! {
     expire(before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep>;
     claim(what: u128, holder: u64, lasts: Duration) -> StoreFuture<'_, bool>;
     release(what: u128, holder: u64) -> StoreFuture<'_, ()>;
+    change_sums(sums: Vec<(SumKey, Spending)>, change: SumChange) -> StoreFuture<'_, Vec<Spending>>;
     ready() -> StoreFuture<'_, ()>;
     tenant_key() -> StoreFuture<'_, [u8; 32]>;
 }

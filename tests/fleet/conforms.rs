@@ -4,19 +4,21 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use plimsoll::store::precondition::Precondition;
-use plimsoll::store::redis::RedisStore;
+use plimsoll::store::redis::{RedisServer, RedisStore};
 use plimsoll::store::{
     LogPlace, Record, RecordKind, Scope, ScopePage, Store, StoreError, conformance,
 };
 
+use crate::cluster::Cluster;
+use crate::sentinel::Watched;
 use crate::server::{Engine, LIFE, Server};
 
-/// Stores with nothing in them, on one server.
-fn fresh(server: &Server) -> impl Fn() -> RedisStore {
+/// Stores with nothing in them.
+fn numbered(settings: impl Fn(&str) -> RedisServer) -> impl Fn() -> RedisStore {
     let stores = AtomicUsize::new(0);
     move || {
         let number = stores.fetch_add(1, Ordering::Relaxed);
-        RedisStore::new(server.settings(&format!("test {number}:")), LIFE)
+        RedisStore::new(settings(&format!("test {number}:")), LIFE)
     }
 }
 
@@ -31,13 +33,44 @@ fn turn(key: u128, value: &'static str) -> Record {
 #[tokio::test]
 async fn redis_conforms() {
     let server = Server::start(Engine::Redis).await;
-    conformance::check(fresh(&server)).await;
+    conformance::check(numbered(|prefix| server.settings(prefix))).await;
 }
 
 #[tokio::test]
 async fn valkey_conforms() {
     let server = Server::start(Engine::Valkey).await;
-    conformance::check(fresh(&server)).await;
+    conformance::check(numbered(|prefix| server.settings(prefix))).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clusters_conform() {
+    for engine in [Engine::Redis, Engine::Valkey] {
+        let cluster = Cluster::start(engine).await;
+        conformance::check(numbered(|prefix| cluster.settings(prefix))).await;
+    }
+}
+
+#[tokio::test]
+async fn watched_servers_conform() {
+    let watched = Watched::start(Engine::Valkey).await;
+    conformance::check(numbered(|prefix| watched.settings(prefix))).await;
+}
+
+/// A cluster is used as one, and nothing else is.
+#[tokio::test]
+async fn clusters_are_told_from_servers() {
+    let cluster = Cluster::start(Engine::Redis).await;
+    let why = async |settings: RedisServer| settings.examine().await.unwrap_err().to_string();
+    assert_eq!(cluster.settings("p:").examine().await.unwrap(), None);
+    let text = why(cluster.nodes[0].settings("p:")).await;
+    assert!(text.contains("Write redis+cluster://"), "{text}");
+    let single = Server::start(Engine::Redis).await;
+    let text = why(RedisServer { is_cluster: true, ..single.settings("p:") }).await;
+    assert!(text.contains("is no cluster"), "{text}");
+    let slots = ["CLUSTER", "DELSLOTS", "5"];
+    let _: String = cluster.nodes[0].ask(&slots).await;
+    let text = why(RedisServer { is_cluster: true, ..cluster.nodes[0].settings("p:") }).await;
+    assert!(text.contains("its state is fail: 16383 of 16384 slots"), "{text}");
 }
 
 /// A reader gets what was written since it last looked, also a turn that was completed later.

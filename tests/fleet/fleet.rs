@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::{Config, Mode};
+use plimsoll::context::caps::Cap;
 use plimsoll::context::policy::{Policy, PruneGate, PrunePolicy};
-use plimsoll::store::redis::RedisStore;
+use plimsoll::store::redis::{RedisServer, RedisStore};
 use scripted_provider::strict::{self, Clock, Rules, StrictProvider, StrictServer};
 use serde_json::{Value, json};
 
-use crate::server::{LIFE, Server};
+use crate::server::LIFE;
 use crate::support::http1::Wire;
 use crate::support::server::{TestServer, config};
 
@@ -20,24 +21,31 @@ pub struct Fleet {
     _serving: StrictServer,
     pub replicas: Vec<TestServer>,
     config: Config,
+    server: RedisServer,
 }
 
 impl Fleet {
-    pub async fn start(server: &Server, replicas: usize) -> Self {
+    pub async fn start(server: RedisServer, replicas: usize) -> Self {
+        Self::with_caps(server, replicas, Vec::new()).await
+    }
+
+    pub async fn with_caps(server: RedisServer, replicas: usize, caps: Vec<Cap>) -> Self {
         let provider = StrictProvider::with_clock(Rules::default(), 7, Clock::manual());
         let serving = strict::serve(provider.clone()).await.unwrap();
         let mut config = config(&serving.base());
-        (config.mode, config.policy) = (Mode::Active, Arc::new(eager()));
-        let mut fleet = Self { provider, _serving: serving, replicas: Vec::new(), config };
+        config.mode = Mode::Active;
+        config.policy = Arc::new(eager());
+        config.caps = caps;
+        let mut fleet = Self { provider, _serving: serving, replicas: Vec::new(), config, server };
         for _ in 0..replicas {
-            fleet.add(server).await;
+            fleet.add().await;
         }
         fleet
     }
 
     /// Starts one more replica.
-    pub async fn add(&mut self, server: &Server) {
-        let store = Arc::new(RedisStore::new(server.settings("p:"), LIFE));
+    pub async fn add(&mut self) {
+        let store = Arc::new(RedisStore::new(self.server.clone(), LIFE));
         let matcher = Matcher::builder().build();
         self.replicas.push(TestServer::over(store, self.config.clone(), matcher).await);
     }

@@ -7,9 +7,14 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod acks;
 mod chaos;
+mod cluster;
 mod conforms;
 mod fleet;
 mod program;
 mod replicas;
+mod sentinel;
 mod server;
+mod spending;
+mod tls;

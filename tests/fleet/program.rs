@@ -11,10 +11,15 @@ use crate::support::http1::Wire;
 use crate::support::within;
 
 fn program(port: u16, data: &std::path::Path) -> Command {
+    program_at(&format!("redis://127.0.0.1:{port}/1"), data)
+}
+
+/// The program on a server.
+pub fn program_at(url: &str, data: &std::path::Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_plimsoll"));
     command
         .env_clear()
-        .env("PLIMSOLL_STORE_URL", format!("redis://127.0.0.1:{port}/1"))
+        .env("PLIMSOLL_STORE_URL", url)
         .env("PLIMSOLL_STORE_SECRET", "0123456789abcdef0123456789abcdef")
         .env("PLIMSOLL_LISTEN", "127.0.0.1:0")
         .env("PLIMSOLL_ADMIN", "127.0.0.1:0")

@@ -12,7 +12,7 @@ const NAMED: &str = "11111111-2222-3333-4444-555555555555";
 async fn parent_elsewhere_is_known() {
     for engine in [Engine::Redis, Engine::Valkey] {
         let server = Server::start(engine).await;
-        let fleet = Fleet::start(&server, 3).await;
+        let fleet = Fleet::start(server.settings("p:"), 3).await;
         for session in [NAMED, ""] {
             let first = if session.is_empty() { "Read them all." } else { "Read some." };
             let mut before = fleet.sent(0, session, &history(first, 4)).await;
@@ -37,7 +37,7 @@ async fn parent_elsewhere_is_known() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn parent_here_is_enough() {
     let server = Server::start(Engine::Redis).await;
-    let fleet = Fleet::start(&server, 2).await;
+    let fleet = Fleet::start(server.settings("p:"), 2).await;
     let trunk = history("Read them all.", 5);
     let sent = fleet.sent(0, NAMED, &trunk).await;
     let branch = |word: &str| {
@@ -58,7 +58,7 @@ async fn parent_here_is_enough() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unknown_parent_is_planned_once() {
     let server = Server::start(Engine::Redis).await;
-    let fleet = Fleet::start(&server, 3).await;
+    let fleet = Fleet::start(server.settings("p:"), 3).await;
     let first = fleet.sent(2, NAMED, &history("From elsewhere.", 8)).await;
     assert!(cuts(&first) > 0);
     for replica in [0, 1, 2] {
@@ -70,7 +70,7 @@ async fn unknown_parent_is_planned_once() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn siblings_at_once_agree() {
     let server = Server::start(Engine::Redis).await;
-    let fleet = Fleet::start(&server, 4).await;
+    let fleet = Fleet::start(server.settings("p:"), 4).await;
     for round in 0..10 {
         let session = format!("{round}1111111-2222-3333-4444-555555555555");
         let history = history(&format!("Round {round}."), 6);
@@ -91,7 +91,7 @@ async fn siblings_at_once_agree() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_writes_are_not_sent() {
     let mut server = Server::start(Engine::Redis).await;
-    let fleet = Fleet::start(&server, 2).await;
+    let fleet = Fleet::start(server.settings("p:"), 2).await;
     let known = fleet.sent(0, NAMED, &history("Read them all.", 4)).await;
     assert!(cuts(&known) > 0);
     server.kill();
@@ -117,7 +117,7 @@ async fn lost_writes_are_not_sent() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deletion_reaches_all() {
     let server = Server::start(Engine::Redis).await;
-    let fleet = Fleet::start(&server, 2).await;
+    let fleet = Fleet::start(server.settings("p:"), 2).await;
     for replica in [0, 1] {
         fleet.sent(replica, NAMED, &history("Read them all.", 4)).await;
     }
@@ -137,10 +137,10 @@ async fn deletion_reaches_all() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn all_sessions_are_listed_everywhere() {
     let server = Server::start(Engine::Redis).await;
-    let mut fleet = Fleet::start(&server, 2).await;
+    let mut fleet = Fleet::start(server.settings("p:"), 2).await;
     fleet.sent(0, NAMED, &history("Read them all.", 4)).await;
     fleet.sent(1, "", &history("Another.", 4)).await;
-    fleet.add(&server).await;
+    fleet.add().await;
     for replica in &fleet.replicas {
         let page = plimsoll::store::ScopePage::first(9);
         assert_eq!(replica.ledgers.sessions(page).await.unwrap().len(), 2);

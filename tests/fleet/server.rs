@@ -19,7 +19,7 @@ pub enum Engine {
 }
 
 impl Engine {
-    fn program(self) -> PathBuf {
+    pub fn program(self) -> PathBuf {
         let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join(".tools/fleet");
         let program = match self {
             Self::Redis => tools.join("redis/usr/bin/redis-server"),
@@ -30,7 +30,7 @@ impl Engine {
     }
 
     /// Where its libraries are.
-    fn libraries(self) -> PathBuf {
+    pub fn libraries(self) -> PathBuf {
         let folder = format!(".tools/fleet/redis/usr/lib/{}-linux-gnu", std::env::consts::ARCH);
         Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)
     }
@@ -39,7 +39,7 @@ impl Engine {
 pub struct Server {
     engine: Engine,
     pub port: u16,
-    folder: TempDir,
+    pub folder: TempDir,
     options: Vec<String>,
     process: Child,
 }
@@ -49,6 +49,7 @@ impl Server {
         Self::with_options(engine, &[]).await
     }
 
+    /// `PORT` in an option stands for its port.
     pub async fn with_options(engine: Engine, options: &[&str]) -> Self {
         let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
         for _ in 0..20 {
@@ -94,12 +95,14 @@ impl Server {
         RedisServer {
             hosts: vec![("127.0.0.1".into(), self.port)],
             sentinel: None,
+            is_cluster: false,
             tls: None,
             user: None,
             password: None,
             database: 0,
             prefix: prefix.into(),
             fingerprint: "".into(),
+            acks: 0,
         }
     }
 }
@@ -127,9 +130,18 @@ impl Server {
 
     /// Runs one command.
     pub async fn ask<T: redis::FromRedisValue>(&self, command: &[&str]) -> T {
-        let mut link = self.connect().await;
+        self.try_ask(command).await.unwrap()
+    }
+
+    /// Runs one command that may fail.
+    pub async fn try_ask<T: redis::FromRedisValue>(
+        &self,
+        command: &[&str],
+    ) -> redis::RedisResult<T> {
+        let client = redis::Client::open(format!("redis://127.0.0.1:{}", self.port))?;
+        let mut link = client.get_multiplexed_async_connection().await?;
         let mut asked = redis::cmd(command[0]);
-        asked.arg(&command[1..]).query_async(&mut link).await.unwrap()
+        asked.arg(&command[1..]).query_async(&mut link).await
     }
 }
 
@@ -139,7 +151,7 @@ impl Drop for Server {
     }
 }
 
-fn free_port() -> u16 {
+pub fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
@@ -149,7 +161,7 @@ fn launch(engine: Engine, port: u16, folder: &Path, options: &[String]) -> Child
         .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--save", ""])
         .args(["--appendonly", "yes", "--appendfsync", "everysec", "--dir"])
         .arg(folder)
-        .args(options)
+        .args(options.iter().map(|option| option.replace("PORT", &port.to_string())))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

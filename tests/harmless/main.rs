@@ -8,7 +8,7 @@
 //! `make harmless N=20000` plays that many conversations, and as many under presets; `FROM=5000` begins with that seed;
 //! `PLIMSOLL_HARMLESS_SEED` plays one alone, with `PLIMSOLL_HARMLESS_BODIES=1` it shows what the client and
 //! we sent, and the answer.
-//! `make harmless REPLICAS=4` plays them before that many replicas on one store, each request at another one.
+//! `make harmless REPLICAS=4` plays them before that many replicas on one Redis server, each request at another one.
 //! `PLIMSOLL_PRESET_SEED` is the same for a conversation under a preset.
 
 #![allow(

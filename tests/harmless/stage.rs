@@ -1,11 +1,14 @@
 //! The strict provider, the proxy before it, and the wire between client and proxy.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::Config;
 use plimsoll::store::Store;
+use plimsoll::store::redis::{RedisServer, RedisStore};
 use scripted_provider::strict::{StrictProvider, StrictServer};
 use serde_json::Value;
 use tokio::io::AsyncReadExt as _;
@@ -23,7 +26,7 @@ pub struct Stage {
     pub provider: StrictProvider,
     _serving: StrictServer,
     pub config: Config,
-    store: Arc<dyn Store>,
+    store: Box<dyn Fn() -> Arc<dyn Store> + Send + Sync>,
     pub server: TestServer,
     /// The client says what its requests are for, as Claude Code does.
     pub gives_hints: bool,
@@ -44,8 +47,33 @@ pub fn patient(mut config: Config) -> Config {
     config
 }
 
-async fn open(store: &Arc<dyn Store>, config: &Config) -> TestServer {
-    TestServer::over(store.clone(), config.clone(), Matcher::builder().build()).await
+/// Opens one replica.
+async fn open(store: Arc<dyn Store>, config: &Config) -> TestServer {
+    TestServer::over(store, config.clone(), Matcher::builder().build()).await
+}
+
+/// What each replica opens: this store, or, with `PLIMSOLL_HARMLESS_REDIS=PORT`, a store of its own on that server, where
+/// the stage has keys of its own.
+fn stores(store: Arc<dyn Store>) -> Box<dyn Fn() -> Arc<dyn Store> + Send + Sync> {
+    let Some(port) = number("PLIMSOLL_HARMLESS_REDIS") else {
+        return Box::new(move || store.clone());
+    };
+    static STAGES: AtomicU64 = AtomicU64::new(0);
+    let stage = STAGES.fetch_add(1, Ordering::Relaxed);
+    let server = RedisServer {
+        hosts: vec![("127.0.0.1".into(), port as u16)],
+        sentinel: None,
+        is_cluster: false,
+        tls: None,
+        user: None,
+        password: None,
+        database: 0,
+        prefix: format!("stage {stage}:").into(),
+        fingerprint: "".into(),
+        acks: 0,
+    };
+    let life = Duration::from_secs(3600);
+    Box::new(move || Arc::new(RedisStore::new(server.clone(), life)))
 }
 
 impl Stage {
@@ -56,11 +84,12 @@ impl Stage {
         store: Arc<dyn Store>,
     ) -> Self {
         let config = patient(config);
-        let server = open(&store, &config).await;
+        let store = stores(store);
+        let server = open(store(), &config).await;
         let client = Wire::connect(server.address).await;
         let mut others = Vec::new();
         for _ in 1..number("PLIMSOLL_HARMLESS_REPLICAS").unwrap_or(1) {
-            let server = open(&store, &config).await;
+            let server = open(store(), &config).await;
             let client = Wire::connect(server.address).await;
             others.push((server, client));
         }
@@ -92,7 +121,7 @@ impl Stage {
 
     /// Restarts the proxy with the same store.
     pub async fn restart(&mut self) {
-        self.server = open(&self.store, &self.config).await;
+        self.server = open((self.store)(), &self.config).await;
         self.client = Wire::connect(self.server.address).await;
     }
 

@@ -3,6 +3,8 @@
 //! The sums are of stored turns, at the prices of their time, and of our own summaries. A cap that is reached stops the next
 //! request; those in flight end as they would have. Periods are of UTC. Pure: the time is an argument.
 
+mod shared;
+
 use std::collections::HashMap;
 use std::fmt;
 
@@ -13,6 +15,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumString, VariantNames};
 
+pub use self::shared::SumKey;
 use super::budget::grouped;
 use super::{CompactionRecord, Millis, SessionId, TenantId, Turn};
 use crate::dialect::Usage;
@@ -144,6 +147,15 @@ pub struct CapState {
     /// When the period ends, ms since 1970; `None` if it has no end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ends: Option<Millis>,
+}
+
+/// What becomes of a sum that several processes add up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SumChange {
+    /// Something is added.
+    Add,
+    /// It is at least this.
+    Raise,
 }
 
 /// Why a cap cannot be lifted.
@@ -294,9 +306,16 @@ impl Spending {
         }
     }
 
-    fn join(&mut self, more: Self) {
+    /// Adds more.
+    pub fn join(&mut self, more: Self) {
         self.dollars += more.dollars;
         self.tokens = self.tokens.saturating_add(more.tokens);
+    }
+
+    /// Is at least as much as another one.
+    pub fn raise(&mut self, least: Self) {
+        self.dollars = self.dollars.max(least.dollars);
+        self.tokens = self.tokens.max(least.tokens);
     }
 }
 
@@ -315,15 +334,22 @@ impl fmt::Display for CapState {
 }
 
 impl CapSum {
-    /// Adds spending of a period; a later period begins anew, and an earlier one is over.
-    fn add(&mut self, period: u64, spending: Spending, at: Millis) {
+    /// Changes spending of a period; a later period begins anew, and an earlier one is over.
+    fn change(&mut self, change: SumChange, period: u64, spending: Spending, at: Millis) {
         if period > self.period {
             *self = Self { period, ..Self::default() };
         }
         if period == self.period {
-            self.spending.join(spending);
+            match change {
+                SumChange::Add => self.spending.join(spending),
+                SumChange::Raise => self.spending.raise(spending),
+            }
             self.at = self.at.max(at);
         }
+    }
+
+    fn add(&mut self, period: u64, spending: Spending, at: Millis) {
+        self.change(SumChange::Add, period, spending, at);
     }
 
     fn spending_in(&self, period: u64) -> Spending {
@@ -397,16 +423,31 @@ impl CapSums {
         let mut passed = Vec::new();
         for number in 0..self.caps.len() {
             for subject in self.caps[number].subjects(spender) {
-                let earlier = self.state(number, &subject, at).used;
-                let period = self.caps[number].per.number(at);
-                let key = (number, subject.clone());
-                self.sums.entry(key).or_default().add(period, spending, at);
-                let state = self.state(number, &subject, at);
-                if [WARNING, 1.0].iter().any(|share| earlier < *share && state.used >= *share) {
-                    passed.push(state);
-                }
+                passed.extend(self.change(SumChange::Add, number, &subject, spending, at));
             }
         }
+        self.forget_surplus(at);
+        passed
+    }
+
+    fn change(
+        &mut self,
+        change: SumChange,
+        number: usize,
+        subject: &str,
+        spending: Spending,
+        at: Millis,
+    ) -> Option<CapState> {
+        let earlier = self.state(number, subject, at).used;
+        let period = self.caps[number].per.number(at);
+        let sum = self.sums.entry((number, subject.into())).or_default();
+        sum.change(change, period, spending, at);
+        let state = self.state(number, subject, at);
+        let is_passed = [WARNING, 1.0].iter().any(|share| earlier < *share && state.used >= *share);
+        is_passed.then_some(state)
+    }
+
+    fn forget_surplus(&mut self, at: Millis) {
         // First those that stop nobody now, and of these the oldest.
         while self.sums.len() > MOST_SUMS {
             let least = self.sums.iter().min_by_key(|((number, _), sum)| {
@@ -417,7 +458,6 @@ impl CapSums {
             let Some(key) = least.map(|(key, _)| key.clone()) else { break };
             self.sums.remove(&key);
         }
-        passed
     }
 
     /// The fullest cap that limits a spender; lifted ones do not.

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
+use crate::context::caps::{Spending, SumChange, SumKey};
 use crate::context::{Millis, SessionId, TenantId};
 use crate::store::drafts::Draft;
 use crate::store::precondition::Precondition;
@@ -128,6 +129,14 @@ impl Store for TimedStore {
 
     fn release(&self, what: u128, holder: u64) -> StoreFuture<'_, ()> {
         self.time(StoreOperation::Put, self.store.release(what, holder))
+    }
+
+    fn change_sums(
+        &self,
+        sums: Vec<(SumKey, Spending)>,
+        change: SumChange,
+    ) -> StoreFuture<'_, Vec<Spending>> {
+        self.time(StoreOperation::Put, self.store.change_sums(sums, change))
     }
 
     fn ready(&self) -> StoreFuture<'_, ()> {

@@ -12,8 +12,10 @@ const SERVER_PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 /// A secret with fewer characters can be guessed.
 const SHORTEST_SECRET: usize = 16;
-const FORM: &str = "Write redis://HOST:PORT, rediss:// for TLS, or \
-                    redis+sentinel://HOST:PORT,HOST:PORT/PRIMARY.";
+const FORM: &str = "Write redis://HOST:PORT, rediss:// for TLS, redis+sentinel://HOST:PORT,HOST:PORT/PRIMARY, or \
+                    redis+cluster://HOST:PORT,HOST:PORT.";
+/// Nobody has more replicas of a server.
+const MOST_ACKS: u32 = 9;
 
 /// What a URL says.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,6 +25,7 @@ struct StoreUrl<'a> {
     password: Option<&'a str>,
     hosts: Vec<(&'a str, u16)>,
     sentinel: Option<&'a str>,
+    is_cluster: bool,
     database: i64,
 }
 
@@ -59,6 +62,14 @@ impl Resolver<'_> {
             let what = format!("is shorter than {SHORTEST_SECRET} characters, and can be guessed");
             self.wrong(&["store", "secret"], what, "Make a longer one: openssl rand -hex 32.");
         }
+        let acks = match store.ack.strip_prefix("replicas:") {
+            Some(count) => count.parse().ok().filter(|count| (1..=MOST_ACKS).contains(count)),
+            None => (store.ack == "primary").then_some(0),
+        };
+        if acks.is_none() {
+            let todo = format!("Write primary, or replicas:N with N from 1 to {MOST_ACKS}.");
+            self.wrong(&["store", "ack"], "says neither the primary nor how many replicas", &todo);
+        }
         // It may contain a password, so it is not quoted.
         let parsed = match parse(&url.0) {
             Ok(parsed) => parsed,
@@ -76,12 +87,14 @@ impl Resolver<'_> {
         Some(SharedStore {
             hosts: hosts.collect(),
             sentinel: parsed.sentinel.map(Into::into),
+            is_cluster: parsed.is_cluster,
             tls: parsed.tls,
             user: parsed.user.map(Into::into),
             password: password.or_else(|| parsed.password.map(|it| Secret(it.to_owned()))),
             database: parsed.database,
             prefix: store.prefix.as_str().into(),
             secret: secret?,
+            acks: acks?,
         })
     }
 }
@@ -92,9 +105,12 @@ impl Resolver<'_> {
 /// What is wrong with it.
 fn parse(url: &str) -> Result<StoreUrl<'_>, &'static str> {
     let (scheme, rest) = url.split_once("://").ok_or("is not a URL")?;
-    let (engine, has_sentinels) = match scheme.strip_suffix("+sentinel") {
-        Some(engine) => (engine, true),
-        None => (scheme, false),
+    let (engine, form) = scheme.split_once('+').unwrap_or((scheme, ""));
+    let (has_sentinels, is_cluster) = match form {
+        "" => (false, false),
+        "sentinel" => (true, false),
+        "cluster" => (false, true),
+        _ => return Err("is for no store that Plimsoll knows"),
     };
     let tls = match engine {
         "redis" | "valkey" => false,
@@ -127,13 +143,17 @@ fn parse(url: &str) -> Result<StoreUrl<'_>, &'static str> {
         password: Some(password).filter(|password| !password.is_empty()),
         hosts: Vec::new(),
         sentinel,
+        is_cluster,
         database: database.map_err(|_| "has a database that is no number")?.into(),
     };
     for host in hosts.split(',') {
         parsed.hosts.push(host_and_port(host, port)?);
     }
-    if !has_sentinels && parsed.hosts.len() > 1 {
-        return Err("names several servers, which only sentinels may be");
+    if form.is_empty() && parsed.hosts.len() > 1 {
+        return Err("names several servers, which only sentinels and nodes of a cluster may be");
+    }
+    if is_cluster && parsed.database != 0 {
+        return Err("names a database, and a cluster has only one");
     }
     Ok(parsed)
 }
@@ -162,6 +182,7 @@ mod tests {
             password: None,
             hosts: vec![("cache", 6379)],
             sentinel: None,
+            is_cluster: false,
             database: 0,
         };
         assert_eq!(parse("redis://cache"), Ok(plain));
@@ -175,6 +196,9 @@ mod tests {
         assert_eq!(watched.hosts, [("a", 26379), ("b", 1)]);
         assert_eq!(watched.sentinel, Some("main"));
         assert_eq!(watched.database, 2);
+        let cluster = parse("rediss+cluster://a,b:1").unwrap();
+        assert_eq!(cluster.hosts, [("a", 6379), ("b", 1)]);
+        assert!(cluster.is_cluster);
     }
 
     #[test]
@@ -184,7 +208,12 @@ mod tests {
             ("mysql://cache", "is for no store that Plimsoll knows"),
             ("redis://", "names no server"),
             ("redis://:secret@/1", "names no server"),
-            ("redis://a,b", "names several servers, which only sentinels may be"),
+            (
+                "redis://a,b",
+                "names several servers, which only sentinels and nodes of a cluster may be",
+            ),
+            ("redis+cluster://a/1", "names a database, and a cluster has only one"),
+            ("redis+unix://a", "is for no store that Plimsoll knows"),
             ("redis://a:port", "has a port that is no number"),
             ("redis://a/first", "has a database that is no number"),
             ("redis+sentinel://a", "does not name the primary that the sentinels know"),

@@ -28,9 +28,11 @@ use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::response::response_body::ResponseBody;
 use crate::proxy::response::usage_rewrite::UsageAddition;
+use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::open::OpenTurn;
 use crate::proxy::turn::pending::PendingExchange;
+use crate::store::recall::ReadBudget;
 use crate::telemetry::ClientTimeout;
 
 /// An exchange that has not ended.
@@ -107,19 +109,22 @@ pub(super) struct Sent {
 pub(super) type OwnResponse = Box<Response<ResponseBody>>;
 
 impl LiveExchange<Received> {
-    /// The cap that stops its client, by what is known before a request is read.
-    pub(super) fn reached_cap(&self) -> Option<CapState> {
-        let proxy = &self.recorder.proxy;
-        let spender = Spender {
-            // Without a tenant nobody's spending is known.
-            tenant: self.client.tenant(proxy).ok()?,
+    /// The client, by what is known before a request is read; `None` if its tenant is unknown.
+    pub(super) fn spender(&self) -> Option<Spender> {
+        Some(Spender {
+            tenant: self.client.tenant(&self.recorder.proxy).ok()?,
             tags: headers::tags(&self.client.headers),
             upstream: self.upstream.name.clone(),
             ..Spender::default()
-        };
-        let fullest = proxy.ledgers.caps().fullest(&spender, now());
-        fullest.filter(|cap| cap.used >= 1.0)
+        })
     }
+}
+
+/// The cap that stops a spender.
+pub(super) async fn reached_cap(proxy: &Proxy, spender: &Spender) -> Option<CapState> {
+    let reads = ReadBudget::new(Duration::from_millis(proxy.config.limits.store_ms));
+    proxy.ledgers.refresh_caps(spender, now(), &reads).await;
+    proxy.ledgers.caps().fullest(spender, now()).filter(|cap| cap.used >= 1.0)
 }
 
 impl<Phase> LiveExchange<Phase> {

@@ -26,7 +26,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, V
 use tokio::sync::watch;
 
 use self::client_request::ClientRequest;
-use self::live_exchange::{LiveExchange, OwnResponse, Received, Sent, refuse};
+use self::live_exchange::{LiveExchange, OwnResponse, Received, Sent, reached_cap, refuse};
 use self::planning::permitted;
 use self::respond::response_headers;
 use self::websocket::frames::FrameObserver;
@@ -221,11 +221,13 @@ async fn upgrade(
         return Err(exchange.refuse(&ProxyError::UpgradeRefused));
     }
     // Requests on a connection that is open are forwarded before they are read, so the connection is refused.
-    if let Some(cap) = exchange.reached_cap() {
+    let proxy = exchange.recorder.proxy.clone();
+    if let Some(spender) = exchange.spender()
+        && let Some(cap) = reached_cap(&proxy, &spender).await
+    {
         return Err(exchange.refuse(&ProxyError::from_cap(&cap)));
     }
     let LiveExchange { mut recorder, client, upstream, .. } = exchange;
-    let proxy = recorder.proxy.clone();
     let mut request = Request::from_parts(head, ());
     let client_io = hyper::upgrade::on(&mut request);
     let body = OutgoingBody::request(permitted(body, &upstream));

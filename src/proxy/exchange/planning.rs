@@ -180,8 +180,8 @@ impl LiveExchange<Received> {
         let head = if self.client.is_signed() { None } else { head };
         let lookup = self.session_lookup(&prepared, &tenant, &identity, &reads);
         let opened = proxy.ledgers.open(lookup, &prepared.conversation).await;
-        self.recorder.record_store_wait(&reads);
         let Some(mut opened) = opened else {
+            self.recorder.record_store_wait(&reads);
             // It is sent unchanged, and not stored as a turn; the next request will find the session.
             self.recorder.record_fail_open(FailOpen::SessionLate);
             Box::pin(estimate_alone(&Arc::new(prepared), &mut self.recorder)).await;
@@ -189,7 +189,7 @@ impl LiveExchange<Received> {
         };
         request_origin::set(&mut opened, &self.client.headers, &prepared, &proxy);
         self.recorder.record_place(&opened);
-        self.record_cap(&opened);
+        self.record_cap(&opened, &reads).await;
         if can_refuse
             && let Some(cap) = &self.recorder.cap
             && cap.used >= 1.0
@@ -240,12 +240,16 @@ impl LiveExchange<Received> {
         Ok(Planned { pending: Some(pending), writer, count: None })
     }
 
-    fn record_cap(&mut self, opened: &OpenedSession) {
-        let caps = self.recorder.proxy.ledgers.caps();
-        if caps.has_caps() {
-            let fullest = caps.fullest(&opened.spender(&self.upstream.name), now());
+    async fn record_cap(&mut self, opened: &OpenedSession, reads: &ReadBudget) {
+        let ledgers = self.recorder.proxy.ledgers.clone();
+        if ledgers.caps().has_caps() {
+            let spender = opened.spender(&self.upstream.name);
+            ledgers.refresh_caps(&spender, now(), reads).await;
+            let fullest = ledgers.caps().fullest(&spender, now());
             self.recorder.cap = fullest.filter(|cap| cap.used >= WARNING);
         }
+        // The last read before it is planned.
+        self.recorder.record_store_wait(reads);
     }
 
     async fn without_tenant(&mut self, prepared: PreparedRequest, why: FailOpen) -> Planned {

@@ -2,6 +2,7 @@
 //! stored.
 //!
 //! So the sums survive a crash as the turns do. What retention or a person deleted is missing after the next start.
+//! Processes that share a store add up there ([`super::shared_caps`]).
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -10,7 +11,7 @@ use tokio::sync::broadcast;
 
 use super::lock::lock;
 use super::opened_session::{OpenedSession, SessionHandle};
-use crate::context::caps::{Cap, CapState, CapSums, Spender, Spending, UnknownCap};
+use crate::context::caps::{Cap, CapState, CapSums, Spender, Spending, SumKey, UnknownCap};
 use crate::context::ledger::Ledger;
 use crate::context::{CompactionRecord, Millis, Turn};
 use crate::store::Scope;
@@ -126,8 +127,18 @@ impl CapBoard {
         self.passed.subscribe()
     }
 
-    fn add(&self, spender: &Spender, spending: Spending, at: Millis) {
-        let passed = lock(&self.sums).add(spender, spending, at);
+    /// Adds what was spent; returns what other processes should know of it.
+    fn add(&self, spender: &Spender, spending: Spending, at: Millis) -> Vec<(SumKey, Spending)> {
+        let (passed, keys) = {
+            let mut sums = lock(&self.sums);
+            (sums.add(spender, spending, at), sums.keys(spender, at))
+        };
+        self.tell(passed);
+        keys.into_iter().map(|key| (key, spending)).collect()
+    }
+
+    /// Tells that caps are reached, or nearly.
+    pub(super) fn tell(&self, passed: Vec<CapState>) {
         for state in passed {
             let CapState { cap, subject, .. } = &state;
             if state.used >= 1.0 {
@@ -143,27 +154,36 @@ impl CapBoard {
     }
 
     /// Adds a turn that is stored now.
-    pub(super) fn add_turn(&self, opened: &OpenedSession, turn: &Turn) {
+    pub(super) fn add_turn(&self, opened: &OpenedSession, turn: &Turn) -> Vec<(SumKey, Spending)> {
         let spending = Spending::from_turn(turn);
         // Another exchange that read its reply has added it.
         if spending == Spending::default() || opened.is_completed(&turn.usage) {
-            return;
+            return Vec::new();
         }
         if self.has_caps() {
-            self.add(&opened.spender(&turn.upstream), spending, turn.at);
-        } else {
-            lock(&self.sums).add_to_day(spending, turn.at);
+            return self.add(&opened.spender(&turn.upstream), spending, turn.at);
         }
+        lock(&self.sums).add_to_day(spending, turn.at);
+        Vec::new()
     }
 
     /// Adds a turn whose reply came after its exchange. `earlier`: what was added of it then.
-    pub(super) fn add_late_turn(&self, scope: &Scope, turn: &Turn, earlier: Spending) {
+    pub(super) fn add_late_turn(
+        &self,
+        scope: &Scope,
+        turn: &Turn,
+        earlier: Spending,
+    ) -> Vec<(SumKey, Spending)> {
         let spender = turn_spender(scope, turn, None);
-        self.add(&spender, Spending::from_turn(turn).less(earlier), turn.at);
+        self.add(&spender, Spending::from_turn(turn).less(earlier), turn.at)
     }
 
     /// Adds a summary of ours that is stored now.
-    pub(super) fn add_summary(&self, handle: &SessionHandle, summary: &CompactionRecord) {
+    pub(super) fn add_summary(
+        &self,
+        handle: &SessionHandle,
+        summary: &CompactionRecord,
+    ) -> Vec<(SumKey, Spending)> {
         let spender = Spender {
             tenant: handle.scope.tenant.clone(),
             session: handle.scope.session.clone(),
@@ -171,7 +191,7 @@ impl CapBoard {
             tags: Vec::new(),
             upstream: summary.upstream.clone(),
         };
-        self.add(&spender, Spending::from_summary(summary), summary.at);
+        self.add(&spender, Spending::from_summary(summary), summary.at)
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::lock::lock;
 use super::records::record;
 use super::{LOOK, Ledgers, RequestSource, fingerprints, no_answer};
-use crate::context::caps::Spending;
+use crate::context::caps::{Spending, SumChange};
 use crate::context::{Fact, TenantId, Turn};
 use crate::store::recall::ReadBudget;
 use crate::store::{Record, Scope, StoreError, WriteOutcome};
@@ -60,7 +60,8 @@ impl Ledgers {
         match write.await?.first() {
             Some(WriteOutcome::Written) => {
                 if let Some(turn) = &completed {
-                    self.caps.add_late_turn(&scope, turn, earlier);
+                    let spending = self.caps.add_late_turn(&scope, turn, earlier);
+                    self.change_sums(spending, SumChange::Add, turn.at).await;
                 }
                 Ok(completed)
             }

@@ -32,10 +32,12 @@ impl Ledgers {
     pub async fn read_spending(&self, now: Millis) -> usize {
         let since = lock(&self.caps.sums).since(now);
         let is_past = move |began: Millis, _| began < now;
-        self.for_past_spending(since, is_past, |(spender, spending, at)| {
+        let reading = self.for_past_spending(since, is_past, |(spender, spending, at)| {
             lock(&self.caps.sums).add(&spender, spending, at);
-        })
-        .await
+        });
+        let unread = reading.await;
+        self.raise_common_sums(now).await;
+        unread
     }
 
     /// Adds to these sums what the kept turns spent that ended until `now`. Returns how many sessions could not be read.

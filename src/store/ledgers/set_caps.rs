@@ -65,6 +65,7 @@ impl Ledgers {
                 tracing::warn!("what {unread} sessions spent of cap {name} is not counted");
             }
             lock(&self.caps.sums).join(sums);
+            self.raise_common_sums(now).await;
         }
         Ok(())
     }

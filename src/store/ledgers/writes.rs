@@ -14,6 +14,7 @@ use super::opened_session::{OpenedSession, SessionHandle};
 use super::records::record;
 use super::session_cache;
 use super::{ContinuedEnd, Ledgers, fingerprints, no_answer};
+use crate::context::caps::SumChange;
 use crate::context::ledger::Ledger;
 use crate::context::{ExchangeId, Fact, inject};
 use crate::store::precondition::{Precondition, WriteToken};
@@ -168,9 +169,12 @@ impl Ledgers {
         facts: Vec<Fact>,
     ) -> Result<(), StoreError> {
         let scope = opened.scope.clone();
+        let mut spending = Vec::new();
+        let mut at = 0;
         for fact in &facts {
             if let Fact::Turn(turn) = fact {
-                self.caps.add_turn(&opened, turn);
+                spending.extend(self.caps.add_turn(&opened, turn));
+                at = turn.at;
                 opened.continues.iter_mut().for_each(ContinuedEnd::leave_turn);
             }
         }
@@ -191,10 +195,14 @@ impl Ledgers {
         });
         // Its place is released: what it taught is in memory.
         drop(opened);
-        let outcome = match write {
-            Some(write) => write.await,
-            None => Err(StoreError::Deleted),
+        let writing = async {
+            match write {
+                Some(write) => write.await,
+                None => Err(StoreError::Deleted),
+            }
         };
+        let summing = self.change_sums(spending, SumChange::Add, at);
+        let outcome = tokio::join!(writing, summing).0;
         match outcome {
             Err(StoreError::Deleted) => {
                 self.forget_deleted(&scope, &cache);
@@ -271,7 +279,8 @@ impl Ledgers {
             Some(WriteOutcome::Written) | None => {
                 if let Fact::Summary(summary) = &fact {
                     // Counted by who stored it, so that several processes do not count it twice.
-                    self.caps.add_summary(handle, summary);
+                    let spending = self.caps.add_summary(handle, summary);
+                    self.change_sums(spending, SumChange::Add, summary.at).await;
                 }
                 fact
             }

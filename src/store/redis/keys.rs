@@ -5,6 +5,7 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::context::caps::SumKey;
 use crate::context::{SessionId, TenantId};
 use crate::store::{RecordKind, Scope};
 
@@ -62,6 +63,12 @@ impl Keys {
 
     pub(super) fn claim(&self, what: u128) -> String {
         self.index(&format!("claim:{what:032x}"))
+    }
+
+    /// What was spent of a cap.
+    pub(super) fn sum(&self, sum: &SumKey) -> String {
+        let SumKey { cap, subject, period, .. } = sum;
+        self.index(&format!("spent:{cap}:{period}:{subject}"))
     }
 
     /// The list of sessions: times of use, sizes, the sum of sizes.

@@ -2,12 +2,10 @@
 //!
 //! It is written beside a session's own keys, so an entry may lead to a session that is gone: every reader looks.
 
-use std::collections::VecDeque;
-
 use redis::FromRedisValue;
 
 use super::keys::{SessionKeys, capped, field, id, member, scope_of};
-use super::{Access, REMEMBERED, RedisStore, scripts};
+use super::{Access, REMEMBERED, RedisStore, all, scripts};
 use crate::context::{Millis, SessionId, TenantId};
 use crate::store::{Cursor, RecordKind, Scope, ScopeLine, ScopePage, StoreError, SweepStep};
 
@@ -61,11 +59,9 @@ impl RedisStore {
         if scopes.is_empty() {
             return Ok(Vec::new());
         }
-        let mut pipeline = redis::pipe();
-        for scope in scopes {
-            pipeline.add_command(ask(self.keys.session(scope)));
-        }
-        self.run(access, async |mut connection| pipeline.query_async(&mut connection).await).await
+        let asks = scopes.iter().map(|scope| ask(self.keys.session(scope)));
+        let asks: Vec<redis::Cmd> = asks.collect();
+        self.run(access, async |connection| all(&connection, &asks).await).await
     }
 
     /// A session that has a record, the most recently used first.
@@ -193,18 +189,17 @@ impl RedisStore {
             self.run(Access::Other, async |mut link| again.exec_async(&mut link).await).await?;
             return Ok(None);
         };
-        let mut unlisting = scripts::UNLIST.prepare_invoke();
-        unlisting.key(&[used, sizes, total, self.keys.name(&scope.session)]);
-        unlisting.arg(member(scope)).arg(scope.tenant.as_str());
+        let keys = [used, sizes, total, self.keys.name(&scope.session)];
+        let unlisting = [member(scope).into_bytes(), scope.tenant.as_str().into()];
         let signs = reply.filter_map(|sign| redis::from_redis_value::<String>(sign).ok());
-        let signs: VecDeque<String> = signs.collect();
+        let signs: Vec<String> = signs.collect();
         self.run(Access::Other, async |mut link| {
-            unlisting.invoke_async::<()>(&mut link).await?;
-            for sign in signs {
-                let Ok(key) = u128::from_str_radix(&sign, 16) else { continue };
-                let mut unsigning = scripts::DELETE_IF.prepare_invoke();
-                unsigning.key(self.keys.fingerprint(&scope.tenant, key));
-                unsigning.arg(scope.session.as_str()).invoke_async::<()>(&mut link).await?;
+            scripts::UNLIST.run::<()>(&mut link, &keys, &unlisting).await?;
+            for sign in &signs {
+                let Ok(key) = u128::from_str_radix(sign, 16) else { continue };
+                let keys = [self.keys.fingerprint(&scope.tenant, key)];
+                let session = [scope.session.as_str().into()];
+                scripts::DELETE_IF.run::<()>(&mut link, &keys, &session).await?;
             }
             Ok(())
         })
@@ -219,14 +214,15 @@ impl RedisStore {
         max_bytes: u64,
     ) -> Result<SweepStep, StoreError> {
         let [used, sizes, total] = self.keys.list();
-        let mut sweeping = scripts::EXPIRED.prepare_invoke();
-        sweeping.key(&[used, sizes, total.clone()]);
-        sweeping.arg(capped(before)).arg(capped(max_bytes)).arg(SWEPT);
+        let keys = [used, sizes, total.clone()];
+        let limits = [capped(before), capped(max_bytes), SWEPT as u64];
+        let limits = limits.map(|limit| limit.to_string().into_bytes());
         let mut command = redis::cmd("GET");
         command.arg(total);
         let (expired, bytes): (Vec<(String, f64)>, Option<u64>) = self
             .run(Access::Other, async |mut link| {
-                Ok((sweeping.invoke_async(&mut link).await?, command.query_async(&mut link).await?))
+                let expired = scripts::EXPIRED.run(&mut link, &keys, &limits).await?;
+                Ok((expired, command.query_async(&mut link).await?))
             })
             .await?;
         self.bytes.store(bytes.unwrap_or_default(), std::sync::atomic::Ordering::Relaxed);

@@ -7,7 +7,7 @@ use redis::Value;
 use serde::Deserialize;
 
 use super::keys::{SessionKeys, capped, member};
-use super::{Access, RedisStore, age, scripts};
+use super::{Access, RedisStore, age, all, scripts};
 use crate::dialect::Usage;
 use crate::store::precondition::{Precondition, WriteToken};
 use crate::store::{LogPlace, Record, RecordKind, Scope, SessionGain, StoreError, WriteOutcome};
@@ -91,12 +91,13 @@ impl RedisStore {
             return Err(StoreError::Cancelled);
         }
         let keys = self.keys.session(scope).all();
-        let writing = self.script(Access::Write, &scripts::PUT, &keys, &arguments);
-        let put: Vec<Value> = match is_learned {
-            true => writing.await?,
-            // In the same round trip. If the session was deleted, readers find none behind them.
-            false => tokio::try_join!(writing, self.list_session(scope, records))?.0,
-        };
+        let writing = self.put_script(&keys, &arguments);
+        let put = match is_learned {
+            true => writing.await,
+            // In the same round trip. Without it, the session is found once it is written to again; if the session was
+            // deleted, readers find none behind it.
+            false => tokio::join!(writing, self.list_session(scope, records)).0,
+        }?;
         let mut outcomes = put.into_iter();
         if !matches!(outcomes.next(), Some(Value::BulkString(status)) if status == b"ok") {
             return Err(StoreError::Deleted);
@@ -109,31 +110,34 @@ impl RedisStore {
     }
 
     /// Puts a session on the list, and its fingerprints beside it.
-    async fn list_session(&self, scope: &Scope, records: &[Record]) -> Result<(), StoreError> {
+    async fn list_session(&self, scope: &Scope, records: &[Record]) {
         let life = self.life.as_millis().to_string();
         let newest_time = records.iter().map(|record| record.at).max().unwrap_or_default();
         let bytes: usize = records.iter().map(|record| record.value.len() + ROW).sum();
         let [used, sizes, total] = self.keys.list();
-        let mut listing = scripts::INDEX.prepare_invoke();
-        listing.key(&[used, sizes, total, self.keys.name(&scope.session)]);
-        listing.arg(member(scope)).arg(capped(newest_time)).arg(bytes);
-        listing.arg(scope.tenant.as_str()).arg(&life);
-        let mut signs = redis::pipe();
-        for sign in records.iter().filter(|record| record.kind == RecordKind::Fingerprint) {
+        let keys = [used, sizes, total, self.keys.name(&scope.session)];
+        let mut arguments = vec![member(scope).into_bytes()];
+        push(&mut arguments, capped(newest_time));
+        push(&mut arguments, bytes);
+        push(&mut arguments, &scope.tenant);
+        push(&mut arguments, &life);
+        let signs = records.iter().filter(|record| record.kind == RecordKind::Fingerprint);
+        let signs = signs.map(|sign| {
+            let mut sets = redis::cmd("SET");
             let key = self.keys.fingerprint(&scope.tenant, sign.key);
-            signs.cmd("SET").arg(key).arg(scope.session.as_str()).arg("PX").arg(&life).ignore();
-        }
-        self.run(Access::Write, async |connection| {
-            // Both go over one connection, in one round trip.
-            let mut other = connection.clone();
-            let mut connection = connection;
-            let listed = async { listing.invoke_async::<()>(&mut connection).await };
-            let signed = async {
-                if signs.is_empty() { Ok(()) } else { signs.exec_async(&mut other).await }
+            sets.arg(key).arg(scope.session.as_str()).arg("PX").arg(&life);
+            sets
+        });
+        let signs: Vec<redis::Cmd> = signs.collect();
+        let listing = self.run(Access::Beside, async |connection| {
+            let signing = all::<()>(&connection, &signs);
+            let indexing = async {
+                scripts::INDEX.run::<()>(&mut connection.clone(), &keys, &arguments).await
             };
-            tokio::try_join!(listed, signed).map(drop)
-        })
-        .await
+            tokio::try_join!(indexing, signing).map(drop)
+        });
+        // The caller's session is written: what failed here shows in the state of the store.
+        let _ = listing.await;
     }
 
     /// The newest records of a session, and all its decisions.

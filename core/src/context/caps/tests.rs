@@ -204,3 +204,33 @@ fn reached_cap_outlives_many_others() {
     assert_eq!(used(&sums, &spender("full"), now), 1.0);
     assert_eq!(used(&sums, &spender("idle"), now), 0.0, "forgotten");
 }
+
+/// Two processes whose sums are added up by a third place see the same.
+#[test]
+fn sums_of_all_processes_are_learned() {
+    let caps = vec![cap(CapSubject::All, CapPeriod::Day), cap(CapSubject::Tag, CapPeriod::Hour)];
+    let mut here = CapSums::new(caps.clone());
+    here.add(&spender("a"), dollars(3.0), 5);
+    let keys = here.keys(&spender("a"), 5);
+    let names: Vec<&str> = keys.iter().map(|key| &*key.cap).collect();
+    assert_eq!(names, ["all:all:day", "tag:tag:hour", "tag:tag:hour"]);
+    assert_eq!(here.running(5).len(), 3);
+    let mut there = CapSums::new(caps);
+    there.add(&spender("b"), dollars(5.0), 6);
+    for key in &keys {
+        assert_eq!(there.raise(key, dollars(4.0), 6), None, "it knows of more");
+        let state = there.raise(key, dollars(8.0), 6).expect("80 % are passed");
+        assert_eq!(state.used, 0.8);
+    }
+    assert_eq!(used(&there, &spender("c"), 6), 0.8);
+}
+
+#[test]
+fn ended_period_is_not_learned() {
+    let mut sums = CapSums::new(vec![cap(CapSubject::All, CapPeriod::Day)]);
+    let yesterday = sums.keys(&spender("a"), MONTH_END).remove(0);
+    assert_eq!(sums.raise(&yesterday, dollars(12.0), MONTH_END + 1), None);
+    assert_eq!(used(&sums, &spender("a"), MONTH_END + 1), 0.0);
+    let other = SumKey { cap: "all:all:hour".into(), ..yesterday };
+    assert_eq!(sums.raise(&other, dollars(12.0), MONTH_END), None, "another cap of that name");
+}
