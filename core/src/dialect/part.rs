@@ -126,6 +126,9 @@ impl Part {
     }
 
     pub(super) fn hash_reasoning(&mut self, body: &[u8]) {
+        if self.reasoning_key.is_some() || self.signature_key.is_some() {
+            return; // it was, when it was read before
+        }
         self.signature_key = self.signature.map(|span| PartKey::of_literal(span.slice(body)));
         // By its signature, else by its text.
         if self.kind == PartKind::Reasoning {
