@@ -79,7 +79,7 @@ fn memory() -> Arc<ElementMemory> {
 }
 
 fn read(memory: &Arc<ElementMemory>, body: &[u8]) -> Conversation {
-    let mut elements = BodyElements::of(memory, Dialect::Anthropic, b"tenant", body.len());
+    let mut elements = BodyElements::for_body(memory, Dialect::Anthropic, b"tenant", body.len());
     let document = elements.document(body, most_values(body.len())).unwrap();
     let target = "/v1/messages";
     let read = dialect::read_in(&document, Dialect::Anthropic, target, body, &mut elements);

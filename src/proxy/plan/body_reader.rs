@@ -103,7 +103,7 @@ impl BodyReader {
         let mut elements = match &self.tenant {
             Some(tenant) => {
                 let owner = tenant.as_str().as_bytes();
-                BodyElements::of(&self.elements, self.dialect, owner, plain.len())
+                BodyElements::for_body(&self.elements, self.dialect, owner, plain.len())
             }
             None => BodyElements::none(),
         };

@@ -108,7 +108,12 @@ impl BodyElements {
     }
 
     /// Those of a body of so many bytes. `owner` names whose it is: nobody else's elements are recognised in it.
-    pub fn of(memory: &Arc<ElementMemory>, dialect: Dialect, owner: &[u8], length: usize) -> Self {
+    pub fn for_body(
+        memory: &Arc<ElementMemory>,
+        dialect: Dialect,
+        owner: &[u8],
+        length: usize,
+    ) -> Self {
         if length < SHORT {
             return Self::none();
         }

@@ -299,13 +299,13 @@ fn nobody_elses_elements_are_known() {
     let memory = memory();
     let body = request("a", 60, 0);
     for (owner, length) in [(&b"one"[..], body.len()), (b"other", body.len())] {
-        let mut elements = BodyElements::of(&memory, Dialect::Anthropic, owner, length);
+        let mut elements = BodyElements::for_body(&memory, Dialect::Anthropic, owner, length);
         let document = elements.document(&body, body.len()).unwrap();
         dialect::read_in(&document, Dialect::Anthropic, "", &body, &mut elements);
         assert!(elements.fresh_bytes() > 60_000);
         elements.remember();
     }
-    let short = BodyElements::of(&memory, Dialect::Anthropic, b"one", SHORT - 1);
+    let short = BodyElements::for_body(&memory, Dialect::Anthropic, b"one", SHORT - 1);
     assert_eq!(short.fresh_bytes(), 0);
 }
 
