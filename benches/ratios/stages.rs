@@ -2,6 +2,7 @@
 //! which 2 % is new since the turn before. Beside it, what others would do with the same bytes.
 
 use std::hint::black_box;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -12,10 +13,13 @@ use plimsoll::context::plan::{self, Overlay, RecordedDecisions};
 use plimsoll::context::policy::{DecisionMode, Mode, Policy, ReasoningRule};
 use plimsoll::context::{Cut, Fact, Outcome, Position, Replacement, Turn, reasoning};
 use plimsoll::dialect::models::{Catalogue, Family, Model};
-use plimsoll::dialect::{self, Conversation, Dialect, PartKind, Usage};
+use plimsoll::dialect::{
+    self, BodyElements, Conversation, Dialect, ElementMemory, PartKind, Usage,
+};
 use plimsoll::tokens::Tokenizer;
 use plimsoll::tokens::learn::EstimatorState;
-use plimsoll::wire::json::Document;
+use plimsoll::wire::json::{Document, most_values};
+use plimsoll::wire::memory::MemoryLimit;
 use plimsoll::wire::splice::splice;
 
 /// Source code, as tools return it: many quotes and backslashes once it is JSON.
@@ -24,8 +28,8 @@ const SOURCE: &str = include_str!("../../core/src/wire/json.rs");
 /// Prints the table.
 pub(crate) fn print() {
     println!("{:<44}{:>10}{:>10}", "request side, ms (medians of 31)", "1 MB", "4 MB");
-    let small = Bench::new(1 << 20, CUTS);
-    let large = Bench::new(4 << 20, CUTS);
+    let small = Bench::new(1 << 20, CUTS, RUNS + 1);
+    let large = Bench::new(4 << 20, CUTS, RUNS + 1);
     let mut whole = [0.0; 2];
     for (stage, run) in Bench::STAGES {
         let times = [&small, &large].map(|bench| time(|| run(bench)));
@@ -37,16 +41,16 @@ pub(crate) fn print() {
         }
     }
     println!(
-        "{:<44}{:>10.3}{:>10.3}   (bars: 1.5, 6)",
+        "{:<44}{:>10.3}{:>10.3}   (bars: 0.25, 0.8)",
         "read + keys + estimate", whole[0], whole[1]
     );
     println!("{:<44}{:>10}{:>10}\n", "body, bytes", small.body.len(), large.body.len());
 }
 
 /// Reads, estimates and plans a turn of 1 MB with [`FEW_CUTS`], so many times: for a process that is looked at with a
-/// profiler.
+/// profiler. At most [`MOST_TURNS`].
 pub(crate) fn turns(count: usize) {
-    let bench = Bench::new(1 << 20, FEW_CUTS);
+    let bench = Bench::new(1 << 20, FEW_CUTS, MOST_TURNS);
     for _ in 0..count {
         for (stage, run) in Bench::STAGES {
             if stage.starts_with("our") || stage == REPLAY {
@@ -59,7 +63,7 @@ pub(crate) fn turns(count: usize) {
 /// Median time of a stage, ms.
 fn time(mut run: impl FnMut()) -> f64 {
     run();
-    let mut times: Vec<f64> = (0..31)
+    let mut times: Vec<f64> = (0..RUNS)
         .map(|_| {
             let began = Instant::now();
             run();
@@ -69,7 +73,23 @@ fn time(mut run: impl FnMut()) -> f64 {
     crate::median(&mut times)
 }
 
+/// A memory of earlier requests, empty.
+fn memory() -> Arc<ElementMemory> {
+    Arc::new(ElementMemory::new(1, 1 << 30, Box::new(MemoryLimit(1 << 30))))
+}
+
+fn read(memory: &Arc<ElementMemory>, body: &[u8]) -> Conversation {
+    let mut elements = BodyElements::for_body(memory, Dialect::Anthropic, b"tenant", body.len());
+    let document = elements.document(body, most_values(body.len())).unwrap();
+    let target = "/v1/messages";
+    let read = dialect::read_in(&document, Dialect::Anthropic, target, body, &mut elements);
+    elements.remember();
+    read
+}
+
 struct Bench {
+    /// Each knows the body before, and is used once.
+    memories: Mutex<Vec<Arc<ElementMemory>>>,
     body: Bytes,
     before: Bytes,
     conversation: Conversation,
@@ -84,6 +104,10 @@ struct Bench {
     policy: Policy,
 }
 
+/// How often each stage is timed.
+const RUNS: usize = 31;
+/// Most turns for a profiler.
+const MOST_TURNS: usize = 6;
 /// Recorded cuts that are replayed.
 const CUTS: usize = 400;
 /// The same in [`turns`].
@@ -98,7 +122,7 @@ const REPLAY: &str = "plan and splice, up to 400 recorded cuts";
 type Stage = (&'static str, fn(&Bench));
 
 impl Bench {
-    const STAGES: [Stage; 7] = [
+    const STAGES: [Stage; 8] = [
         ("memcmp with the body before", |bench| {
             let length = bench.before.len() - 2;
             black_box(bench.before[..length] == bench.body[..length]);
@@ -110,8 +134,12 @@ impl Bench {
         ("spans alone", |bench| {
             black_box(Document::read(&bench.body).unwrap());
         }),
-        ("our reading: spans, parts, keys", |bench| {
-            black_box(dialect::read(Dialect::Anthropic, "/v1/messages", &bench.body));
+        ("the first reading: spans, parts, keys", |bench| {
+            black_box(read(&memory(), &bench.body));
+        }),
+        ("our reading of what is new, with the rest", |bench| {
+            let memory = bench.memories.lock().unwrap().pop().unwrap();
+            black_box(read(&memory, &bench.body));
         }),
         (ESTIMATE, |bench| {
             let anchor = Anchor { turn: &bench.turn, sketch: &bench.sketch };
@@ -131,16 +159,21 @@ impl Bench {
         (REPLAY, |bench| bench.plan(&bench.decided)),
     ];
 
-    fn new(size: usize, most_cuts: usize) -> Self {
+    fn new(size: usize, most_cuts: usize, memories: usize) -> Self {
         let steps = steps(size);
         let before = body(&steps[..steps.len() - steps.len() / 50 - 1]);
         let body = body(&steps);
+        let memories = (0..memories).map(|_| {
+            let memory = memory();
+            read(&memory, &before);
+            memory
+        });
+        let memories = Mutex::new(memories.collect());
         let model = Catalogue::new(Vec::new()).model("claude-opus-4-5", "");
         let tokenizer = Tokenizer::whole(model.family);
         let learned = EstimatorState::new(model.family);
-        let read = |body: &[u8]| dialect::read(Dialect::Anthropic, "/v1/messages", body);
         let measured = budget::measure(
-            &read(&before),
+            &read(&memory(), &before),
             &before,
             &Overlay::default(),
             &model,
@@ -149,14 +182,26 @@ impl Bench {
             &learned,
         );
         let turn = turn(model.family, measured.sketch.clone());
-        let conversation = read(&body);
+        let conversation = read(&memory(), &body);
         let untouched = Ledger::default();
         let placed = place(&untouched, &conversation, &"now".into(), None);
         let mut decided = Ledger::default();
         let cuts = cuts(&conversation).take(most_cuts);
         cuts.for_each(|cut| decided.add(Fact::Cut(Box::new(cut))));
         let (sketch, policy) = (measured.sketch.added, Policy::default());
-        Self { body, before, conversation, model, turn, sketch, placed, untouched, decided, policy }
+        Self {
+            memories,
+            body,
+            before,
+            conversation,
+            model,
+            turn,
+            sketch,
+            placed,
+            untouched,
+            decided,
+            policy,
+        }
     }
 
     /// What planning adds to a request: what is known of it, replayed and spliced.

@@ -21,13 +21,20 @@ pub fn repeated_calls(conversation: &Conversation, body: &[u8]) -> Option<u32> {
         return None;
     }
     let turns = turns(conversation);
-    let mut turns = turns.iter().map(|turn| turn.answered(body));
-    let newest = turns.next()?;
-    let mut times: HashMap<PartKey, u32> = newest.into_iter().map(|call| (call, 1)).collect();
-    if times.is_empty() {
+    let turns: Vec<Vec<AnsweredCall<'_>>> = turns.iter().map(|turn| turn.answered(body)).collect();
+    let (newest, earlier) = turns.split_first()?;
+    let is_asked_again =
+        |call: &AnsweredCall<'_>| newest.iter().any(|newest| newest.requested == call.requested);
+    // Results are long, and few calls are made again.
+    let alike = earlier.iter().filter(|calls| calls.iter().any(is_asked_again)).count();
+    if alike + 1 < TIMES as usize {
         return None;
     }
-    for mut calls in turns {
+    let newest = newest.iter().filter_map(|call| call.identity(body));
+    let mut times: HashMap<PartKey, u32> = newest.map(|call| (call, 1)).collect();
+    for calls in earlier {
+        let calls = calls.iter().filter(|call| is_asked_again(call));
+        let mut calls: Vec<PartKey> = calls.filter_map(|call| call.identity(body)).collect();
         calls.sort_unstable();
         // Parallel calls that are the same count once: in how many turns it was made is counted.
         calls.dedup();
@@ -73,18 +80,29 @@ fn turns(conversation: &Conversation) -> Vec<ModelTurn<'_>> {
     turns
 }
 
+/// A call with its result.
+struct AnsweredCall<'c> {
+    /// The hash of the tool's name and the arguments.
+    requested: PartKey,
+    result: &'c Part,
+    /// The keys of the images and documents in the result.
+    media: &'c [PartKey],
+}
+
 impl ModelTurn<'_> {
-    fn answered(&self, body: &[u8]) -> Vec<PartKey> {
+    fn answered(&self, body: &[u8]) -> Vec<AnsweredCall<'_>> {
         let mut keyer = Keyer::default();
         let mut results: Vec<_> = self.results.iter().rev().collect();
-        let mut keys = Vec::new();
+        let mut answered = Vec::new();
         for call in self.calls.iter().rev() {
             // A result answers one call only, however many are the same.
             let place = results.iter().position(|(result, _)| answers(result, call));
             let Some((result, media)) = place.map(|place| results.remove(place)) else { continue };
-            keys.extend(identity(&mut keyer, call, result, media, body));
+            if let Some(requested) = requested(&mut keyer, call, body) {
+                answered.push(AnsweredCall { requested, result, media });
+            }
         }
-        keys
+        answered
     }
 }
 
@@ -96,32 +114,30 @@ fn answers(result: &Part, call: &Part) -> bool {
     }
 }
 
-/// The hash of a call and its result.
-fn identity(
-    keyer: &mut Keyer,
-    call: &Part,
-    result: &Part,
-    media: &[PartKey],
-    body: &[u8],
-) -> Option<PartKey> {
-    // Without their ids, which differ each time.
+fn requested(keyer: &mut Keyer, call: &Part, body: &[u8]) -> Option<PartKey> {
+    // Without its id, which differs each time.
     let name = call.name.as_deref().unwrap_or_default();
-    let requested = match call.texts.first() {
-        Some(arguments) => {
-            let (raw, document) = value(*arguments, body)?;
-            keyer.tool_call(None, name, ToolArguments::Value(document.root(raw)?))
-        }
-        None => keyer.tool_call(None, name, ToolArguments::Text("")),
+    let Some(arguments) = call.texts.first() else {
+        return keyer.tool_call(None, name, ToolArguments::Text(""));
     };
-    let texts: Option<Vec<_>> = result.texts.iter().map(|text| value(*text, body)).collect();
-    let texts = texts?;
-    let pieces = texts.iter().filter_map(|(raw, document)| document.root(raw));
-    let answered = keyer.tool_result("", pieces)?;
-    let mut bytes = Vec::with_capacity(16 * (2 + media.len()));
-    for key in [requested?, answered].iter().chain(media) {
-        bytes.extend_from_slice(&key.0.to_le_bytes());
+    let (raw, document) = value(*arguments, body)?;
+    keyer.tool_call(None, name, ToolArguments::Value(document.root(raw)?))
+}
+
+impl AnsweredCall<'_> {
+    /// The hash of the call and its result.
+    fn identity(&self, body: &[u8]) -> Option<PartKey> {
+        let texts: Option<Vec<_>> =
+            self.result.texts.iter().map(|text| value(*text, body)).collect();
+        let texts = texts?;
+        let pieces = texts.iter().filter_map(|(raw, document)| document.root(raw));
+        let answered = Keyer::default().tool_result("", pieces)?;
+        let mut bytes = Vec::with_capacity(16 * (2 + self.media.len()));
+        for key in [self.requested, answered].iter().chain(self.media) {
+            bytes.extend_from_slice(&key.0.to_le_bytes());
+        }
+        Some(PartKey::of_bytes(&bytes))
     }
-    Some(PartKey::of_bytes(&bytes))
 }
 
 fn value(span: Span, body: &[u8]) -> Option<(&[u8], Document)> {

@@ -9,22 +9,25 @@ mod usage;
 pub use reply::ReplyStream;
 pub use usage::USAGE;
 
-use memchr::memmem;
-
 use super::key::{Keyer, ToolArguments};
 use super::note::note_once;
 use super::{
-    Audience, Conversation, Dialect, HeldHistory, Media, Message, Note, Part, PartKey, PartKind,
-    Purpose, Role, ServerStep,
+    Audience, BodyElements, Conversation, Dialect, HeldHistory, Media, Message, Note, Part,
+    PartKey, PartKind, Purpose, Role, ServerStep,
 };
 use crate::wire::json::{Document, Kind, Span, Value, members};
 
 /// Reads a request's body; its path is read by `paths`.
 pub fn read(body: &[u8]) -> Conversation {
-    read_in(&Document::read(body).unwrap_or_default(), body).with_chains()
+    let document = Document::read(body).unwrap_or_default();
+    read_in(&document, body, &mut BodyElements::none()).with_chains()
 }
 
-pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
+pub(super) fn read_in(
+    document: &Document,
+    body: &[u8],
+    elements: &mut BodyElements,
+) -> Conversation {
     let mut conversation = Conversation::empty(Dialect::Anthropic);
     let Some(root) = document.root(body) else {
         conversation.notes.push(Note::NotJson);
@@ -48,12 +51,12 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     conversation.forces_tool = matches!(choice.as_deref(), Some("any" | "tool"));
     conversation.clears_past =
         request.context_management.and_then(|_| super::editing::trigger_in(root));
-    conversation.long_cache = asks_long_cache(body);
+    conversation.long_cache = elements.cache_marks(body).asks_long();
     conversation.session = super::identity::session_in_body(&root);
     conversation.backend = super::backend::choice_in(body, root);
     conversation.purpose = purpose(&request, conversation.max_output);
 
-    let mut reader = Reader { keyer: Keyer::default(), conversation };
+    let mut reader = Reader { keyer: Keyer::default(), conversation, body, elements };
     reader.head(&request);
     if let Some(messages) = request.messages {
         reader.conversation.messages.reserve_exact(messages.items().count());
@@ -87,35 +90,23 @@ impl<'d> RequestMembers<'d> {
     }
 }
 
-/// Whether every cache marker asks for an hour. Their objects hold no others, so each ends at the next brace.
-fn asks_long_cache(body: &[u8]) -> bool {
-    const LONG: &[u8] = b"\"1h\"";
-    let mut has_marker = false;
-    // Most bodies are done after one look.
-    if memmem::find(body, LONG).is_none() {
-        return false;
-    }
-    for at in memmem::find_iter(body, b"\"cache_control\"") {
-        let rest = &body[at..];
-        let end = memchr::memchr(b'}', rest).unwrap_or(rest.len());
-        if memmem::find(&rest[..end], LONG).is_none() {
-            return false;
-        }
-        has_marker = true;
-    }
-    has_marker
-}
-
-struct Reader {
+struct Reader<'r> {
     keyer: Keyer,
     conversation: Conversation,
+    body: &'r [u8],
+    elements: &'r mut BodyElements,
 }
 
-impl Reader {
+impl Reader<'_> {
     fn head(&mut self, request: &RequestMembers<'_>) {
         if let Some(system) = request.system {
             let mut parts = Vec::new();
-            self.content(Role::System, system, &mut parts);
+            match system.kind() {
+                Kind::Array => {
+                    system.items().for_each(|block| self.instructions(block, &mut parts));
+                }
+                _ => self.content(Role::System, system, &mut parts),
+            }
             // Claude Code's first block differs in each request (`docs/protocols.md` 1.2).
             if let Some(first) = parts.first_mut()
                 && is_billing_line(system)
@@ -125,15 +116,20 @@ impl Reader {
             self.conversation.system = parts;
         }
         for tool in request.tools.iter().flat_map(Value::items) {
+            if let Some(known) = self.elements.reading(tool, self.body) {
+                self.conversation.tools.extend(known.parts);
+                continue;
+            }
             let name = tool.get_text("name").map(Into::into);
             // Those of an MCP server are deferred together.
             let deferred = tool.get("defer_loading");
             let deferred = deferred.or_else(|| tool.path(&["default_config", "defer_loading"]));
             let is_deferred = deferred.and_then(|deferred| deferred.as_bool()) == Some(true);
-            let part = match is_deferred {
+            let mut part = match is_deferred {
                 true => Part::deferred_tool(tool, name, &mut self.keyer),
                 false => Part::tool(tool, name, &mut self.keyer),
             };
+            self.elements.keep(tool, self.body, Role::System, std::slice::from_mut(&mut part));
             self.conversation.tools.push(part);
         }
         if let Some(format) = request.format() {
@@ -141,7 +137,34 @@ impl Reader {
         }
     }
 
+    /// A block of the system prompt.
+    fn instructions(&mut self, block: Value<'_>, parts: &mut Vec<Part>) {
+        if let Some(mut known) = self.elements.reading(block, self.body) {
+            return parts.append(&mut known.parts);
+        }
+        let notes = self.conversation.begin_element();
+        let start = parts.len();
+        block.opened(|block| self.block(Role::System, block, parts));
+        if self.conversation.end_element(notes) {
+            self.elements.keep(block, self.body, Role::System, &mut parts[start..]);
+        }
+    }
+
     fn message(&mut self, message: Value<'_>) {
+        let span = message.span();
+        if let Some(known) = self.elements.reading(message, self.body) {
+            self.conversation.messages.push(Message::new(known.role, span, known.parts));
+            return;
+        }
+        let notes = self.conversation.begin_element();
+        let (role, mut parts) = message.opened(|message| self.read_message(message));
+        if self.conversation.end_element(notes) {
+            self.elements.keep(message, self.body, role, &mut parts);
+        }
+        self.conversation.messages.push(Message::new(role, span, parts));
+    }
+
+    fn read_message(&mut self, message: Value<'_>) -> (Role, Vec<Part>) {
         let [role, content] = message.members(["role", "content"]);
         let role = match role {
             Some(role) if role.is("assistant") => Role::Assistant,
@@ -154,7 +177,7 @@ impl Reader {
         } else {
             note_once(&mut self.conversation.notes, Note::UnknownStructure);
         }
-        self.conversation.messages.push(Message::new(role, message.span(), parts));
+        (role, parts)
     }
 
     /// A string, or a list of blocks.
@@ -354,10 +377,11 @@ fn compaction_key(keyer: &mut Keyer, content_text: &str) -> Option<PartKey> {
 
 /// Whether `system` begins with Claude Code's attribution line.
 fn is_billing_line(system: Value<'_>) -> bool {
-    let first_block = system.items().next().and_then(|block| block.get_text("text"));
-    first_block
-        .or_else(|| system.text())
-        .is_some_and(|text| text.starts_with("x-anthropic-billing-header"))
+    let begins =
+        |value: Value<'_>| value.text().map(|text| text.starts_with("x-anthropic-billing-header"));
+    let first_block =
+        system.items().next().and_then(|block| block.opened(|block| begins(block.get("text")?)));
+    first_block.or_else(|| begins(system)).unwrap_or(false)
 }
 
 fn held(thread: Value<'_>) -> Option<HeldHistory> {
@@ -376,7 +400,7 @@ fn purpose(request: &RequestMembers<'_>, limit: Option<u64>) -> Purpose {
     let second = messages.next();
     let last_message = messages.last().or(second);
     let compacts = request.compaction.is_some_and(|compaction| !compaction.is_null());
-    if compacts || last_message.is_some_and(asks_for_a_summary) {
+    if compacts || last_message.is_some_and(|last| last.opened(asks_for_a_summary)) {
         Purpose::Compaction
     } else if limit.is_some_and(|limit| limit <= 1) {
         // A single token is the least that can be asked for: clients do it to fill the cache.

@@ -8,7 +8,7 @@ use super::backend::model_behind;
 use super::ids::SessionId;
 use super::key::{Chain, PartKey, Sentence};
 use super::kinds::{Dialect, PartKind, Purpose, Role};
-use super::note::Note;
+use super::note::{Note, note_once};
 use super::part::{Part, PartIndex};
 use crate::wire::json::Span;
 
@@ -99,6 +99,20 @@ pub struct Conversation {
 }
 
 impl Conversation {
+    /// Takes the notes so far, so that those of one element can be told from them.
+    pub(super) fn begin_element(&mut self) -> Vec<Note> {
+        std::mem::take(&mut self.notes)
+    }
+
+    /// Adds the notes of an element to the `earlier` ones. Whether it has none.
+    pub(super) fn end_element(&mut self, earlier: Vec<Note>) -> bool {
+        let own = std::mem::replace(&mut self.notes, earlier);
+        for note in &own {
+            note_once(&mut self.notes, *note);
+        }
+        own.is_empty()
+    }
+
     /// The part at a place in the history.
     pub(crate) fn part(&self, at: PartIndex) -> Option<&Part> {
         self.messages.get(at.message)?.parts.get(at.part)

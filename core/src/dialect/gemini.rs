@@ -17,8 +17,8 @@ pub use usage::USAGE;
 use super::key::{Keyer, ToolArguments};
 use super::note::note_once;
 use super::{
-    Conversation, Dialect, HeldHistory, Media, Message, Note, Part, PartIndex, PartKey, PartKind,
-    PictureDetail, Purpose, Role,
+    BodyElements, Conversation, Dialect, HeldHistory, Media, Message, Note, Part, PartIndex,
+    PartKey, PartKind, PictureDetail, Purpose, Role,
 };
 use crate::wire::json::{Document, Kind, Value, members};
 use crate::wire::member::first;
@@ -26,10 +26,15 @@ use crate::wire::member::first;
 /// Reads a request. The model is in the path, which [`super::read`] reads; bodies of Code Assist and
 /// countTokens name it as well.
 pub fn read(_path: &str, body: &[u8]) -> Conversation {
-    read_in(&Document::read(body).unwrap_or_default(), body).with_chains()
+    let document = Document::read(body).unwrap_or_default();
+    read_in(&document, body, &mut BodyElements::none()).with_chains()
 }
 
-pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
+pub(super) fn read_in(
+    document: &Document,
+    body: &[u8],
+    elements: &mut BodyElements,
+) -> Conversation {
     let mut conversation = Conversation::empty(Dialect::Gemini);
     let Some(outer) = document.root(body) else {
         conversation.notes.push(Note::NotJson);
@@ -56,20 +61,28 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     let cached = root.get_any(&["cachedContent", "cached_content"]).and_then(|name| name.text());
     conversation.held = cached.map(|name| HeldHistory::Named(name.into()));
 
-    let resolution = generation_config(root).and_then(resolution);
-    let mut reader =
-        Reader { keyer: Keyer::default(), conversation, run: Default::default(), resolution };
+    let run = ModelTextRun::default();
+    let mut reader = Reader { keyer: Keyer::default(), conversation, body, elements, run };
     reader.head(root);
     reader.contents(root);
-    reader.conversation
+    let mut conversation = reader.conversation;
+    // All media have it that have none of their own.
+    if let Some(resolution) = generation_config(root).and_then(resolution) {
+        let messages = conversation.messages.iter_mut().flat_map(|message| &mut message.parts);
+        let media = conversation.system.iter_mut().chain(messages);
+        for media in media.filter_map(|part| part.media.as_mut()) {
+            media.detail.get_or_insert(resolution);
+        }
+    }
+    conversation
 }
 
-struct Reader {
+struct Reader<'r> {
     keyer: Keyer,
     conversation: Conversation,
+    body: &'r [u8],
+    elements: &'r mut BodyElements,
     run: ModelTextRun,
-    /// The resolution of all media that have none of their own.
-    resolution: Option<PictureDetail>,
 }
 
 /// Adjacent texts of the model. Some clients send a streamed reply back in its pieces, others as one text:
@@ -81,7 +94,7 @@ struct ModelTextRun {
     last: Option<PartIndex>,
 }
 
-impl Reader {
+impl Reader<'_> {
     fn head(&mut self, root: Value<'_>) {
         let system = root.get_any(&["systemInstruction", "system_instruction"]);
         if let Some(system) = system {
@@ -92,8 +105,15 @@ impl Reader {
         for tool in root.get("tools").iter().flat_map(listed) {
             let declared = tool.get_any(&["functionDeclarations", "function_declarations"]);
             for declaration in declared.iter().flat_map(listed) {
+                if let Some(known) = self.elements.reading(declaration, self.body) {
+                    self.conversation.tools.extend(known.parts);
+                    continue;
+                }
                 let name = declaration.get_text("name").map(Into::into);
-                self.conversation.tools.push(Part::tool(declaration, name, &mut self.keyer));
+                let mut part = Part::tool(declaration, name, &mut self.keyer);
+                let parts = std::slice::from_mut(&mut part);
+                self.elements.keep(declaration, self.body, Role::System, parts);
+                self.conversation.tools.push(part);
             }
             // The rest are the provider's own tools, by name: `googleSearch`, `codeExecution`.
             let is_whole = declared.is_none();
@@ -128,21 +148,43 @@ impl Reader {
         let Some(contents) = root.get_any(&["contents"]) else {
             return note_once(&mut self.conversation.notes, Note::UnknownStructure);
         };
-        for content in listed(&contents) {
-            let role = match content.get_text("role").as_deref() {
-                Some("model" | "assistant") => Role::Assistant,
-                Some("system") => Role::System,
-                Some("function" | "tool") => Role::Tool,
-                _ => Role::User,
-            };
+        let mut contents = listed(&contents).peekable();
+        while let Some(content) = contents.next() {
+            let role = self.role(content);
             if role != Role::Assistant {
                 self.end_run(&mut []);
             }
-            let mut parts = Vec::new();
-            self.parts(role, content, &mut parts);
+            // Neither does a run go on in it, nor may it go on behind it.
+            let next_role = contents.peek().map(|next| self.role(*next));
+            let is_alone = self.run.last.is_none()
+                && (role != Role::Assistant || next_role != Some(Role::Assistant));
+            let parts = self.content(role, content, is_alone);
             self.conversation.messages.push(Message::new(role, content.span(), parts));
         }
         self.end_run(&mut []);
+    }
+
+    fn role(&mut self, content: Value<'_>) -> Role {
+        let known = if content.is_closed() { self.elements.role(content) } else { None };
+        known.unwrap_or_else(|| content.opened(role_of))
+    }
+
+    /// `is_alone`: what was read of it does not depend on what stands around it.
+    fn content(&mut self, role: Role, content: Value<'_>, is_alone: bool) -> Vec<Part> {
+        if is_alone && let Some(known) = self.elements.reading(content, self.body) {
+            return known.parts;
+        }
+        let notes = self.conversation.begin_element();
+        let mut parts = Vec::new();
+        content.opened(|content| self.parts(role, content, &mut parts));
+        let took_no_note = self.conversation.end_element(notes);
+        if is_alone {
+            self.end_run(&mut parts);
+            if took_no_note {
+                self.elements.keep(content, self.body, role, &mut parts);
+            }
+        }
+        parts
     }
 
     fn parts(&mut self, role: Role, content: Value<'_>, parts: &mut Vec<Part>) {
@@ -204,7 +246,7 @@ impl Reader {
             }
         }
         if let Some(media) = &mut part.media {
-            media.detail = resolution(value).or(self.resolution);
+            media.detail = resolution(value);
         }
         // Whatever is in the chain ends a run of text.
         if part.key.is_some() && part.kind != PartKind::Text {
@@ -333,6 +375,15 @@ const HOSTED: [&str; 8] = [
     "toolResponse",
     "tool_response",
 ];
+
+fn role_of(content: Value<'_>) -> Role {
+    match content.get_text("role").as_deref() {
+        Some("model" | "assistant") => Role::Assistant,
+        Some("system") => Role::System,
+        Some("function" | "tool") => Role::Tool,
+        _ => Role::User,
+    }
+}
 
 fn generation_config(root: Value<'_>) -> Option<Value<'_>> {
     root.get_any(&["generationConfig", "generation_config"])

@@ -16,8 +16,8 @@ pub use usage::USAGE;
 use super::key::{Keyer, ToolArguments};
 use super::note::note_once;
 use super::{
-    Audience, Conversation, Dialect, Media, Message, Note, Part, PartKind, PictureDetail, Purpose,
-    Role, Span,
+    Audience, BodyElements, Conversation, Dialect, Media, Message, Note, Part, PartKind,
+    PictureDetail, Purpose, Role, Span,
 };
 use crate::wire::json::{Document, Kind, Value, members};
 use crate::wire::member::first;
@@ -25,10 +25,15 @@ use crate::wire::member::first;
 /// Reads a request. The path adds nothing to the body, except on Azure, where [`super::read`] takes the model
 /// from it.
 pub fn read(_path: &str, body: &[u8]) -> Conversation {
-    read_in(&Document::read(body).unwrap_or_default(), body).with_chains()
+    let document = Document::read(body).unwrap_or_default();
+    read_in(&document, body, &mut BodyElements::none()).with_chains()
 }
 
-pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
+pub(super) fn read_in(
+    document: &Document,
+    body: &[u8],
+    elements: &mut BodyElements,
+) -> Conversation {
     let mut conversation = Conversation::empty(Dialect::OpenaiChat);
     let Some(root) = document.root(body) else {
         conversation.notes.push(Note::NotJson);
@@ -57,7 +62,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     conversation.session = super::identity::session_in_body(&root);
     conversation.backend = super::backend::choice_in(body, root);
 
-    let mut reader = Reader { keyer: Keyer::default(), conversation };
+    let mut reader = Reader { keyer: Keyer::default(), conversation, body, elements };
     reader.head(&request);
     reader.messages(&request);
     reader.conversation
@@ -80,21 +85,28 @@ members! {
     }
 }
 
-struct Reader {
+struct Reader<'r> {
     keyer: Keyer,
     conversation: Conversation,
+    body: &'r [u8],
+    elements: &'r mut BodyElements,
 }
 
-impl Reader {
+impl Reader<'_> {
     fn head(&mut self, request: &RequestMembers<'_>) {
         for tool in request.tools.iter().flat_map(Value::items) {
+            if let Some(known) = self.elements.reading(tool, self.body) {
+                self.conversation.tools.extend(known.parts);
+                continue;
+            }
             let inner = tool.get_any(&["function", "custom"]).unwrap_or(tool);
             let name = inner.get_text("name").map(Into::into);
             let deferred = first([tool.get("defer_loading"), inner.get("defer_loading")]);
-            let part = match deferred.and_then(|deferred| deferred.as_bool()) {
+            let mut part = match deferred.and_then(|deferred| deferred.as_bool()) {
                 Some(true) => Part::deferred_tool(tool, name, &mut self.keyer),
                 _ => Part::tool(tool, name, &mut self.keyer),
             };
+            self.elements.keep(tool, self.body, Role::System, std::slice::from_mut(&mut part));
             self.conversation.tools.push(part);
         }
         for function in request.functions.iter().flat_map(Value::items) {
@@ -113,17 +125,37 @@ impl Reader {
             return note_once(&mut self.conversation.notes, Note::UnknownStructure);
         };
         // If there are only system messages, they are the history.
-        let leading = messages.items().position(|message| role_of(message) != Role::System);
+        let leading = messages.items().position(|message| self.role(message) != Role::System);
         for (index, message) in messages.items().enumerate() {
-            let role = role_of(message);
-            let mut parts = Vec::new();
-            self.message(role, message, &mut parts);
+            let (role, mut parts) = self.element(message);
             if leading.is_some_and(|leading| index < leading) {
                 self.conversation.system.append(&mut parts);
             } else {
                 self.conversation.messages.push(Message::new(role, message.span(), parts));
             }
         }
+    }
+
+    fn role(&mut self, message: Value<'_>) -> Role {
+        let known = if message.is_closed() { self.elements.role(message) } else { None };
+        known.unwrap_or_else(|| message.opened(role_of))
+    }
+
+    fn element(&mut self, message: Value<'_>) -> (Role, Vec<Part>) {
+        if let Some(known) = self.elements.reading(message, self.body) {
+            return (known.role, known.parts);
+        }
+        let notes = self.conversation.begin_element();
+        let (role, mut parts) = message.opened(|message| {
+            let mut parts = Vec::new();
+            let role = role_of(message);
+            self.message(role, message, &mut parts);
+            (role, parts)
+        });
+        if self.conversation.end_element(notes) {
+            self.elements.keep(message, self.body, role, &mut parts);
+        }
+        (role, parts)
     }
 
     fn message(&mut self, role: Role, message: Value<'_>, parts: &mut Vec<Part>) {

@@ -14,17 +14,25 @@ pub use usage::USAGE;
 
 use super::key::Keyer;
 use super::note::note_once;
-use super::{Conversation, Dialect, HeldHistory, Message, Note, Part, Purpose, Role, identity};
+use super::{
+    BodyElements, Conversation, Dialect, HeldHistory, Message, Note, Part, Purpose, Role, Span,
+    identity,
+};
 use crate::wire::json::{Document, Kind, Value, members};
 use crate::wire::member::first;
 
 /// Reads a request's body, or a `response.create` frame, which has the same members; the path is read by
 /// `paths`.
 pub fn read(body: &[u8]) -> Conversation {
-    read_in(&Document::read(body).unwrap_or_default(), body).with_chains()
+    let document = Document::read(body).unwrap_or_default();
+    read_in(&document, body, &mut BodyElements::none()).with_chains()
 }
 
-pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
+pub(super) fn read_in(
+    document: &Document,
+    body: &[u8],
+    elements: &mut BodyElements,
+) -> Conversation {
     let mut conversation = Conversation::empty(Dialect::OpenaiResponses);
     let Some(root) = document.root(body) else {
         conversation.notes.push(Note::NotJson);
@@ -48,7 +56,7 @@ pub(super) fn read_in(document: &Document, body: &[u8]) -> Conversation {
     // Without an effort the model decides, and it is not known here.
     conversation.thinks = effort.filter(|effort| effort != "none").map(|_| true);
 
-    let mut reader = Reader { keyer: Keyer::default(), conversation, begun: false };
+    let mut reader = Reader { keyer: Keyer::default(), conversation, body, elements, begun: false };
     reader.head(&request);
     match request.input {
         Some(input) if input.kind() == Kind::String => reader.prompt(input),
@@ -87,14 +95,16 @@ members! {
     }
 }
 
-struct Reader {
+struct Reader<'r> {
     keyer: Keyer,
     conversation: Conversation,
+    body: &'r [u8],
+    elements: &'r mut BodyElements,
     /// Something other than instructions was read: what follows is history.
     begun: bool,
 }
 
-impl Reader {
+impl Reader<'_> {
     fn head(&mut self, request: &RequestMembers<'_>) {
         if let Some(instructions) = first([request.instructions]) {
             let part = match instructions.kind() {
@@ -120,7 +130,14 @@ impl Reader {
     fn tools(&mut self, tools: Option<Value<'_>>, in_history: bool) {
         // Reads definitions from the request's `tools`, or from an `additional_tools` item.
         for tool in tools.iter().flat_map(Value::items) {
+            if let Some(known) = self.elements.reading(tool, self.body) {
+                self.conversation.tools.extend(known.parts);
+                continue;
+            }
+            let start = self.conversation.tools.len();
             self.tool(tool, in_history);
+            let parts = &mut self.conversation.tools[start..];
+            self.elements.keep(tool, self.body, Role::System, parts);
         }
     }
 
@@ -161,6 +178,13 @@ impl Reader {
     }
 
     fn item(&mut self, item: Value<'_>) {
+        match self.elements.reading(item, self.body) {
+            Some(known) => self.add(known.role, item.span(), known.parts),
+            None => item.opened(|item| self.read_item(item)),
+        }
+    }
+
+    fn read_item(&mut self, item: Value<'_>) {
         match item.get_text("type").as_deref() {
             Some("additional_tools") => return self.tools(item.get("tools"), true),
             Some("compaction_trigger") => {
@@ -179,17 +203,22 @@ impl Reader {
         let mut read = items::read(item, &mut self.keyer);
         if read.unknown {
             note_once(&mut self.conversation.notes, Note::UnknownPart);
+        } else {
+            self.elements.keep(item, self.body, read.role, &mut read.parts);
         }
-        if read.role == Role::System && !self.begun {
-            for part in &mut read.parts {
+        self.add(read.role, item.span(), read.parts);
+    }
+
+    fn add(&mut self, role: Role, span: Span, mut parts: Vec<Part>) {
+        if role == Role::System && !self.begun {
+            for part in &mut parts {
                 part.in_history = true;
             }
-            self.conversation.system.append(&mut read.parts);
+            self.conversation.system.append(&mut parts);
             return;
         }
         self.begun = true;
-        let items::ResponseItem { role, parts, .. } = read;
-        self.conversation.messages.push(Message::new(role, item.span(), parts));
+        self.conversation.messages.push(Message::new(role, span, parts));
     }
 }
 

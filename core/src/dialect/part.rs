@@ -126,6 +126,10 @@ impl Part {
     }
 
     pub(super) fn hash_reasoning(&mut self, body: &[u8]) {
+        // Its element may have been read before.
+        if self.reasoning_key.is_some() || self.signature_key.is_some() {
+            return;
+        }
         self.signature_key = self.signature.map(|span| {
             let written = span.slice(body);
             let text = text_of(written);

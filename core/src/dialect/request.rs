@@ -7,22 +7,30 @@ use foldhash::HashMap;
 use super::audience::assign::assign;
 use super::conversation::Conversation;
 use super::kinds::{Dialect, Purpose};
+use super::known::BodyElements;
 use super::{anthropic, gemini, openai_chat, openai_responses, paths, purpose, sentences, size};
 use crate::wire::json::Document;
 
 /// Reads a request of `dialect`. `target` is its path and query, which has purpose, model and stream in some
 /// dialects. Never fails.
 pub fn read(dialect: Dialect, target: &str, body: &[u8]) -> Conversation {
-    read_in(&Document::read(body).unwrap_or_default(), dialect, target, body)
+    let document = Document::read(body).unwrap_or_default();
+    read_in(&document, dialect, target, body, &mut BodyElements::none())
 }
 
-/// [`read`] for a body that is already parsed.
-pub fn read_in(document: &Document, dialect: Dialect, target: &str, body: &[u8]) -> Conversation {
+/// [`read`] for a body that is already parsed, with the elements in it that are known.
+pub fn read_in(
+    document: &Document,
+    dialect: Dialect,
+    target: &str,
+    body: &[u8],
+    elements: &mut BodyElements,
+) -> Conversation {
     let mut conversation = match dialect {
-        Dialect::Anthropic => anthropic::read_in(document, body),
-        Dialect::OpenaiChat => openai_chat::read_in(document, body),
-        Dialect::OpenaiResponses => openai_responses::read_in(document, body),
-        Dialect::Gemini => gemini::read_in(document, body),
+        Dialect::Anthropic => anthropic::read_in(document, body, elements),
+        Dialect::OpenaiChat => openai_chat::read_in(document, body, elements),
+        Dialect::OpenaiResponses => openai_responses::read_in(document, body, elements),
+        Dialect::Gemini => gemini::read_in(document, body, elements),
     };
     assign(&mut conversation);
     if let Some(endpoint) = paths::endpoint(&http::Method::POST, target) {

@@ -31,12 +31,18 @@ pub struct RequestSize {
 }
 
 impl RequestSize {
-    /// The size for a document: parts are the values in the arrays of its members and of their items.
-    pub fn from_document(document: &Document, body: &[u8]) -> Self {
+    /// The size for a document: parts are the values in the arrays of its members and of their items. `known`: what is
+    /// counted in elements that were passed over.
+    pub fn from_document(document: &Document, body: &[u8], known: usize) -> Self {
         let Some(root) = document.root(body) else { return Self { parts: 0, bytes: 0 } };
-        let parts = items(root, DEPTH);
+        let parts = items(root, DEPTH) + known;
         Self { parts, bytes: parts * PART + document.values() * VALUE }
     }
+}
+
+/// What is counted in an element of a list that is in so many arrays and objects.
+pub(super) fn items_in(element: Value<'_>, depth: usize) -> usize {
+    inner_items(element, DEPTH.saturating_sub(depth))
 }
 
 fn items(value: Value<'_>, depth: usize) -> usize {
@@ -74,7 +80,7 @@ mod tests {
         let document = Document::read(body.as_bytes()).unwrap();
         let conversation = dialect::read(dialect, "", body.as_bytes());
         (
-            RequestSize::from_document(&document, body.as_bytes()).parts,
+            RequestSize::from_document(&document, body.as_bytes(), 0).parts,
             conversation.all_parts().count(),
         )
     }

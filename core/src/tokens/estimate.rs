@@ -3,8 +3,7 @@
 //! The constants are measured (`docs/estimates.md` 1.3). Work is bounded: past a limit of text per request
 //! the tokens follow from the length, and the result says so. Must not know what was sent before.
 
-use std::collections::HashMap;
-
+use foldhash::HashMap;
 use memchr::memmem;
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter};
@@ -99,7 +98,7 @@ impl Tokenizer {
         TokenCounter {
             tokenizer: self,
             body,
-            names: HashMap::new(),
+            names: HashMap::default(),
             structure: StructureCost::default(),
             left: self.limit,
             counting,

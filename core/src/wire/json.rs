@@ -4,104 +4,29 @@
 //! stay. Checks structure, not every control character, as providers do. It must not know what a key means,
 //! must not recurse, and does not panic.
 
+mod lists;
 mod most;
 mod nesting;
+mod scan;
 mod strings;
 
 use std::borrow::Cow;
 
+use lists::NoElements;
+pub(crate) use lists::{KnownElement, KnownElements};
 pub use most::most_values;
 pub(crate) use nesting::Nesting;
-use strings::{append_unescaped, closing_quote, meaning};
+use scan::Node;
+pub use scan::{JsonError, Kind, Span};
+use strings::{append_unescaped, meaning};
 pub(crate) use strings::{text_of, unescape};
-
-/// A byte range of a body, `start..end`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Span {
-    /// First byte.
-    pub start: usize,
-    /// One past the last byte.
-    pub end: usize,
-}
-
-impl Span {
-    /// The range `start..end`.
-    pub fn new(start: usize, end: usize) -> Self {
-        Self { start, end }
-    }
-
-    /// Length in bytes.
-    pub fn len(&self) -> usize {
-        self.end.saturating_sub(self.start)
-    }
-
-    /// Whether the range is empty.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// The bytes in the range; empty if it does not fit `body`.
-    pub fn slice<'b>(&self, body: &'b [u8]) -> &'b [u8] {
-        body.get(self.start..self.end).unwrap_or_default()
-    }
-}
-
-/// The kind of a JSON value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// `null`
-    Null,
-    /// `true` or `false`
-    Bool,
-    /// A number, in whatever form it was written.
-    Number,
-    /// A string, quotes included in its range.
-    String,
-    /// `[…]`
-    Array,
-    /// `{…}`
-    Object,
-}
-
-/// Why bytes are not one JSON value.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum JsonError {
-    /// The bytes end inside a value.
-    #[error("the JSON ends too early, at byte {0}")]
-    Ends(usize),
-    /// A byte that cannot stand here.
-    #[error("not JSON at byte {0}")]
-    Unexpected(usize),
-    /// Nested deeper than [`MAX_DEPTH`].
-    #[error("JSON nested deeper than {MAX_DEPTH} at byte {0}")]
-    TooDeep(usize),
-    /// More values than [`most_values`] allows for a text of that length.
-    #[error("more JSON values than are read, at byte {0}")]
-    TooMany(usize),
-    /// Longer than a `u32` can address.
-    #[error("JSON longer than 4 GiB")]
-    TooLong,
-}
-
-/// The deepest nesting that is read; a deeper body is opaque. Real requests stay below 30.
-const MAX_DEPTH: usize = 512;
-
-/// One value, in 16 bytes: its range, and where its subtree ends.
-#[derive(Clone, Copy, Debug)]
-struct Node {
-    start: u32,
-    end: u32,
-    /// Index of the first node after this one's subtree.
-    next: u32,
-    kind: Kind,
-    /// A string with at least one backslash.
-    escaped: bool,
-}
 
 /// Every value of one JSON text, in document order; object keys are nodes before their values.
 #[derive(Debug, Default)]
 pub struct Document {
     nodes: Vec<Node>,
+    /// The values inside known elements, which have no nodes.
+    hidden: usize,
 }
 
 impl Document {
@@ -117,8 +42,25 @@ impl Document {
     /// # Errors
     /// As [`Document::read`].
     pub fn read_most(bytes: &[u8], most: usize) -> Result<Self, JsonError> {
+        Self::read_new(bytes, most, &mut NoElements)
+    }
+
+    /// Like [`Document::read_most`], but passes over the elements of lists that `elements` knows.
+    pub(crate) fn read_new(
+        bytes: &[u8],
+        most: usize,
+        elements: &mut impl KnownElements,
+    ) -> Result<Self, JsonError> {
         let mut document = Self::default();
-        document.fill(bytes, most)?;
+        document.fill(bytes, 0, most, elements)?;
+        Ok(document)
+    }
+
+    /// Reads the value at `span` alone; its ranges are those in `bytes`.
+    pub(crate) fn read_within(bytes: &[u8], span: Span) -> Result<Self, JsonError> {
+        let mut document = Self::default();
+        let end = span.end.min(bytes.len());
+        document.fill(&bytes[..end], span.start, most_values(span.len()), &mut NoElements)?;
         Ok(document)
     }
 
@@ -127,19 +69,26 @@ impl Document {
     /// # Errors
     /// As [`Document::read`]; the document is then empty.
     pub fn reread(&mut self, bytes: &[u8]) -> Result<(), JsonError> {
-        self.fill(bytes, most_values(bytes.len()))
+        self.fill(bytes, 0, most_values(bytes.len()), &mut NoElements)
     }
 
-    fn fill(&mut self, bytes: &[u8], most: usize) -> Result<(), JsonError> {
+    fn fill(
+        &mut self,
+        bytes: &[u8],
+        start: usize,
+        most: usize,
+        elements: &mut impl KnownElements,
+    ) -> Result<(), JsonError> {
         self.nodes.clear();
         // Short texts have a value every eight bytes; long ones consist mostly of strings.
-        self.nodes.reserve((bytes.len() / 8).clamp(8, 64).max(bytes.len() / 64));
-        let nodes = &mut self.nodes;
-        let outcome = Scanner { bytes, at: 0, open: NONE, depth: 0, most, nodes }.run();
+        let length = bytes.len().saturating_sub(start);
+        self.nodes.reserve((length / 8).clamp(8, 64).max(length / 64));
+        let outcome = scan::scan(bytes, start, most, &mut self.nodes, elements);
         if outcome.is_err() {
             self.nodes.clear();
         }
-        outcome
+        self.hidden = outcome?;
+        Ok(())
     }
 
     /// The bytes that `values` values occupy.
@@ -153,7 +102,7 @@ impl Document {
     }
 
     pub(crate) fn values(&self) -> usize {
-        self.nodes.len()
+        self.nodes.len() + self.hidden
     }
 
     /// The outermost value. `bytes` must be the text that was read.
@@ -189,6 +138,23 @@ impl<'d> Value<'d> {
     /// The number of values in it, itself and keys included.
     pub(crate) fn values(&self) -> usize {
         self.node().next as usize - self.index
+    }
+
+    /// Whether it is an element of a list that was passed over, because it is known: its members are not here.
+    pub(crate) fn is_closed(&self) -> bool {
+        let node = self.node();
+        node.kind == Kind::Object && node.escaped
+    }
+
+    /// Calls `read` with the value, whose members are read first if it was passed over.
+    pub(crate) fn opened<T>(self, read: impl FnOnce(Value<'_>) -> T) -> T {
+        if self.is_closed()
+            && let Ok(document) = Document::read_within(self.bytes, self.span())
+            && let Some(value) = document.root(self.bytes)
+        {
+            return read(value);
+        }
+        read(self)
     }
 
     /// Its bytes as written.
@@ -387,175 +353,6 @@ impl<'d> ObjectKey<'d> {
     }
 }
 
-/// The state of the single pass.
-struct Scanner<'b, 'n> {
-    bytes: &'b [u8],
-    at: usize,
-    /// The innermost open array or object. While it is open, its `end` holds the index of the one around it:
-    /// so no memory is needed besides the nodes.
-    open: u32,
-    /// The number of open arrays and objects.
-    depth: usize,
-    /// The most values that are read.
-    most: usize,
-    nodes: &'n mut Vec<Node>,
-}
-
-/// No array or object is open.
-const NONE: u32 = u32::MAX;
-
-impl Scanner<'_, '_> {
-    fn run(&mut self) -> Result<(), JsonError> {
-        if self.bytes.len() >= u32::MAX as usize {
-            return Err(JsonError::TooLong);
-        }
-        loop {
-            let byte = self.next()?;
-            if self.nodes.len() >= self.most {
-                return Err(JsonError::TooMany(self.at));
-            }
-            if let Some(kind) = container(byte) {
-                if self.depth == MAX_DEPTH {
-                    return Err(JsonError::TooDeep(self.at));
-                }
-                // Until it is closed, the end of a container is the index of the one around it.
-                let parent = std::mem::replace(&mut self.open, self.nodes.len() as u32);
-                self.push(kind, self.at, parent as usize, false);
-                self.at += 1;
-                self.depth += 1;
-                if self.next()? != closer(kind) {
-                    self.key_in(kind)?;
-                    continue;
-                }
-            } else {
-                self.scalar(byte)?;
-            }
-            if self.close()? {
-                return Ok(());
-            }
-        }
-    }
-
-    /// Runs after a complete value: closes arrays and objects that end here, and skips the comma before the
-    /// next value. Returns true if the outermost value is complete and only white space follows.
-    fn close(&mut self) -> Result<bool, JsonError> {
-        while self.open != NONE {
-            let byte = self.next()?;
-            let next_index = self.nodes.len() as u32;
-            let top = &mut self.nodes[self.open as usize];
-            let kind = top.kind;
-            self.at += 1;
-            if byte == closer(kind) {
-                self.open = std::mem::replace(&mut top.end, self.at as u32);
-                top.next = next_index;
-                self.depth -= 1;
-            } else if byte == b',' {
-                self.key_in(kind)?;
-                return Ok(false);
-            } else {
-                return Err(JsonError::Unexpected(self.at - 1));
-            }
-        }
-        if self.next().is_ok() { Err(JsonError::Unexpected(self.at)) } else { Ok(true) }
-    }
-
-    fn key_in(&mut self, kind: Kind) -> Result<(), JsonError> {
-        // In an object, reads the key and its colon; in an array, nothing.
-        if kind != Kind::Object {
-            return Ok(());
-        }
-        if self.next()? != b'"' {
-            return Err(JsonError::Unexpected(self.at));
-        }
-        self.string()?;
-        if self.next()? != b':' {
-            return Err(JsonError::Unexpected(self.at));
-        }
-        self.at += 1;
-        Ok(())
-    }
-
-    fn scalar(&mut self, first: u8) -> Result<(), JsonError> {
-        match first {
-            b'"' => self.string(),
-            b'-' | b'0'..=b'9' => {
-                let start = self.at;
-                let digits = self.bytes[start..].iter();
-                self.at += digits
-                    .take_while(|b| matches!(b, b'0'..=b'9' | b'-' | b'+' | b'.' | b'e' | b'E'))
-                    .count();
-                self.push(Kind::Number, start, self.at, false);
-                Ok(())
-            }
-            b't' => self.literal(b"true", Kind::Bool),
-            b'f' => self.literal(b"false", Kind::Bool),
-            b'n' => self.literal(b"null", Kind::Null),
-            _ => Err(JsonError::Unexpected(self.at)),
-        }
-    }
-
-    fn literal(&mut self, word: &[u8], kind: Kind) -> Result<(), JsonError> {
-        let start = self.at;
-        let rest = &self.bytes[start..];
-        if !rest.starts_with(word) {
-            let short = word.starts_with(rest);
-            let end = self.bytes.len();
-            return Err(if short { JsonError::Ends(end) } else { JsonError::Unexpected(start) });
-        }
-        self.at += word.len();
-        self.push(kind, start, self.at, false);
-        Ok(())
-    }
-
-    // Runs for every key and most values: a call would cost half as much as reading a short string.
-    #[inline(always)]
-    fn string(&mut self) -> Result<(), JsonError> {
-        let start = self.at;
-        let closed = closing_quote(self.bytes, start + 1);
-        let (quote, escaped) = closed.ok_or(JsonError::Ends(self.bytes.len()))?;
-        self.at = quote + 1;
-        self.push(Kind::String, start, self.at, escaped);
-        Ok(())
-    }
-
-    fn push(&mut self, kind: Kind, start: usize, end: usize, escaped: bool) {
-        if self.nodes.len() == self.nodes.capacity() {
-            // Doubling, but never past the values that are allowed.
-            let remaining = (self.most + 2).saturating_sub(self.nodes.len()).max(8);
-            self.nodes.reserve_exact(self.nodes.len().clamp(8, remaining));
-        }
-        let next = self.nodes.len() as u32 + 1;
-        self.nodes.push(Node { start: start as u32, end: end as u32, next, kind, escaped });
-    }
-
-    fn next(&mut self) -> Result<u8, JsonError> {
-        // The next byte that is not white space, without consuming it.
-        loop {
-            let byte = self.peek()?;
-            if !matches!(byte, b' ' | b'\n' | b'\t' | b'\r') {
-                return Ok(byte);
-            }
-            self.at += 1;
-        }
-    }
-
-    fn peek(&self) -> Result<u8, JsonError> {
-        self.bytes.get(self.at).copied().ok_or(JsonError::Ends(self.bytes.len()))
-    }
-}
-
-fn container(byte: u8) -> Option<Kind> {
-    match byte {
-        b'{' => Some(Kind::Object),
-        b'[' => Some(Kind::Array),
-        _ => None,
-    }
-}
-
-fn closer(kind: Kind) -> u8 {
-    if kind == Kind::Object { b'}' } else { b']' }
-}
-
 /// Fuzz: no bytes make it panic; every value lies inside its parent, in order, and reads the same alone as in
 /// its place.
 #[cfg(any(test, fuzzing))]
@@ -599,6 +396,7 @@ pub fn fuzz(bytes: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use super::scan::MAX_DEPTH;
     use super::*;
     use proptest::prelude::*;
 

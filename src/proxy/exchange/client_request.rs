@@ -110,6 +110,7 @@ impl ClientRequest {
             target: self.target().into(),
             limit: proxy.config.limits.body_bytes,
             memory: memory.clone(),
+            elements: proxy.elements.clone(),
             tenant: self.tenant(proxy).ok(),
         }
     }

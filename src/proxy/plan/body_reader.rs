@@ -1,7 +1,8 @@
 //! Reads a request's body within its memory budget: decompresses it, finds its values, and makes its parts.
 //!
 //! Memory is reserved before each step, based on the result of the previous step. Large bodies are read off
-//! the async threads, at most as many at once as half of the cores. A body without memory passes unread.
+//! the async threads, at most as many at once as half of the cores. A body without memory passes unread. What the tenant's
+//! earlier requests had, too, is not read again.
 
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ use http::HeaderMap;
 use crate::context::TenantId;
 use crate::context::repeats::repeated_calls;
 use crate::dialect::size::{MOST_PARTS, RequestSize};
-use crate::dialect::{self, Conversation, Dialect};
+use crate::dialect::{self, BodyElements, Conversation, Dialect, ElementMemory};
 use crate::proxy::http::headers;
 use crate::proxy::http::memory::{HeldMemory, MemoryBudget};
 use crate::proxy::offload::{OFF_THREAD, long_work_soon_or_panic};
@@ -45,6 +46,8 @@ pub(crate) struct BodyReader {
     /// Most bytes of the decompressed body.
     pub(crate) limit: usize,
     pub(crate) memory: Arc<MemoryBudget>,
+    /// What was read of earlier requests.
+    pub(crate) elements: Arc<ElementMemory>,
     /// Whose turn it is read in.
     pub(crate) tenant: Option<TenantId>,
 }
@@ -97,14 +100,23 @@ impl BodyReader {
 
     pub(crate) fn parse(&self, plain: Bytes) -> Result<ParsedBody, FailOpen> {
         let mut memory = self.memory.guard(MemoryKind::Analysis);
-        let document = values(&plain, &mut memory)?;
-        let size = RequestSize::from_document(&document, &plain);
+        let mut elements = match &self.tenant {
+            Some(tenant) => {
+                let owner = tenant.as_str().as_bytes();
+                BodyElements::for_body(&self.elements, self.dialect, owner, plain.len())
+            }
+            None => BodyElements::none(),
+        };
+        let document = values(&plain, &mut memory, &mut elements)?;
+        let size = RequestSize::from_document(&document, &plain, elements.items());
         let allowance = SMALL.max(plain.len().saturating_mul(TIMES));
         let bytes = document.bytes().saturating_add(size.bytes);
         if size.parts > MOST_PARTS || bytes > allowance || !memory.hold(bytes) {
             return Err(FailOpen::AnalysisBudget);
         }
-        let conversation = dialect::read_in(&document, self.dialect, &self.target, &plain);
+        let conversation =
+            dialect::read_in(&document, self.dialect, &self.target, &plain, &mut elements);
+        elements.remember();
         // From here on only the conversation is held.
         drop(document);
         memory.hold(size.bytes);
@@ -113,7 +125,11 @@ impl BodyReader {
     }
 }
 
-fn values(plain: &Bytes, memory: &mut HeldMemory) -> Result<Document, FailOpen> {
+fn values(
+    plain: &Bytes,
+    memory: &mut HeldMemory,
+    elements: &mut BodyElements,
+) -> Result<Document, FailOpen> {
     // Most bodies have at most one value per sixteen bytes, so memory for more is only reserved if that is not
     // enough. A body that is not JSON has none.
     let upper_bound = most_values(plain.len());
@@ -121,7 +137,7 @@ fn values(plain: &Bytes, memory: &mut HeldMemory) -> Result<Document, FailOpen> 
         if !memory.hold(Document::bytes_of(most)) {
             return Err(FailOpen::AnalysisBudget);
         }
-        match Document::read_most(plain, most) {
+        match elements.document(plain, most) {
             Err(json::JsonError::TooMany(_)) => {}
             read => return Ok(read.unwrap_or_default()),
         }

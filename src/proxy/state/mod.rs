@@ -22,21 +22,23 @@ use crate::config::presets::Preset;
 use crate::config::{Config, PriceList, Upstream};
 use crate::context::policy::{CompactPolicy, Policy};
 use crate::context::{ExchangeId, TenantId};
-use crate::dialect::Dialect;
 use crate::dialect::credentials::CredentialRules;
 use crate::dialect::door::Door;
 use crate::dialect::models::{Catalogue, Price, is_named};
+use crate::dialect::{Dialect, ElementMemory};
 use crate::proxy::http::client_access::ClientAccess;
 use crate::proxy::http::memory::MemoryBudget;
 use crate::proxy::http::tunnel_timeouts::TunnelTimeouts;
 use crate::proxy::http::upstream::{self, relays};
 use crate::store::ledgers::Ledgers;
 use crate::store::lessons::LessonSource;
-use crate::telemetry::Telemetry;
+use crate::telemetry::{MemoryKind, Telemetry};
 use crate::tls::TlsTerminator;
 
 /// One in this many connections may have a wide window: a MiB for bodies over HTTP/2.
 const WITH_WIDE_WINDOW: usize = 16;
+/// What was read of earlier requests takes at most one in this many bytes of the memory for traffic.
+const FOR_ELEMENTS: usize = 16;
 /// Refused connections that get a response at the same time.
 const REJECTED_AT_ONCE: usize = 64;
 
@@ -84,6 +86,8 @@ pub struct Proxy {
     pub(in crate::proxy) counting: CountingEndpoints,
     /// The memory that traffic may use.
     pub(in crate::proxy) memory: Arc<MemoryBudget>,
+    /// What was read of earlier requests, so that only what is new is read.
+    pub(in crate::proxy) elements: Arc<ElementMemory>,
     pub(in crate::proxy) tunnel_timeouts: TunnelTimeouts,
     pub(in crate::proxy) ids: AtomicU64,
     /// Random, so that ids differ between processes and restarts.
@@ -151,6 +155,9 @@ impl Proxy {
         telemetry.begin_at_zero(config.upstreams.iter().map(|upstream| &*upstream.name));
         let wide_windows = config.limits.connections().div_ceil(WITH_WIDE_WINDOW);
         let memory = MemoryBudget::new(config.limits.memory_bytes(), telemetry.clone());
+        let seed = getrandom::u64().map_err(|error| error.to_string())?;
+        let most_elements = config.limits.memory_bytes() / FOR_ELEMENTS;
+        let own_memory = memory.boxed(MemoryKind::Analysis);
         let tenant_key = ledgers.tenant_key().await.map_err(|trouble| trouble.to_string())?;
         Ok(Arc::new(Self {
             pool: upstream::UpstreamPool::new(&config, matcher, &telemetry)?,
@@ -159,6 +166,7 @@ impl Proxy {
             summaries: Arc::default(),
             counting: CountingEndpoints::default(),
             memory,
+            elements: Arc::new(ElementMemory::new(seed, most_elements, own_memory)),
             tunnel_timeouts,
             upstreams: config.upstreams.iter().cloned().map(Arc::new).collect(),
             catalogue: config.catalogue.clone(),

@@ -63,6 +63,11 @@ impl MessageTokens {
     }
 
     fn add_result(&mut self, tool: &str, tokens: u64) {
+        // Most results are of a tool whose name is known as it is.
+        if let Some(known) = self.tool_results.iter_mut().find(|known| *known.tool == *tool) {
+            known.tokens += tokens;
+            return;
+        }
         let name = plain(tool);
         if let Some(known) = self.tool_results.iter_mut().find(|known| known.tool == name) {
             known.tokens += tokens;

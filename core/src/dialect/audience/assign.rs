@@ -15,6 +15,10 @@ pub(in crate::dialect) fn assign(conversation: &mut Conversation) {
 }
 
 fn answer_programs(conversation: &mut Conversation) {
+    // Most requests have no programs.
+    if conversation.parts().all(|part| part.audience != Audience::Program) {
+        return;
+    }
     // A program's calls are answered to the program. A result follows its call, and an id may occur
     // again, so the last call of an id decides.
     let mut callers: HashMap<Box<str>, Audience> = HashMap::default();
