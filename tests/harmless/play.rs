@@ -351,7 +351,8 @@ impl Play {
                     || self.policy.reasoning.strip() != StripPolicy::None;
                 self.policy = random::policy(&mut self.dice);
                 self.stage.config.policy = Arc::new(self.policy.clone());
-                self.restart().await;
+                self.stage.restart_all().await;
+                self.counts.restarts += 1;
             }
             6..=8 => self.switch_branch(),
             9 => {

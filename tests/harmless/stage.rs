@@ -125,6 +125,15 @@ impl Stage {
         self.client = Wire::connect(self.server.address).await;
     }
 
+    /// Restarts all replicas: they have one configuration.
+    pub async fn restart_all(&mut self) {
+        for (server, client) in &mut self.others {
+            *server = open((self.store)(), &self.config).await;
+            *client = Wire::connect(server.address).await;
+        }
+        self.restart().await;
+    }
+
     pub async fn send(&mut self, target: &str, body: &Value) -> (u16, String) {
         self.send_with_mode(None, target, body).await
     }
