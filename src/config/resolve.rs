@@ -11,6 +11,7 @@ mod otel;
 mod policy;
 mod store;
 mod upstreams;
+mod warehouse;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -84,6 +85,7 @@ pub(super) fn resolve(
     let compact_models = resolver.compact_models(&raw);
     let caps = resolver.caps(&raw);
     let shared_store = resolver.shared_store(&raw);
+    let warehouse = resolver.warehouse(&raw);
     let otel = resolver.otel(&raw.otel);
     let data = resolver.data(raw.data.as_deref());
     let models = resolver.catalogue(&raw, data.as_deref());
@@ -117,6 +119,7 @@ pub(super) fn resolve(
         },
         retention: raw.retention,
         shared_store,
+        warehouse,
         on_failure: raw.store.on_failure,
         content: raw.content,
         lessons: raw.lessons,

@@ -10,6 +10,8 @@ mod support;
 mod chaos;
 mod conforms;
 mod fleet;
+mod postgres;
 mod program;
 mod replicas;
 mod server;
+mod warehouse;
