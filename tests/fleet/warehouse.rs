@@ -187,7 +187,7 @@ async fn views_are_those_of_sqlite() {
     for view in ["turns", "threads", "sessions"] {
         let mut query =
             sqlite.prepare(&format!("SELECT * FROM {view} ORDER BY 1, 2, 3, 4")).unwrap();
-        let names: Vec<String> = query.column_names().into_iter().map(str::to_owned).collect();
+        let names: Vec<String> = query.column_names().map(str::to_owned).collect();
         let columns = format!(
             "SELECT column_name FROM information_schema.columns WHERE table_name = '{view}' \
              ORDER BY ordinal_position"
