@@ -3,7 +3,7 @@
 //! The sessions are copies of a real one of 40 turns, written by the store itself. The servers are those that
 //! `scripts/tools` fetches.
 
-use std::io::{Read as _, Write as _};
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::net::TcpStream;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
@@ -165,7 +165,9 @@ pub(crate) async fn print(size: &Size, sessions: usize) {
     let began = Instant::now();
     copy.write(store.clone(), sessions).await;
     drop(store);
-    let bytes = std::fs::metadata(data.path().join("plimsoll.db")).unwrap().len();
+    // With what is beside the file.
+    let files = std::fs::read_dir(data.path()).unwrap();
+    let bytes: u64 = files.map(|file| file.unwrap().metadata().unwrap().len()).sum();
     println!(
         "KiB in SQLite a session {:>8.1}, written in {:.0} s\n",
         bytes as f64 / sessions as f64 / 1024.0,
@@ -371,7 +373,7 @@ impl Figures {
         let began = Instant::now();
         let page = loop {
             let page = view(&replica, "/api/v1/sessions?sort=dollars&limit=10");
-            if page["reading"] == false {
+            if page["reading"] != true {
                 break page;
             }
             std::thread::sleep(Duration::from_millis(50));
@@ -405,11 +407,17 @@ fn view(replica: &Plimsoll, path: &str) -> Value {
         "GET {path} HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {TOKEN}\r\nconnection: close\r\n\r\n"
     );
     link.write_all(head.as_bytes()).unwrap();
-    let mut answer = Vec::new();
-    link.read_to_end(&mut answer).unwrap();
-    let head = memchr::memmem::find(&answer, b"\r\n\r\n").unwrap();
-    assert!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
-    serde_json::from_slice(&answer[head + 4..]).unwrap()
+    let mut answer = BufReader::new(link);
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        answer.read_line(&mut head).unwrap();
+    }
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    // The connection may close later.
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).unwrap();
+    let mut body = vec![0; length.parse().unwrap()];
+    answer.read_exact(&mut body).unwrap();
+    serde_json::from_slice(&body).unwrap()
 }
 
 fn print_figures(columns: &[Figures]) {
