@@ -15,7 +15,7 @@
 //! | 4 | [`tls`] | certificates | requests |
 //! | 4 | [`activity`] | connections that nobody uses | requests |
 //! | 4 | [`clock`] | the time | requests |
-//! | 5 | [`proxy`], [`admin`], `otel` | sockets | each other |
+//! | 5 | [`proxy`], [`admin`], `otel`, [`warehouse`] | sockets | each other |
 //!
 //! `docs/architecture.md` describes the life of a request, what is stored, the invariants and the glossary.
 //!
@@ -41,5 +41,6 @@ pub mod proxy;
 pub mod store;
 pub mod telemetry;
 mod tls;
+pub mod warehouse;
 
 pub use plimsoll_core::{context, dialect, tokens, wire};

@@ -30,7 +30,7 @@ pub(crate) use self::failures::FailedCall;
 use self::failures::FailureBoard;
 pub(crate) use self::labels::{
     AdminRefusal, CacheKind, ClientTimeout, CountOutcome, LessonOutcome, MemoryKind, OtelOutcome,
-    RejectedConnection, RepeatCause, StoreOperation,
+    RejectedConnection, RepeatCause, StoreOperation, WarehouseOutcome,
 };
 pub use self::labels::{CountEstimate, FailOpen, RefusalOutcome, SummaryOutcome};
 pub use self::live::{ContextReduction, MessageEvent, MessageStep};
@@ -437,6 +437,11 @@ impl Telemetry {
     #[cfg_attr(not(feature = "otel"), allow(dead_code))]
     pub(crate) fn count_otel(&self, signal: OtelSignal, outcome: OtelOutcome, items: usize) {
         self.metrics.count_otel(signal, outcome, items);
+    }
+
+    /// Turns were written to the warehouse, or dropped.
+    pub(crate) fn count_warehouse(&self, outcome: WarehouseOutcome, turns: usize) {
+        self.metrics.count_warehouse(outcome, turns);
     }
 
     /// Waits until every log line so far is written.

@@ -115,6 +115,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         "sessions and calls that the page sorts",
         &[("src/admin/index.rs", "MOST_SESSIONS"), ("src/admin/index.rs", "MOST_CALLS")],
     ),
+    ("turns for the [warehouse](fleets.md)", &[("src/warehouse/queue.rs", "QUEUE_BYTES")]),
     ("headers of a request", &[("src/config/settings.rs", "header_bytes:")]),
     ("header lines over HTTP/1", &[("src/proxy/http/transport.rs", "MOST_HEADERS")]),
     ("client connections, tunnels included", &[("src/config/memory_limits.rs", "CONNECTIONS")]),

@@ -30,6 +30,7 @@ const SEES: &[(&str, &[&str])] = &[
     ("proxy", BELOW_THE_LISTENERS),
     ("admin", BELOW_THE_LISTENERS),
     ("otel", &["tls", "telemetry", "config", "context", "dialect"]),
+    ("warehouse", &["tls", "telemetry", "config", "store", "context"]),
     ("replay", &[]),
     ("demo", &["context", "tokens", "dialect", "wire"]),
     (
@@ -38,6 +39,7 @@ const SEES: &[(&str, &[&str])] = &[
             "demo",
             "admin",
             "otel",
+            "warehouse",
             "proxy",
             "activity",
             "tls",
@@ -328,6 +330,7 @@ const TWICE: &[(&str, &str)] = &[
         "fancy-regex under tiktoken-rs asks for 0.8; proptest, in tests alone, for a newer one",
     ),
     ("bit-vec", "as bit-set"),
+    ("fallible-iterator", "tokio-postgres asks for 0.2, rusqlite for 0.3"),
     ("getrandom", "ring asks for 0.2"),
     ("linux-raw-sys", "as rustix"),
     ("miniz_oxide", "png under image asks for 0.8"),

@@ -31,7 +31,8 @@ pub(crate) struct Latencies {
 }
 
 impl Latencies {
-    fn of(mut values: Vec<f64>) -> Self {
+    /// The percentiles of these times.
+    pub(crate) fn of(mut values: Vec<f64>) -> Self {
         values.sort_by(f64::total_cmp);
         let at = |share: f64| values[((values.len() - 1) as f64 * share) as usize];
         Self { p50: at(0.5), p99: at(0.99) }
@@ -181,9 +182,11 @@ impl Load {
         measure()
     }
 
-    /// One request of a session: its whole answer.
+    /// One request of a session, which has no name if that is empty: its whole answer.
     pub(crate) async fn say(&self, session: &str, body: String) -> Bytes {
-        let answer = self.send(&[("x-plimsoll-session", session)], body.into()).await;
+        let named = [("x-plimsoll-session", session)];
+        let named = if session.is_empty() { &[][..] } else { &named };
+        let answer = self.send(named, body.into()).await;
         answer.into_body().collect().await.unwrap().to_bytes()
     }
 

@@ -2,7 +2,8 @@
 //! and on Plimsoll, alternating, in processes of their own. Figures are ratios within one run.
 //!
 //! `make bench` runs it; `cargo bench --bench ratios -- --quick` gives rough figures in a minute,
-//! `--stages`, `--layers`, `--drafts`, `--lanes`, `--compaction` and `--instructions` one table alone (the last two only so).
+//! `--stages`, `--layers`, `--drafts`, `--lanes`, `--compaction`, `--instructions` and `--fleet` one table alone (the last
+//! three only so; `--sessions=N` with the last).
 //! The same program plays every part: `provider` and `floor` are roles it starts itself in.
 
 #![expect(
@@ -13,6 +14,7 @@
 
 mod compaction;
 mod drafts;
+mod fleet;
 mod floor;
 mod instructions;
 mod lanes;
@@ -73,6 +75,11 @@ fn main() {
         () if asked("--stages") => stages::print(),
         () if asked("--compaction") => runtime.block_on(compaction::print()),
         () if asked("--drafts") => runtime.block_on(drafts::print(&size)),
+        () if asked("--fleet") => {
+            let sessions = args.iter().find_map(|arg| arg.strip_prefix("--sessions="));
+            let sessions = sessions.map_or(100_000, |count| count.parse().unwrap());
+            runtime.block_on(fleet::print(&size, sessions));
+        }
         () if asked("--lanes") => runtime.block_on(lanes::print()),
         () if asked("--instructions") => {
             let holds = runtime.block_on(instructions::print());

@@ -53,9 +53,11 @@ pub(crate) struct Plimsoll {
     child: Child,
     /// `127.0.0.1:port`, where clients connect.
     pub(crate) address: String,
+    /// `127.0.0.1:port` of its admin listener.
+    pub(crate) admin: String,
     /// Seconds from the start of the process to its first answered request.
     pub(crate) first_answer: f64,
-    _data: tempfile::TempDir,
+    data: Option<tempfile::TempDir>,
 }
 
 impl Plimsoll {
@@ -66,25 +68,30 @@ impl Plimsoll {
 
     /// The same with a configuration of its own.
     pub(crate) fn with(provider: &str, config: &str) -> Self {
-        Self::run(config, &["--upstream", &format!("anthropic=http://{provider}")])
+        Self::on(tempfile::tempdir().unwrap(), provider, config)
+    }
+
+    /// The same on a data folder that may have data.
+    pub(crate) fn on(data: tempfile::TempDir, provider: &str, config: &str) -> Self {
+        Self::run(data, config, &["--upstream", &format!("anthropic=http://{provider}")])
     }
 
     /// The same where the configuration names the upstream.
     pub(crate) fn configured(config: &str) -> Self {
-        Self::run(config, &[])
+        Self::run(tempfile::tempdir().unwrap(), config, &[])
     }
 
-    fn run(config: &str, args: &[&str]) -> Self {
-        let data = tempfile::tempdir().unwrap();
+    fn run(data: tempfile::TempDir, config: &str, args: &[&str]) -> Self {
         let file = data.path().join("plimsoll.toml");
         std::fs::write(&file, config).unwrap();
         let address = format!("127.0.0.1:{}", free_port());
+        let admin = format!("127.0.0.1:{}", free_port());
         let started = Instant::now();
         let child = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
             .args(["serve", "--listen", &address])
             .arg("--config")
             .arg(&file)
-            .args(["--admin", &format!("127.0.0.1:{}", free_port())])
+            .args(["--admin", &admin])
             .arg("--data")
             .arg(data.path())
             .args(args)
@@ -92,7 +99,7 @@ impl Plimsoll {
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let mut this = Self { child, address, first_answer: 0.0, _data: data };
+        let mut this = Self { child, address, admin, first_answer: 0.0, data: Some(data) };
         while !answers(&this.address) {
             let waited = started.elapsed();
             assert!(waited < Duration::from_secs(20), "plimsoll did not answer");
@@ -105,6 +112,14 @@ impl Plimsoll {
     /// Its process id.
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
+    }
+
+    /// Ends it as an operator does; returns its data folder.
+    pub(crate) fn stop(mut self) -> tempfile::TempDir {
+        let id = self.id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
+        self.child.wait().unwrap();
+        self.data.take().unwrap()
     }
 
     /// Resident memory, KiB.
@@ -147,7 +162,8 @@ pub(crate) fn machine() -> String {
     format!("{cores} cores of {model}, load {}", load.split(' ').next().unwrap_or("?"))
 }
 
-fn free_port() -> u16 {
+/// A port that nobody uses.
+pub(crate) fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 

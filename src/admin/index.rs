@@ -2,7 +2,8 @@
 //!
 //! A list in another order than the newest first, a search and the history need every session. Each refresh walks the
 //! store's list from its top, where changes are, and ends where everything is known, or after a second: then the answer says
-//! how far back it is complete. Memory is bounded by sessions and by calls; past either, the oldest are left out.
+//! how far back it is complete. It takes at
+//! most a sixteenth of the process's memory, as so many sessions and calls; past either, the oldest are left out.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -18,10 +19,12 @@ use crate::context::Millis;
 use crate::store::ledgers::Ledgers;
 use crate::store::{Cursor, Scope, ScopeLine, ScopePage, StoreError};
 
-/// Most sessions; a session takes about 700 bytes.
+/// Most sessions, and what one takes, bytes.
 const MOST_SESSIONS: usize = 100_000;
-/// Most calls of all sessions; a call takes about 200 bytes.
+const SESSION: u64 = 700;
+/// Most calls of all sessions, and what one takes, bytes.
 const MOST_CALLS: usize = 120_000;
+const CALL: u64 = 200;
 /// The longest range of the history, with a day to spare.
 const LONGEST: Millis = 31 * 24 * 3_600_000;
 /// How long a refresh reads sessions.
@@ -37,10 +40,18 @@ const PAGE: usize = 500;
 #[derive(Default)]
 pub(super) struct SessionIndex(Mutex<IndexState>);
 
+/// How many there may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct IndexLimits {
+    sessions: usize,
+    calls: usize,
+}
+
 /// Everything that is known.
 #[derive(Default)]
 pub(super) struct IndexState {
     pub sessions: HashMap<Scope, IndexedSession>,
+    limits: IndexLimits,
     /// Where the last walk ended before the end of the list: sessions that were last used before may be unknown.
     reached: Option<Cursor>,
     /// Whether it ended where another one would.
@@ -63,7 +74,30 @@ pub(super) struct IndexedSession {
     round: u64,
 }
 
+impl Default for IndexLimits {
+    fn default() -> Self {
+        Self { sessions: MOST_SESSIONS, calls: MOST_CALLS }
+    }
+}
+
+impl IndexLimits {
+    /// A sixteenth of the process's memory, three quarters of it for sessions.
+    fn within(process_bytes: u64) -> Self {
+        let most = |bytes: u64| usize::try_from(bytes).unwrap_or(usize::MAX);
+        Self {
+            sessions: most(process_bytes / 64 * 3 / SESSION).min(MOST_SESSIONS),
+            calls: most(process_bytes / 64 / CALL).min(MOST_CALLS),
+        }
+    }
+}
+
 impl SessionIndex {
+    /// An empty index for a process with this much memory; `None`: with enough.
+    pub(super) fn within(process_bytes: Option<u64>) -> Self {
+        let limits = process_bytes.map(IndexLimits::within).unwrap_or_default();
+        Self(Mutex::new(IndexState { limits, ..IndexState::default() }))
+    }
+
     /// The index, as new as a second allows.
     ///
     /// # Errors
@@ -168,7 +202,7 @@ impl IndexState {
 
     /// Whether there is room for a session: if there is none, that of the least recently used makes way for a newer one.
     fn make_room(&mut self, line: &ScopeLine) -> bool {
-        if self.sessions.len() < MOST_SESSIONS || self.sessions.contains_key(&line.scope) {
+        if self.sessions.len() < self.limits.sessions || self.sessions.contains_key(&line.scope) {
             return true;
         }
         let oldest = self.sessions.values().map(|session| &session.line);
@@ -209,7 +243,7 @@ impl IndexState {
         if let Some(earlier) = self.sessions.insert(scope, session) {
             self.calls -= earlier.calls.len();
         }
-        if self.calls > MOST_CALLS {
+        if self.calls > self.limits.calls {
             self.drop_oldest_calls();
         }
         Ok(())
@@ -229,5 +263,19 @@ impl IndexState {
             session.calls.shrink_to_fit();
             self.calls += session.calls.len();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn index_is_share_of_memory() {
+        let limits = IndexLimits::within(256 << 20);
+        assert_eq!(limits, IndexLimits { sessions: 17_975, calls: 20_971 });
+        let bytes = limits.sessions as u64 * SESSION + limits.calls as u64 * CALL;
+        assert!(bytes <= 16 << 20, "{bytes}");
+        assert_eq!(IndexLimits::within(4 << 30), IndexLimits::default());
     }
 }

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use http::{Request, StatusCode};
 use hyper::body::Incoming;
 use jiff::Timestamp;
@@ -25,7 +26,7 @@ use crate::context::{Millis, SessionNames, Turn, UserTurns};
 use crate::dialect::hints::RequestClass;
 use crate::dialect::model_list::is_dated;
 use crate::dialect::{PartKey, Purpose, Usage};
-use crate::store::{Scope, ScopeLine, ScopePage};
+use crate::store::{Scope, ScopeLine, ScopePage, StoreError};
 use crate::telemetry::log::clean;
 
 /// By which of its names a call is listed.
@@ -421,6 +422,8 @@ fn time(at: Millis, form: &str) -> String {
 
 /// Spending without a time is that of so long, milliseconds: 30 days.
 const SPEND_PERIOD: Millis = 30 * 24 * 60 * 60 * 1000;
+/// Sessions that are read at a time: while some are on their way, others are summed up.
+const AT_ONCE: usize = 8;
 
 pub(super) async fn answer(admin: &Admin, request: &Request<Incoming>) -> AdminResponse {
     let query = request.uri().query();
@@ -441,22 +444,36 @@ pub(super) async fn answer(admin: &Admin, request: &Request<Incoming>) -> AdminR
     loop {
         let lines = admin.ledgers.sessions(page).await?;
         // Newest first: the rest was last used before.
-        let used: Vec<&ScopeLine> = lines.iter().filter(|line| line.cursor.used >= since).collect();
-        for line in &used {
-            let prices = admin.prices.clone();
-            let scope = line.scope.clone();
-            let looking = admin.ledgers.look_at_one_of_many(&line.scope, move |ledger| {
-                SpendSums::from_ledger(by, since, &scope, ledger, &prices)
-            });
-            sums.join(looking.await?);
+        page.after = lines.last().map(|line| line.cursor);
+        let used: Vec<ScopeLine> =
+            lines.into_iter().filter(|line| line.cursor.used >= since).collect();
+        let is_last = used.len() < LARGEST_PAGE;
+        let reading = used.into_iter().map(|line| sums_of(admin, by, since, line.scope));
+        let mut reading = stream::iter(reading).buffer_unordered(AT_ONCE);
+        while let Some(session) = reading.try_next().await? {
+            sums.join(session);
             sessions += 1;
         }
-        if used.len() < LARGEST_PAGE {
+        if is_last {
             break;
         }
-        page.after = lines.last().map(|line| line.cursor);
     }
     Ok(negotiated(&sums.page(since, sessions), request))
+}
+
+/// The sums of one session.
+async fn sums_of(
+    admin: &Admin,
+    by: SpendBy,
+    since: Millis,
+    scope: Scope,
+) -> Result<SpendSums, StoreError> {
+    let prices = admin.prices.clone();
+    let name = scope.clone();
+    let looking = admin.ledgers.look_at_one_of_many(&scope, move |ledger| {
+        SpendSums::from_ledger(by, since, &name, ledger, &prices)
+    });
+    looking.await
 }
 
 impl fmt::Display for SpendPage {

@@ -42,9 +42,22 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// Serves data of `ledgers` and `telemetry` for the server that `about` describes, with costs from
-    /// `prices`; `access` decides who is admitted.
+    /// The same with all the memory that it can use.
     pub fn new(
+        ledgers: Arc<Ledgers>,
+        telemetry: Arc<Telemetry>,
+        about: ServerInfo,
+        prices: PriceList,
+        access: AdminAccess,
+        draining: watch::Receiver<bool>,
+    ) -> Arc<Self> {
+        Self::within(None, ledgers, telemetry, about, prices, access, draining)
+    }
+
+    /// Serves data of `ledgers` and `telemetry` for the server that `about` describes, with costs from
+    /// `prices`; `access` decides who is admitted. `process_bytes` is the memory of the whole process.
+    pub fn within(
+        process_bytes: Option<u64>,
         ledgers: Arc<Ledgers>,
         telemetry: Arc<Telemetry>,
         about: ServerInfo,
@@ -60,7 +73,7 @@ impl Admin {
             access,
             wrong_tokens: WrongTokenLimiter::default(),
             exports: Arc::new(Semaphore::new(EXPORTS)),
-            index: SessionIndex::default(),
+            index: SessionIndex::within(process_bytes),
             draining,
         })
     }

@@ -28,6 +28,8 @@ use crate::config::{self, Config, ConfigSources, LoadedConfig, Secret};
 
 /// How long a response may take.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// How long one may take that is a sum over every session.
+const SUM_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The admin listener of a running Plimsoll.
 #[derive(Clone)]
@@ -156,7 +158,7 @@ impl AdminClient {
 
     async fn whole(&self, body: Incoming) -> Result<String, CliError> {
         let collecting = tokio::time::timeout(TIMEOUT, body.collect());
-        let bytes = collecting.await.map_err(|_| self.timed_out())??.to_bytes();
+        let bytes = collecting.await.map_err(|_| self.timed_out(TIMEOUT))??.to_bytes();
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 
@@ -181,8 +183,9 @@ impl AdminClient {
                 self.connect().await.map_err(|_| nothing_answers(&self.place()))?;
             connection.send_request(request).await.map_err(|_| nothing_answers(&self.place()))
         };
+        let limit = if path.starts_with("/api/v1/spend") { SUM_TIMEOUT } else { TIMEOUT };
         let response =
-            tokio::time::timeout(TIMEOUT, asking).await.map_err(|_| self.timed_out())??;
+            tokio::time::timeout(limit, asking).await.map_err(|_| self.timed_out(limit))??;
         if response.status().is_success() {
             return Ok(response.into_body());
         }
@@ -203,8 +206,8 @@ impl AdminClient {
         }
     }
 
-    fn timed_out(&self) -> CliError {
-        CliError(format!("{} did not answer in {} s", self.place(), TIMEOUT.as_secs()))
+    fn timed_out(&self, limit: Duration) -> CliError {
+        CliError(format!("{} did not answer in {} s", self.place(), limit.as_secs()))
     }
 }
 

@@ -14,6 +14,7 @@ use crate::config::errors::ConfigErrors;
 use crate::config::{self, Config, ConfigSources, LoadedConfig};
 use crate::store::{folder, sqlite};
 use crate::tls::TlsTerminator;
+use crate::warehouse;
 
 /// Prints the verdict.
 pub(super) fn run(sources: &ConfigSources, as_json: bool) -> Result<(), CliError> {
@@ -48,6 +49,8 @@ pub(super) struct StoreCheck {
     pub(super) room: Option<String>,
     /// Its size in bytes.
     pub(super) bytes: u64,
+    /// Where the warehouse is, if there is one.
+    warehouse: Option<String>,
 }
 
 impl StoreCheck {
@@ -74,8 +77,10 @@ impl StoreCheck {
         };
         let bytes = *examined.as_ref().unwrap_or(&0);
         let server = server.map_err(|trouble| trouble.to_string());
+        let (warehouse, copied) = warehouse::examine(config).await.unzip();
         let trouble = writable.err().or(examined.err()).or(certificate.err()).or(server.err());
-        Ok(Self { trouble, room, bytes })
+        let trouble = trouble.or(copied.and_then(Result::err));
+        Ok(Self { trouble, room, bytes, warehouse })
     }
 }
 
@@ -119,6 +124,9 @@ fn served(loaded: &LoadedConfig, kept: &StoreCheck) -> String {
     let _ = writeln!(text, "data:      {}{size}", data.display());
     if let Some(shared) = &loaded.config.shared_store {
         let _ = writeln!(text, "store:     {}", shared.shown());
+    }
+    if let Some(warehouse) = kept.warehouse.as_ref().filter(|place| !place.is_empty()) {
+        let _ = writeln!(text, "warehouse: {warehouse}");
     }
     let _ = writeln!(text, "mode:      {}", mode.as_ref());
     if let Some(preset) = loaded.config.preset {

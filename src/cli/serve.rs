@@ -46,6 +46,7 @@ use crate::telemetry::Telemetry;
 use crate::telemetry::log::{Log, LogFormat};
 use crate::tls::{self, TlsTerminator};
 use crate::tokens::bpe;
+use crate::warehouse::Warehouse;
 use start_timer::StartTimer;
 
 /// How often opening the store is tried again.
@@ -116,6 +117,7 @@ pub(super) struct Server {
     config: Arc<Config>,
     telemetry: Arc<Telemetry>,
     store: Arc<ServedStore>,
+    warehouse: Option<Warehouse>,
     ledgers: Arc<Ledgers>,
     proxy: Arc<Proxy>,
     clients: TcpListener,
@@ -157,7 +159,8 @@ impl Server {
         timer.done("the configuration is read");
         let store = Arc::new(open_store(&config, &telemetry).await?);
         timer.done("the store is open");
-        let ledgers = open_ledgers(&store, &config, &telemetry);
+        let warehouse = Warehouse::start(&config, &telemetry);
+        let ledgers = open_ledgers(&store, warehouse.as_ref(), &config, &telemetry);
         let proxy = Proxy::new(config.clone(), ledgers.clone(), telemetry.clone())
             .await
             .map_err(CliError)?;
@@ -191,6 +194,7 @@ impl Server {
             config,
             telemetry,
             store,
+            warehouse,
             ledgers,
             proxy,
             clients,
@@ -236,7 +240,8 @@ impl Server {
 
     /// Serves until `stop` is true, then lets streams finish.
     pub(super) async fn serve(self, stop: watch::Receiver<bool>) {
-        let admin = Admin::new(
+        let admin = Admin::within(
+            self.config.limits.process_bytes,
             self.ledgers.clone(),
             self.telemetry.clone(),
             ServerInfo::new(&self.config, self.listen, self.admin_at, wall()),
@@ -288,7 +293,13 @@ impl Server {
             let _ = task.await;
         }
         drop(file);
-        match tokio::time::timeout(CLOSING, self.store.close()).await {
+        let copying = async {
+            if let Some(warehouse) = self.warehouse {
+                warehouse.finish().await;
+            }
+        };
+        let closing = tokio::time::timeout(CLOSING, self.store.close());
+        match tokio::join!(closing, copying).0 {
             Ok(Ok(())) => {}
             Ok(Err(trouble)) => tracing::warn!(
                 "the store's WAL stays beside it, and the next start reads it: {trouble}"
@@ -333,9 +344,16 @@ async fn becomes_true(mut flag: watch::Receiver<bool>) {
     drop(flag.wait_for(|flag| *flag).await);
 }
 
-fn open_ledgers(store: &ServedStore, config: &Config, telemetry: &Arc<Telemetry>) -> Arc<Ledgers> {
+fn open_ledgers(
+    store: &ServedStore,
+    warehouse: Option<&Warehouse>,
+    config: &Config,
+    telemetry: &Arc<Telemetry>,
+) -> Arc<Ledgers> {
+    let warehouse = warehouse.map(Warehouse::sink);
     let [traffic, admin] = store.stores().map(|store| -> Arc<dyn Store> {
-        Arc::new(timed::TimedStore { store, telemetry: telemetry.clone() })
+        let telemetry = telemetry.clone();
+        Arc::new(timed::TimedStore { store, telemetry, warehouse: warehouse.clone() })
     });
     let LessonSettings { days } = config.lessons;
     let terms = LessonTerms { days };

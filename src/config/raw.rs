@@ -115,6 +115,11 @@ pub struct RawConfig {
     /// used. Without one, Plimsoll fetches nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub catalogue: Option<String>,
+    /// PostgreSQL database to which finished turns are copied, with the views of the file: `postgres://USER@HOST/DATABASE`
+    /// (docs/fleets.md). As `env:NAME` or `file:PATH` it may have the password in it. `sslmode=require` needs TLS;
+    /// `extra_ca` and the system's authorities are trusted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub warehouse: Option<String>,
     /// PEM file with certificate authorities to trust, in addition to the platform's and the bundled ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub extra_ca: Option<String>,
@@ -393,6 +398,7 @@ impl Default for RawConfig {
             include_usage: IncludeUsage::default(),
             output_reserve_tokens: 16_000,
             catalogue: None,
+            warehouse: None,
             extra_ca: None,
             tls: None,
             limits: ServerLimits::default(),

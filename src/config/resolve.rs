@@ -11,6 +11,7 @@ mod otel;
 mod policy;
 mod store;
 mod upstreams;
+mod warehouse;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -84,7 +85,6 @@ pub(super) fn resolve(
     let compact_models = resolver.compact_models(&raw);
     let caps = resolver.caps(&raw);
     let shared_store = resolver.shared_store(&raw);
-    let otel = resolver.otel(&raw.otel);
     let data = resolver.data(raw.data.as_deref());
     let models = resolver.catalogue(&raw, data.as_deref());
     Some(Config {
@@ -98,6 +98,8 @@ pub(super) fn resolve(
         admin_read_token: admin_tokens.reader,
         metrics_open: raw.metrics_open,
         metrics_tags: resolver.metrics_tags(&raw),
+        warehouse: resolver.warehouse(&raw),
+        otel: resolver.otel(&raw.otel),
         admin_tls: tls.admin,
         secret_variables: resolver.secret_variables,
         tls: tls.client,
@@ -132,7 +134,6 @@ pub(super) fn resolve(
         log_level: raw.log_level,
         request_id_header: raw.request_id_header,
         tenants: raw.tenants,
-        otel,
     })
 }
 

@@ -111,6 +111,8 @@ pub struct Config {
     pub retention: Retention,
     /// The server on which facts are stored; `None`: they are in the data folder.
     pub shared_store: Option<SharedStore>,
+    /// The URL of the database to which finished turns are copied.
+    pub warehouse: Option<Secret>,
     /// What to do at the start if the store cannot be used.
     pub on_failure: OnFailure,
     /// Whether the text of conversations is stored.

@@ -53,6 +53,7 @@ impl Config {
             retention: Retention { days: 1, bytes: 1 << 30 },
             lessons: LessonSettings::default(),
             shared_store: None,
+            warehouse: None,
             on_failure: Default::default(),
             content: ContentSettings::default(),
             count: ProviderCounting::Sent,

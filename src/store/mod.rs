@@ -21,6 +21,7 @@ pub mod redis;
 pub(super) mod served;
 pub mod sqlite;
 mod tombstones;
+pub(crate) mod turn_columns;
 #[cfg(any(test, feature = "test-support"))]
 pub mod wrapper;
 

@@ -17,7 +17,6 @@ mod queue;
 mod readers;
 mod retention;
 mod schema;
-mod turn_columns;
 mod upkeep;
 mod writer;
 

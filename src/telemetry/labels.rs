@@ -166,6 +166,16 @@ pub(crate) enum OtelOutcome {
     Dropped,
 }
 
+/// What became of a turn for the warehouse; a metric label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
+#[strum(serialize_all = "snake_case")]
+pub(crate) enum WarehouseOutcome {
+    /// It is in the database.
+    Written,
+    /// There was no room to wait in, or the database does not take it.
+    Dropped,
+}
+
 /// Why the admin API refused a request; a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
 #[strum(serialize_all = "snake_case")]

@@ -35,7 +35,7 @@ pub(crate) use self::upstreams::UpstreamMetrics;
 use super::event::{Compaction, Exchange};
 use super::labels::{
     AdminRefusal, ClientTimeout, CountOutcome, FailOpen, LessonOutcome, OtelOutcome,
-    RejectedConnection, StoreOperation, SummaryOutcome,
+    RejectedConnection, StoreOperation, SummaryOutcome, WarehouseOutcome,
 };
 use crate::config::OtelSignal;
 use crate::context::policy::SummaryAuthor;
@@ -57,6 +57,7 @@ labels! {
     BuildLabels<'a> { version: &'a str }
     PresetLabels<'a> { preset: &'a str }
     OtelLabels { signal: OtelSignal, outcome: OtelOutcome }
+    WarehouseLabels { outcome: WarehouseOutcome }
 }
 
 families! {
@@ -82,6 +83,8 @@ families! {
             "Always 1; which preset is configured, or `none`.";
         otel: MetricFamily<OtelLabels, IntCounter> = "plimsoll_otel_items_total",
             "Spans, and exports of metrics, that an OpenTelemetry collector took (`sent`) or that were `dropped`.";
+        warehouse: MetricFamily<WarehouseLabels, IntCounter> = "plimsoll_warehouse_turns_total",
+            "Turns that were `written` to the warehouse or that were `dropped`.";
     }
 }
 
@@ -193,6 +196,10 @@ impl Metrics {
     #[cfg_attr(not(feature = "otel"), allow(dead_code))]
     pub(super) fn count_otel(&self, signal: OtelSignal, outcome: OtelOutcome, items: usize) {
         self.process.otel.get(OtelLabels { signal, outcome }).inc_by(items as u64);
+    }
+
+    pub(super) fn count_warehouse(&self, outcome: WarehouseOutcome, turns: usize) {
+        self.process.warehouse.get(WarehouseLabels { outcome }).inc_by(turns as u64);
     }
 
     pub(super) fn counted_by_provider(&self, upstream: &str, outcome: CountOutcome) {

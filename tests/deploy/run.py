@@ -21,6 +21,7 @@ import urllib.request
 import yaml
 
 import charts
+import compose
 import releases
 import roll
 from charts import KUBERNETES_VERSIONS
@@ -413,6 +414,7 @@ def image_version_is_the_same_everywhere():
     for file in (DEPLOY / "kubernetes").glob("*sidecar.yaml"):
         assert plimsoll_of(yaml.safe_load(file.read_text()))["image"] == image, file
     assert yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["plimsoll"]["image"] == image
+    assert yaml.safe_load((DEPLOY / "compose-fleet.yaml").read_text())["x-replica"]["image"] == image
 
 
 def user_of_the_image_owns_only_the_data_folder():
@@ -442,7 +444,7 @@ def main():
             run(check)
 
     # Most of them wait for other programs.
-    groups = [threading.Thread(target=run_all, args=(checks,)) for checks in (CHECKS, charts.CHECKS, releases.CHECKS, roll.CHECKS)]
+    groups = [threading.Thread(target=run_all, args=(checks,)) for checks in (CHECKS, charts.CHECKS, compose.CHECKS, releases.CHECKS, roll.CHECKS)]
     for group in groups:
         group.start()
     try:

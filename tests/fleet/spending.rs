@@ -70,11 +70,19 @@ async fn caps_hold_for_all_replicas() {
     // Were each replica to count alone, four times as much were spent.
     assert!(total < 2 * TOKENS, "{total}");
     let keys: Vec<String> = server.ask(&["KEYS", "p:{index}:spent:*"]).await;
-    let counted: u64 = server.ask(&["HGET", &keys[0], "tokens"]).await;
     assert_eq!(keys.len(), 1);
-    // On a busy machine the server may be too late for some: those count on their replica alone.
-    assert!(counted <= total, "none counts twice: {counted} of {total}");
-    assert!(counted > TOKENS / 2, "{counted} of {total}");
+    let mut counted: u64 = server.ask(&["HGET", &keys[0], "tokens"]).await;
+    for call in 0..40 {
+        if counted >= total {
+            break;
+        }
+        let message = json!({"role": "user", "content": format!("Once more, {call}.")});
+        let (status, _) = fleet.send(call % 4, "", &[message]).await;
+        assert_eq!(status, 402);
+        counted = server.ask(&["HGET", &keys[0], "tokens"]).await;
+    }
+    // On a busy machine the server may be too late for some: those are added with the next call, here one that is refused.
+    assert!(counted >= total, "nothing is forgotten: {counted} of {total}");
     // One that starts later knows what was spent.
     let later = Arc::get_mut(&mut fleet).unwrap();
     later.add().await;

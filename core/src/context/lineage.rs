@@ -13,8 +13,8 @@ use xxhash_rust::xxh3::xxh3_128;
 use super::edited::shared_beginnings;
 use super::ledger::Ledger;
 use super::{ExchangeId, Outcome, Position, ThreadId, Turn};
-use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, Purpose, Role};
-use search::Search;
+use crate::dialect::{Chain, Conversation, HeldHistory, Part, PartKey, Purpose};
+use search::{Search, has_head, is_reply, replies};
 
 /// How a request relates to its parent turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,16 +119,6 @@ fn position(conversation: &Conversation, client_thread: Option<&str>) -> Positio
     }
 }
 
-fn is_reply(part: &Part) -> bool {
-    part.role == Role::Assistant
-}
-
-fn replies(conversation: &Conversation) -> Vec<bool> {
-    let mut replies = Vec::with_capacity(conversation.chains().len());
-    replies.extend(conversation.parts().filter(|part| part.key.is_some()).map(is_reply));
-    replies
-}
-
 fn fold(parts: &[Part]) -> PartKey {
     let keys = parts.iter().filter_map(|part| part.key);
     PartKey(keys.fold(Chain::START, Chain::then).0)
@@ -137,10 +127,6 @@ fn fold(parts: &[Part]) -> PartKey {
 fn new_thread(exchange: &ExchangeId) -> ThreadId {
     // A thread's name is shown, and must reveal nothing of its content.
     format!("{:016x}", (xxh3_128(exchange.as_str().as_bytes()) >> 64) as u64).into()
-}
-
-fn has_head(turn: &Turn, position: &Position) -> bool {
-    turn.position.system == position.system && turn.position.tools == position.tools
 }
 
 /// A request stays on its parent's thread, with six exceptions: another turn already continues the parent (a

@@ -106,11 +106,11 @@ impl Conversation {
 
     /// Adds the notes of an element to the `earlier` ones. Whether it has none.
     pub(super) fn end_element(&mut self, earlier: Vec<Note>) -> bool {
-        let own = std::mem::replace(&mut self.notes, earlier);
-        for note in &own {
+        let notes = std::mem::replace(&mut self.notes, earlier);
+        for note in &notes {
             note_once(&mut self.notes, *note);
         }
-        own.is_empty()
+        notes.is_empty()
     }
 
     /// The part at a place in the history.

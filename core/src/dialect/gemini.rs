@@ -165,8 +165,8 @@ impl Reader<'_> {
     }
 
     fn role(&mut self, content: Value<'_>) -> Role {
-        let known = if content.is_closed() { self.elements.role(content) } else { None };
-        known.unwrap_or_else(|| content.opened(role_of))
+        let role = if content.is_closed() { self.elements.role(content) } else { None };
+        role.unwrap_or_else(|| content.opened(role_of))
     }
 
     /// `is_alone`: what was read of it does not depend on what stands around it.

@@ -137,8 +137,8 @@ impl Reader<'_> {
     }
 
     fn role(&mut self, message: Value<'_>) -> Role {
-        let known = if message.is_closed() { self.elements.role(message) } else { None };
-        known.unwrap_or_else(|| message.opened(role_of))
+        let role = if message.is_closed() { self.elements.role(message) } else { None };
+        role.unwrap_or_else(|| message.opened(role_of))
     }
 
     fn element(&mut self, message: Value<'_>) -> (Role, Vec<Part>) {

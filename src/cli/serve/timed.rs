@@ -1,6 +1,6 @@
-//! A store that reports how long its operations take.
+//! A store that reports how long its operations take, and hands its turns to the warehouse.
 //!
-//! Stores know nothing about metrics, and metrics nothing about stores; this connects them.
+//! Stores know nothing about metrics and the warehouse, and these nothing about stores; this connects them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,15 +12,21 @@ use crate::context::{Millis, SessionId, TenantId};
 use crate::store::drafts::Draft;
 use crate::store::precondition::Precondition;
 use crate::store::{
-    LogPlace, Record, RecordKind, Scope, ScopeLine, ScopePage, SessionGain, Store, StoreFuture,
-    SweepStep, WriteOutcome,
+    LogPlace, Record, RecordKind, Scope, ScopeLine, ScopePage, SessionGain, Store, StoreError,
+    StoreFuture, SweepStep, WriteOutcome,
 };
 use crate::telemetry::{StoreOperation, Telemetry};
+use crate::warehouse::TurnSink;
+
+/// Of a session with turns of a killed process, records that are looked at for these.
+const INTERRUPTED: usize = 1024;
 
 /// Measures every operation of the inner store.
 pub(super) struct TimedStore {
     pub(super) store: Arc<dyn Store>,
     pub(super) telemetry: Arc<Telemetry>,
+    /// Where its turns go, too.
+    pub(super) warehouse: Option<TurnSink>,
 }
 
 impl TimedStore {
@@ -36,6 +42,28 @@ impl TimedStore {
             answer
         })
     }
+
+    /// The same for a write, whose turns go to the warehouse, too.
+    fn write<'a, T: Send + 'a>(
+        &'a self,
+        scope: Scope,
+        records: Vec<Record>,
+        write: impl FnOnce(Scope, Vec<Record>) -> StoreFuture<'a, T>,
+    ) -> StoreFuture<'a, T> {
+        let Some(warehouse) = &self.warehouse else {
+            return self.time(StoreOperation::Put, write(scope, records));
+        };
+        let turns = warehouse.turns(&scope, &records);
+        let written = self.time(StoreOperation::Put, write(scope, records));
+        Box::pin(async move {
+            let outcome = written.await;
+            // A turn that the store cannot take was paid for, too.
+            if !matches!(outcome, Err(StoreError::Deleted | StoreError::Cancelled)) {
+                warehouse.write(turns);
+            }
+            outcome
+        })
+    }
 }
 
 impl Store for TimedStore {
@@ -45,7 +73,7 @@ impl Store for TimedStore {
         records: Vec<Record>,
         only_if: Precondition,
     ) -> StoreFuture<'_, Vec<WriteOutcome>> {
-        self.time(StoreOperation::Put, self.store.put(scope, records, only_if))
+        self.write(scope, records, |scope, records| self.store.put(scope, records, only_if))
     }
 
     fn append(
@@ -54,7 +82,7 @@ impl Store for TimedStore {
         records: Vec<Record>,
         only_if: Precondition,
     ) -> StoreFuture<'_, ()> {
-        self.time(StoreOperation::Put, self.store.append(scope, records, only_if))
+        self.write(scope, records, |scope, records| self.store.append(scope, records, only_if))
     }
 
     fn put_drafts(
@@ -67,7 +95,17 @@ impl Store for TimedStore {
     }
 
     fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
-        self.time(StoreOperation::Draft, self.store.adopt_drafts(instance))
+        let adopting = self.time(StoreOperation::Draft, self.store.adopt_drafts(instance));
+        let Some(warehouse) = &self.warehouse else { return adopting };
+        Box::pin(async move {
+            let scopes = adopting.await?;
+            for scope in &scopes {
+                if let Ok(records) = self.scan(scope.clone(), INTERRUPTED).await {
+                    warehouse.write(warehouse.turns(scope, &records));
+                }
+            }
+            Ok(scopes)
+        })
     }
 
     fn is_shared(&self) -> bool {
@@ -116,7 +154,15 @@ impl Store for TimedStore {
     }
 
     fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
-        self.time(StoreOperation::Drop, self.store.drop_scope(scope))
+        let dropped = self.time(StoreOperation::Drop, self.store.drop_scope(scope.clone()));
+        Box::pin(async move {
+            let outcome = dropped.await;
+            // What was written before is in the queue by now.
+            if let Some(warehouse) = &self.warehouse {
+                warehouse.delete(&scope);
+            }
+            outcome
+        })
     }
 
     fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {

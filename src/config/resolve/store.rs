@@ -29,6 +29,13 @@ struct StoreUrl<'a> {
     database: i64,
 }
 
+/// The URL of a server as it is configured.
+pub(super) struct ServerUrl {
+    pub(super) url: Secret,
+    /// Whether it may carry a password: it is not in the configuration itself.
+    pub(super) is_secret: bool,
+}
+
 impl Resolver<'_> {
     pub(super) fn shared_store(&mut self, raw: &RawConfig) -> Option<SharedStore> {
         let store = &raw.store;
@@ -44,9 +51,7 @@ impl Resolver<'_> {
             return None;
         };
         let path = ["store", "url"];
-        let is_variable = matches!(self.entry.place(&path), ConfigPlace::Variable(_));
-        let is_secret = is_variable || url.starts_with("env:") || url.starts_with("file:");
-        let url = if is_secret { self.secret(&path, url)? } else { Secret(url.to_owned()) };
+        let ServerUrl { url, is_secret } = self.server_url(&path, url)?;
         let password = store.password.as_deref();
         let password = password.and_then(|raw| self.secret(&["store", "password"], raw));
         let secret = match store.secret.as_deref() {
@@ -96,6 +101,14 @@ impl Resolver<'_> {
             secret: secret?,
             acks: acks?,
         })
+    }
+
+    /// The URL of a server, which may be a secret.
+    pub(super) fn server_url(&mut self, path: &[&str], raw: &str) -> Option<ServerUrl> {
+        let is_variable = matches!(self.entry.place(path), ConfigPlace::Variable(_));
+        let is_secret = is_variable || raw.starts_with("env:") || raw.starts_with("file:");
+        let url = if is_secret { self.secret(path, raw)? } else { Secret(raw.to_owned()) };
+        Some(ServerUrl { url, is_secret })
     }
 }
 

@@ -4,6 +4,7 @@
 //! So the sums survive a crash as the turns do. What retention or a person deleted is missing after the next start.
 //! Processes that share a store add up there ([`super::shared_caps`]).
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -27,6 +28,8 @@ pub struct CapBoard {
     pub(super) sums: Mutex<CapSums>,
     configured: OnceLock<Vec<Cap>>,
     pub(super) set_caps: tokio::sync::Mutex<SetCaps>,
+    /// Additions that the shared store did not confirm.
+    pub(super) unconfirmed: Mutex<BTreeMap<SumKey, Spending>>,
     passed: broadcast::Sender<CapState>,
     cost: OnceLock<TurnCost>,
 }
@@ -54,6 +57,7 @@ impl Default for CapBoard {
             sums: Mutex::default(),
             configured: OnceLock::new(),
             set_caps: tokio::sync::Mutex::default(),
+            unconfirmed: Mutex::default(),
             passed: broadcast::channel(BEHIND).0,
             cost: OnceLock::new(),
         }

@@ -1,9 +1,13 @@
 //! Spending that several processes add up on the store that they share: one sum for each cap and subject.
 //!
 //! What is spent is added there before the client sees the end of its reply, and all is read before a request is sent. So
-//! past a cap only calls end that were in flight. If the store does not answer, each process counts on from what it knows.
+//! past a cap only calls end that were in flight. If the store does not answer, each process counts on from what it knows, and
+//! adds that with the next call: one whose answer was lost may count twice, and none is forgotten.
+
+use std::collections::BTreeMap;
 
 use super::Ledgers;
+use super::caps::CapBoard;
 use super::lock::lock;
 use crate::context::Millis;
 use crate::context::caps::{Spender, Spending, SumChange, SumKey};
@@ -57,15 +61,54 @@ impl Ledgers {
         if sums.is_empty() || !self.is_shared() {
             return;
         }
-        let keys: Vec<SumKey> = sums.iter().map(|(key, _)| key.clone()).collect();
-        let Ok(totals) = self.store.change_sums(sums, change).await else { return };
+        let mut additions = Additions { board: &self.caps, sums: Vec::new() };
+        let changes = match change {
+            SumChange::Add => additions.with_unconfirmed(sums),
+            SumChange::Raise => sums,
+        };
+        let Ok(totals) = self.store.change_sums(changes.clone(), change).await else { return };
+        additions.sums.clear();
         let mut states = Vec::new();
-        for (key, total) in keys.iter().zip(totals) {
+        for ((key, _), total) in changes.iter().zip(totals) {
             // Whoever has spent nothing is not listed.
             if total != Spending::default() {
                 states.extend(lock(&self.caps.sums).raise(key, total, now));
             }
         }
         self.caps.tell(states);
+    }
+}
+
+/// Additions on their way to the shared store. What is not confirmed, or given up in between, is added with the next ones.
+struct Additions<'c> {
+    board: &'c CapBoard,
+    sums: Vec<(SumKey, Spending)>,
+}
+
+impl Additions<'_> {
+    /// These, and those of earlier calls.
+    fn with_unconfirmed(&mut self, sums: Vec<(SumKey, Spending)>) -> Vec<(SumKey, Spending)> {
+        let mut unconfirmed = std::mem::take(&mut *lock(&self.board.unconfirmed));
+        add(&mut unconfirmed, sums);
+        self.sums = unconfirmed.into_iter().collect();
+        self.sums.clone()
+    }
+}
+
+impl Drop for Additions<'_> {
+    fn drop(&mut self) {
+        let spent = self.sums.drain(..).filter(|(_, spending)| *spending != Spending::default());
+        add(&mut lock(&self.board.unconfirmed), spent);
+    }
+}
+
+fn add(
+    sums: &mut BTreeMap<SumKey, Spending>,
+    additions: impl IntoIterator<Item = (SumKey, Spending)>,
+) {
+    for (key, spending) in additions {
+        let sum = sums.entry(key).or_default();
+        sum.dollars += spending.dollars;
+        sum.tokens = sum.tokens.saturating_add(spending.tokens);
     }
 }

@@ -59,15 +59,15 @@ impl Script {
         acks: Acks,
     ) -> Result<(T, u32), RedisError> {
         let within = acks.within.as_millis() as u64;
-        let both = |command: Cmd| {
+        let waiting = |command: Cmd| {
             let mut pipeline = redis::pipe();
             pipeline.add_command(command).cmd("WAIT").arg(acks.replicas).arg(within);
             pipeline
         };
-        let pipeline = both(Self::command("EVALSHA", &self.hash, keys, arguments));
+        let pipeline = waiting(Self::command("EVALSHA", &self.hash, keys, arguments));
         match pipeline.query_async(connection).await {
             Err(error) if is_unknown(&error) => {
-                let pipeline = both(Self::command("EVAL", self.code, keys, arguments));
+                let pipeline = waiting(Self::command("EVAL", self.code, keys, arguments));
                 pipeline.query_async(connection).await
             }
             answer => answer,

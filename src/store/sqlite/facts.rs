@@ -12,10 +12,10 @@ use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, ToSql, param
 
 use super::columns::{blob, bytes_in, scope_in};
 use super::packing::{Packing, pack, unpack};
-use super::turn_columns::{TurnColumns, before_sketch};
 use crate::context::{Millis, SessionId, TenantId};
 use crate::dialect::Usage;
 use crate::store::drafts::{COMPLETE, INTERRUPTED};
+use crate::store::turn_columns::{TurnColumns, before_sketch};
 use crate::store::{
     Cursor, Record, RecordKind, SERIES_NAMES, Scope, ScopeLine, ScopePage, WriteOutcome,
 };

@@ -6,11 +6,10 @@ use std::cell::OnceCell;
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use super::{has_head, is_reply, replies};
 use crate::context::edited::{is_history, shown_replies};
 use crate::context::ledger::{BoundaryHash, Ledger};
 use crate::context::{Outcome, Position, PromptSection, Turn};
-use crate::dialect::{Chain, Conversation, Part, PartKey, PartKind, Purpose};
+use crate::dialect::{Chain, Conversation, Part, PartKey, PartKind, Purpose, Role};
 
 /// A turn that a request continues.
 #[derive(Clone)]
@@ -403,4 +402,18 @@ fn proves(turn: &Turn, has_anchor: bool, run: usize, position: &Position) -> boo
     // Content other than an anchor may occur twice (`Go on.`, `Done.`), so five parts must match, or
     // three parts and the head (system prompt and tools).
     has_anchor || run >= 5 || (run >= 3 && has_head(turn, position))
+}
+
+pub(super) fn is_reply(part: &Part) -> bool {
+    part.role == Role::Assistant
+}
+
+pub(super) fn replies(conversation: &Conversation) -> Vec<bool> {
+    let mut replies = Vec::with_capacity(conversation.chains().len());
+    replies.extend(conversation.parts().filter(|part| part.key.is_some()).map(is_reply));
+    replies
+}
+
+pub(super) fn has_head(turn: &Turn, position: &Position) -> bool {
+    turn.position.system == position.system && turn.position.tools == position.tools
 }

@@ -337,11 +337,11 @@ impl KnownElements for BodyElements {
         self.fresh += element.len();
         let hash = self.hash(element.slice(bytes));
         let index = self.lists.last().map_or(0, |list| list.elements);
-        let found = match &self.memory {
+        let sample = match &self.memory {
             Some(memory) if is_sample(index, hash) => memory.find(hash),
             _ => None,
         };
-        let place = found.map(|sample| self.place(sample));
+        let place = sample.map(|sample| self.place(sample));
         self.push(element, hash, place);
         if let Some(place) = place {
             self.expected = Some(ElementPlace { index: place.index + 1, ..place });

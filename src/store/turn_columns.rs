@@ -13,46 +13,46 @@ use crate::dialect::Usage;
 /// The columns of a turn that the views show. Missing or invalid values are empty.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct TurnColumns<'t> {
+pub(crate) struct TurnColumns<'t> {
     #[serde(borrow)]
-    pub(super) exchange: Option<TextColumn<'t>>,
+    pub(crate) exchange: Option<TextColumn<'t>>,
     #[serde(borrow)]
-    pub(super) upstream: Option<TextColumn<'t>>,
+    pub(crate) upstream: Option<TextColumn<'t>>,
     #[serde(borrow)]
-    pub(super) model: Option<TextColumn<'t>>,
+    pub(crate) model: Option<TextColumn<'t>>,
     #[serde(borrow)]
-    pub(super) purpose: Option<TextColumn<'t>>,
+    pub(crate) purpose: Option<TextColumn<'t>>,
     #[serde(borrow)]
-    pub(super) outcome: Option<TextColumn<'t>>,
+    pub(crate) outcome: Option<TextColumn<'t>>,
     #[serde(borrow)]
-    pub(super) position: Option<PositionColumns<'t>>,
+    pub(crate) position: Option<PositionColumns<'t>>,
     #[serde(borrow)]
-    pub(super) estimate: Option<EstimateColumns<'t>>,
-    pub(super) usage: Option<Usage>,
-    pub(super) window: Option<u64>,
-    pub(super) ended: Option<u64>,
-    pub(super) dollars: Option<f64>,
+    pub(crate) estimate: Option<EstimateColumns<'t>>,
+    pub(crate) usage: Option<Usage>,
+    pub(crate) window: Option<u64>,
+    pub(crate) ended: Option<u64>,
+    pub(crate) dollars: Option<f64>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct PositionColumns<'t> {
+pub(crate) struct PositionColumns<'t> {
     #[serde(borrow)]
-    pub(super) thread: Option<TextColumn<'t>>,
+    pub(crate) thread: Option<TextColumn<'t>>,
 }
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-pub(super) struct EstimateColumns<'t> {
+pub(crate) struct EstimateColumns<'t> {
     #[serde(borrow)]
-    pub(super) method: Option<TextColumn<'t>>,
-    pub(super) tokens: Option<u64>,
+    pub(crate) method: Option<TextColumn<'t>>,
+    pub(crate) tokens: Option<u64>,
 }
 
 /// A text, which is copied only if it has escapes: an `Option<Cow<str>>` would always copy it.
 #[derive(Deserialize)]
 #[serde(transparent)]
-pub(super) struct TextColumn<'t>(#[serde(borrow)] Cow<'t, str>);
+pub(crate) struct TextColumn<'t>(#[serde(borrow)] Cow<'t, str>);
 
 impl Deref for TextColumn<'_> {
     type Target = str;
@@ -64,14 +64,14 @@ impl Deref for TextColumn<'_> {
 
 impl TurnColumns<'_> {
     /// The columns of the JSON `turn`, which is checked to be UTF-8 as a whole: string by string it takes longer.
-    pub(super) fn read(turn: &[u8]) -> TurnColumns<'_> {
+    pub(crate) fn read(turn: &[u8]) -> TurnColumns<'_> {
         let text = std::str::from_utf8(turn).ok();
         text.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default()
     }
 }
 
 /// The members of a turn that can be columns.
-pub(super) fn before_sketch(turn: &[u8]) -> Cow<'_, [u8]> {
+pub(crate) fn before_sketch(turn: &[u8]) -> Cow<'_, [u8]> {
     // What follows is most of a long turn, and none of it is in one.
     match memmem::find(turn, br#","sketch":"#) {
         Some(end) => Cow::Owned([&turn[..end], b"}"].concat()),
