@@ -200,7 +200,8 @@ mod tests {
         assert_eq!(queue.next().await.unwrap().turns(), 7);
         assert_eq!(queue.next().await, Some(Batch::Deletion(turn("b", 0, 0).scope)));
         assert!(queue.add(turn("a", 1, large)), "there is room again");
-        assert_eq!(queue.state().bytes, queue.state().jobs[0].bytes());
+        let state = queue.state();
+        assert_eq!(state.bytes, state.jobs[0].bytes());
     }
 
     #[tokio::test]
