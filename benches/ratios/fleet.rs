@@ -70,15 +70,9 @@ impl Server {
         let fingerprint = answer.lines().nth(1).unwrap().trim();
         let server = RedisServer {
             hosts: vec![("127.0.0.1".into(), self.port)],
-            sentinel: None,
-            is_cluster: false,
-            tls: None,
-            user: None,
-            password: None,
-            database: 0,
             prefix: PREFIX.into(),
             fingerprint: fingerprint.into(),
-            acks: 0,
+            ..RedisServer::default()
         };
         RedisStore::new(server, Duration::from_secs(30 * 86_400))
     }

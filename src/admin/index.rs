@@ -2,8 +2,8 @@
 //!
 //! A list in another order than the newest first, a search and the history need every session. Each refresh walks the
 //! store's list from its top, where changes are, and ends where everything is known, or after a second: then the answer says
-//! how far back it is complete. It takes at
-//! most a sixteenth of the process's memory, as so many sessions and calls; past either, the oldest are left out.
+//! how far back it is complete. It takes at most a sixteenth of the process's memory, as so many sessions and calls; past either,
+//! the oldest are left out.
 
 use std::collections::HashMap;
 use std::sync::Arc;

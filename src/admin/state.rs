@@ -42,7 +42,7 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// The same with all the memory that it can use.
+    /// As [`Admin::within`], with as much memory as it can use.
     pub fn new(
         ledgers: Arc<Ledgers>,
         telemetry: Arc<Telemetry>,

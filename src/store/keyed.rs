@@ -397,10 +397,11 @@ impl<S: Store> Store for KeyedStore<S> {
 
     fn change_sums(
         &self,
+        id: u128,
         sums: Vec<(SumKey, Spending)>,
         change: SumChange,
     ) -> StoreFuture<'_, Vec<Spending>> {
-        self.store.change_sums(sums, change)
+        self.store.change_sums(id, sums, change)
     }
 
     fn ready(&self) -> StoreFuture<'_, ()> {

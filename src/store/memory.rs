@@ -36,7 +36,14 @@ pub struct MemoryStore {
     tenant_key: std::sync::OnceLock<[u8; 32]>,
     /// The holder of each piece of work, and until when.
     claims: Mutex<BTreeMap<u128, (u64, Instant)>>,
-    sums: Mutex<BTreeMap<SumKey, Spending>>,
+    sums: Mutex<SpendingSums>,
+}
+
+#[derive(Debug, Default)]
+struct SpendingSums {
+    sums: BTreeMap<SumKey, Spending>,
+    /// What was added, by its ids.
+    added: BTreeSet<u128>,
 }
 
 impl MemoryStore {
@@ -348,13 +355,17 @@ impl Store for MemoryStore {
 
     fn change_sums(
         &self,
+        id: u128,
         sums: Vec<(SumKey, Spending)>,
         change: SumChange,
     ) -> StoreFuture<'_, Vec<Spending>> {
         let mut known = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
+        let adds = sums.iter().any(|(_, spending)| *spending != Spending::default());
+        let is_repeated = change == SumChange::Add && adds && !known.added.insert(id);
         let totals = sums.into_iter().map(|(key, spending)| {
-            let sum = known.entry(key).or_default();
+            let sum = known.sums.entry(key).or_default();
             match change {
+                SumChange::Add if is_repeated => {}
                 SumChange::Add => sum.join(spending),
                 SumChange::Raise => sum.raise(spending),
             }

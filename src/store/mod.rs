@@ -287,14 +287,15 @@ pub trait Store: Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// Changes sums of spending that several processes add up, and returns them: adding nothing reads them. Only a store
-    /// that several processes share is asked.
+    /// Changes sums of spending that several processes add up, and returns them: adding nothing reads them. What is added
+    /// again under the same `id`, within an hour, is added once. Only a store that several processes share is asked.
     fn change_sums(
         &self,
+        id: u128,
         sums: Vec<(SumKey, Spending)>,
         change: SumChange,
     ) -> StoreFuture<'_, Vec<Spending>> {
-        let _ = change;
+        let _ = (id, change);
         Box::pin(std::future::ready(Ok(sums.into_iter().map(|(_, spending)| spending).collect())))
     }
 

@@ -294,10 +294,11 @@ impl Store for RedisStore {
 
     fn change_sums(
         &self,
+        id: u128,
         sums: Vec<(SumKey, Spending)>,
         change: SumChange,
     ) -> StoreFuture<'_, Vec<Spending>> {
-        Box::pin(async move { self.change(&sums, change).await })
+        Box::pin(async move { self.change(id, &sums, change).await })
     }
 
     fn ready(&self) -> StoreFuture<'_, ()> {

@@ -72,7 +72,7 @@ passed_on! {
     expire(before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep>;
     claim(what: u128, holder: u64, lasts: Duration) -> StoreFuture<'_, bool>;
     release(what: u128, holder: u64) -> StoreFuture<'_, ()>;
-    change_sums(sums: Vec<(SumKey, Spending)>, change: SumChange) -> StoreFuture<'_, Vec<Spending>>;
+    change_sums(id: u128, sums: Vec<(SumKey, Spending)>, change: SumChange) -> StoreFuture<'_, Vec<Spending>>;
     ready() -> StoreFuture<'_, ()>;
     tenant_key() -> StoreFuture<'_, [u8; 32]>;
 }

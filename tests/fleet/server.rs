@@ -94,15 +94,8 @@ impl Server {
     pub fn settings(&self, prefix: &str) -> RedisServer {
         RedisServer {
             hosts: vec![("127.0.0.1".into(), self.port)],
-            sentinel: None,
-            is_cluster: false,
-            tls: None,
-            user: None,
-            password: None,
-            database: 0,
             prefix: prefix.into(),
-            fingerprint: "".into(),
-            acks: 0,
+            ..RedisServer::default()
         }
     }
 }

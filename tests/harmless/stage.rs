@@ -62,15 +62,8 @@ fn stores(store: Arc<dyn Store>) -> Box<dyn Fn() -> Arc<dyn Store> + Send + Sync
     let stage = STAGES.fetch_add(1, Ordering::Relaxed);
     let server = RedisServer {
         hosts: vec![("127.0.0.1".into(), port as u16)],
-        sentinel: None,
-        is_cluster: false,
-        tls: None,
-        user: None,
-        password: None,
-        database: 0,
         prefix: format!("stage {stage}:").into(),
-        fingerprint: "".into(),
-        acks: 0,
+        ..RedisServer::default()
     };
     let life = Duration::from_secs(3600);
     Box::new(move || Arc::new(RedisStore::new(server.clone(), life)))

@@ -179,10 +179,11 @@ impl Store for TimedStore {
 
     fn change_sums(
         &self,
+        id: u128,
         sums: Vec<(SumKey, Spending)>,
         change: SumChange,
     ) -> StoreFuture<'_, Vec<Spending>> {
-        self.time(StoreOperation::Put, self.store.change_sums(sums, change))
+        self.time(StoreOperation::Put, self.store.change_sums(id, sums, change))
     }
 
     fn ready(&self) -> StoreFuture<'_, ()> {

@@ -14,7 +14,6 @@ use super::client_request::ClientRequest;
 use super::count_estimate::CountFallback;
 use super::original_request::OriginalRequest;
 use super::outbound::OutboundRequest;
-use crate::clock::now;
 use crate::config::Upstream;
 use crate::context::Outcome;
 use crate::context::caps::{CapState, Spender};
@@ -123,8 +122,7 @@ impl LiveExchange<Received> {
 /// The cap that stops a spender.
 pub(super) async fn reached_cap(proxy: &Proxy, spender: &Spender) -> Option<CapState> {
     let reads = ReadBudget::new(Duration::from_millis(proxy.config.limits.store_ms));
-    proxy.ledgers.refresh_caps(spender, now(), &reads).await;
-    proxy.ledgers.caps().fullest(spender, now()).filter(|cap| cap.used >= 1.0)
+    proxy.ledgers.fullest_cap(spender, &reads).await.filter(|cap| cap.used >= 1.0)
 }
 
 impl<Phase> LiveExchange<Phase> {

@@ -189,13 +189,10 @@ impl LiveExchange<Received> {
         };
         request_origin::set(&mut opened, &self.client.headers, &prepared, &proxy);
         self.recorder.record_place(&opened);
-        self.record_cap(&opened, &reads).await;
-        if can_refuse
-            && let Some(cap) = &self.recorder.cap
-            && cap.used >= 1.0
-        {
-            return Err(ProxyError::from_cap(cap));
-        }
+        let within_cap = self.check_cap(&opened, &reads, can_refuse).await;
+        // That was its last read.
+        self.recorder.record_store_wait(&reads);
+        within_cap?;
         let held_out = is_held_out(&opened.scope.session, prepared.mode, &proxy);
         prepared.place(&mut opened, held_out);
         if let Some(head) = head {
@@ -240,16 +237,26 @@ impl LiveExchange<Received> {
         Ok(Planned { pending: Some(pending), writer, count: None })
     }
 
-    async fn record_cap(&mut self, opened: &OpenedSession, reads: &ReadBudget) {
+    /// Notes the fullest cap of its spender, once that is to be told.
+    ///
+    /// # Errors
+    /// Why it is not sent, if it can be refused.
+    async fn check_cap(
+        &mut self,
+        opened: &OpenedSession,
+        reads: &ReadBudget,
+        can_refuse: bool,
+    ) -> Result<(), ProxyError> {
         let ledgers = self.recorder.proxy.ledgers.clone();
-        if ledgers.caps().has_caps() {
-            let spender = opened.spender(&self.upstream.name);
-            ledgers.refresh_caps(&spender, now(), reads).await;
-            let fullest = ledgers.caps().fullest(&spender, now());
-            self.recorder.cap = fullest.filter(|cap| cap.used >= WARNING);
+        if !ledgers.caps().has_caps() {
+            return Ok(());
         }
-        // The last read before it is planned.
-        self.recorder.record_store_wait(reads);
+        let fullest = ledgers.fullest_cap(&opened.spender(&self.upstream.name), reads).await;
+        self.recorder.cap = fullest.filter(|cap| cap.used >= WARNING);
+        match &self.recorder.cap {
+            Some(cap) if can_refuse && cap.used >= 1.0 => Err(ProxyError::from_cap(cap)),
+            _ => Ok(()),
+        }
     }
 
     async fn without_tenant(&mut self, prepared: PreparedRequest, why: FailOpen) -> Planned {

@@ -4,7 +4,7 @@
 //! So the sums survive a crash as the turns do. What retention or a person deleted is missing after the next start.
 //! Processes that share a store add up there ([`super::shared_caps`]).
 
-use std::collections::BTreeMap;
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
@@ -28,10 +28,17 @@ pub struct CapBoard {
     pub(super) sums: Mutex<CapSums>,
     configured: OnceLock<Vec<Cap>>,
     pub(super) set_caps: tokio::sync::Mutex<SetCaps>,
-    /// Additions that the shared store did not confirm.
-    pub(super) unconfirmed: Mutex<BTreeMap<SumKey, Spending>>,
+    /// Additions that the shared store has not confirmed, oldest first.
+    pub(super) unconfirmed: Mutex<VecDeque<SumAddition>>,
     passed: broadcast::Sender<CapState>,
     cost: OnceLock<TurnCost>,
+}
+
+/// What a call spent, to be added once to sums that several processes share.
+#[derive(Clone)]
+pub(super) struct SumAddition {
+    pub(super) id: u128,
+    pub(super) sums: Vec<(SumKey, Spending)>,
 }
 
 /// The caps that were set, and where they are kept.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::lock::lock;
 use super::records::record;
 use super::{LOOK, Ledgers, RequestSource, fingerprints, no_answer};
-use crate::context::caps::{Spending, SumChange};
+use crate::context::caps::Spending;
 use crate::context::{Fact, TenantId, Turn};
 use crate::store::recall::ReadBudget;
 use crate::store::{Record, Scope, StoreError, WriteOutcome};
@@ -61,7 +61,7 @@ impl Ledgers {
             Some(WriteOutcome::Written) => {
                 if let Some(turn) = &completed {
                     let spending = self.caps.add_late_turn(&scope, turn, earlier);
-                    self.change_sums(spending, SumChange::Add, turn.at).await;
+                    self.add_to_common_sums(spending, turn.at).await;
                 }
                 Ok(completed)
             }

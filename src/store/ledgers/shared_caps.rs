@@ -2,113 +2,119 @@
 //!
 //! What is spent is added there before the client sees the end of its reply, and all is read before a request is sent. So
 //! past a cap only calls end that were in flight. If the store does not answer, each process counts on from what it knows, and
-//! adds that with the next call: one whose answer was lost may count twice, and none is forgotten.
-
-use std::collections::BTreeMap;
+//! sends its additions again with the next call, each under an id by which the store adds it once.
 
 use super::Ledgers;
-use super::caps::CapBoard;
+use super::caps::SumAddition;
 use super::lock::lock;
+use crate::clock::now;
 use crate::context::Millis;
-use crate::context::caps::{Spender, Spending, SumChange, SumKey};
+use crate::context::caps::{CapState, Spender, Spending, SumChange, SumKey};
+use crate::store::StoreError;
 use crate::store::recall::ReadBudget;
 
 /// Most sums that are changed in one step.
 const AT_ONCE: usize = 200;
+/// Most additions that one call sends.
+const SENT_TOGETHER: usize = 50;
+/// Most additions that wait for the store; past it, the oldest are forgotten there.
+const UNCONFIRMED: usize = 10_000;
 
 impl Ledgers {
-    /// Reads what all processes spent of the caps of a spender, within the time that a request has for reads.
-    pub(crate) async fn refresh_caps(&self, spender: &Spender, now: Millis, reads: &ReadBudget) {
-        if !self.is_shared() || !self.caps.has_caps() {
-            return;
+    /// The fullest cap of a spender, by what all processes spent, as far as the store says that within the time that a
+    /// request has for reads.
+    pub(crate) async fn fullest_cap(
+        &self,
+        spender: &Spender,
+        reads: &ReadBudget,
+    ) -> Option<CapState> {
+        let at = now();
+        if self.is_shared() && self.caps.has_caps() {
+            let keys = lock(&self.caps.sums).keys(spender, at);
+            // What it knew before counts if this comes too late.
+            let _ = reads.wait(self.read_sums(keys, at)).await;
         }
-        let keys = lock(&self.caps.sums).keys(spender, now).into_iter();
-        let sums = keys.map(|key| (key, Spending::default())).collect();
-        // What it knew before counts if this comes too late.
-        let _ = reads.wait(self.change_sums(sums, SumChange::Add, now)).await;
+        self.caps.fullest(spender, at)
     }
 
     /// Reads what all processes spent of everything that is listed here.
     pub(crate) async fn refresh_all_caps(&self, now: Millis) {
-        self.change_all(SumChange::Add, now).await;
+        if self.is_shared() {
+            let running = lock(&self.caps.sums).running(now);
+            self.read_sums(running.into_iter().map(|(key, _)| key).collect(), now).await;
+        }
     }
 
     /// Lets the common sums be at least as large as those here, which were read from the kept turns.
     pub(super) async fn raise_common_sums(&self, now: Millis) {
-        self.change_all(SumChange::Raise, now).await;
+        if self.is_shared() {
+            let running = lock(&self.caps.sums).running(now);
+            for sums in running.chunks(AT_ONCE) {
+                let _ = self.change_sums(0, sums.to_vec(), SumChange::Raise, now).await;
+            }
+        }
     }
 
-    async fn change_all(&self, change: SumChange, now: Millis) {
-        if !self.is_shared() {
+    /// Adds what a call spent to the common sums, and learns what they are then.
+    pub(super) async fn add_to_common_sums(&self, sums: Vec<(SumKey, Spending)>, now: Millis) {
+        if sums.is_empty() || !self.is_shared() {
             return;
         }
-        let mut sums = lock(&self.caps.sums).running(now);
-        if change == SumChange::Add {
-            sums.iter_mut().for_each(|(_, spending)| *spending = Spending::default());
+        // Without randomness it would be taken for another one.
+        let Ok([high, low]) = getrandom::u64().and_then(|high| Ok([high, getrandom::u64()?]))
+        else {
+            return;
+        };
+        let id = u128::from(high) << 64 | u128::from(low);
+        {
+            let mut unconfirmed = lock(&self.caps.unconfirmed);
+            unconfirmed.push_back(SumAddition { id, sums });
+            if unconfirmed.len() > UNCONFIRMED {
+                unconfirmed.pop_front();
+            }
         }
+        self.confirm_additions(now).await;
+    }
+
+    async fn read_sums(&self, keys: Vec<SumKey>, now: Millis) {
+        self.confirm_additions(now).await;
+        let sums: Vec<_> = keys.into_iter().map(|key| (key, Spending::default())).collect();
         for some in sums.chunks(AT_ONCE) {
-            self.change_sums(some.to_vec(), change, now).await;
+            let _ = self.change_sums(0, some.to_vec(), SumChange::Add, now).await;
+        }
+    }
+
+    /// Sends the oldest additions that are not confirmed. Not all at once: a client waits for the end of its reply.
+    async fn confirm_additions(&self, now: Millis) {
+        for _ in 0..SENT_TOGETHER {
+            let oldest = lock(&self.caps.unconfirmed).front().cloned();
+            let Some(SumAddition { id, sums }) = oldest else { return };
+            if self.change_sums(id, sums, SumChange::Add, now).await.is_err() {
+                return;
+            }
+            // Another call may have confirmed it, too.
+            lock(&self.caps.unconfirmed).retain(|addition| addition.id != id);
         }
     }
 
     /// Changes common sums, and learns what they are then.
-    pub(super) async fn change_sums(
+    async fn change_sums(
         &self,
+        id: u128,
         sums: Vec<(SumKey, Spending)>,
         change: SumChange,
         now: Millis,
-    ) {
-        if sums.is_empty() || !self.is_shared() {
-            return;
-        }
-        let mut additions = Additions { board: &self.caps, sums: Vec::new() };
-        let changes = match change {
-            SumChange::Add => additions.with_unconfirmed(sums),
-            SumChange::Raise => sums,
-        };
-        let Ok(totals) = self.store.change_sums(changes.clone(), change).await else { return };
-        additions.sums.clear();
+    ) -> Result<(), StoreError> {
+        let keys: Vec<SumKey> = sums.iter().map(|(key, _)| key.clone()).collect();
+        let totals = self.store.change_sums(id, sums, change).await?;
         let mut states = Vec::new();
-        for ((key, _), total) in changes.iter().zip(totals) {
+        for (key, total) in keys.iter().zip(totals) {
             // Whoever has spent nothing is not listed.
             if total != Spending::default() {
                 states.extend(lock(&self.caps.sums).raise(key, total, now));
             }
         }
         self.caps.tell(states);
-    }
-}
-
-/// Additions on their way to the shared store. What is not confirmed, or given up in between, is added with the next ones.
-struct Additions<'c> {
-    board: &'c CapBoard,
-    sums: Vec<(SumKey, Spending)>,
-}
-
-impl Additions<'_> {
-    /// These, and those of earlier calls.
-    fn with_unconfirmed(&mut self, sums: Vec<(SumKey, Spending)>) -> Vec<(SumKey, Spending)> {
-        let mut unconfirmed = std::mem::take(&mut *lock(&self.board.unconfirmed));
-        add(&mut unconfirmed, sums);
-        self.sums = unconfirmed.into_iter().collect();
-        self.sums.clone()
-    }
-}
-
-impl Drop for Additions<'_> {
-    fn drop(&mut self) {
-        let spent = self.sums.drain(..).filter(|(_, spending)| *spending != Spending::default());
-        add(&mut lock(&self.board.unconfirmed), spent);
-    }
-}
-
-fn add(
-    sums: &mut BTreeMap<SumKey, Spending>,
-    additions: impl IntoIterator<Item = (SumKey, Spending)>,
-) {
-    for (key, spending) in additions {
-        let sum = sums.entry(key).or_default();
-        sum.dollars += spending.dollars;
-        sum.tokens = sum.tokens.saturating_add(spending.tokens);
+        Ok(())
     }
 }

@@ -14,7 +14,6 @@ use super::opened_session::{OpenedSession, SessionHandle};
 use super::records::record;
 use super::session_cache;
 use super::{ContinuedEnd, Ledgers, fingerprints, no_answer};
-use crate::context::caps::SumChange;
 use crate::context::ledger::Ledger;
 use crate::context::{ExchangeId, Fact, inject};
 use crate::store::precondition::{Precondition, WriteToken};
@@ -201,7 +200,7 @@ impl Ledgers {
                 None => Err(StoreError::Deleted),
             }
         };
-        let summing = self.change_sums(spending, SumChange::Add, at);
+        let summing = self.add_to_common_sums(spending, at);
         let outcome = tokio::join!(writing, summing).0;
         match outcome {
             Err(StoreError::Deleted) => {
@@ -280,7 +279,7 @@ impl Ledgers {
                 if let Fact::Summary(summary) = &fact {
                     // Counted by who stored it, so that several processes do not count it twice.
                     let spending = self.caps.add_summary(handle, summary);
-                    self.change_sums(spending, SumChange::Add, summary.at).await;
+                    self.add_to_common_sums(spending, summary.at).await;
                 }
                 fact
             }

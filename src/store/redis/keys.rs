@@ -66,6 +66,11 @@ impl Keys {
     }
 
     /// What was spent of a cap.
+    /// What remembers an addition to sums.
+    pub(super) fn added(&self, id: u128) -> String {
+        self.index(&format!("added:{id:032x}"))
+    }
+
     pub(super) fn sum(&self, sum: &SumKey) -> String {
         let SumKey { cap, subject, period, .. } = sum;
         self.index(&format!("spent:{cap}:{period}:{subject}"))

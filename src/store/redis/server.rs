@@ -36,7 +36,7 @@ const SHORTEST_REST: u64 = 10;
 const LONGEST_REST: u64 = 200;
 
 /// Where the servers are, and how to get in.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub struct RedisServer {
     /// Host and port of the server, of each sentinel, or of some nodes of a cluster.
     pub hosts: Vec<(Box<str>, u16)>,

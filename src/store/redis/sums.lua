@@ -1,15 +1,27 @@
--- Changes sums of spending. KEYS: the sums.
--- ARGV: 'add' or 'raise', then for each sum US dollars, tokens, and how long it lives from now on in ms
--- Returns dollars, tokens, dollars, tokens, … Adding nothing writes nothing.
+-- Changes sums of spending. KEYS: what remembers an addition, then the sums.
+-- ARGV: 'add' or 'raise', how long an addition is remembered in ms, then for each sum US dollars, tokens, and how long it lives
+-- from now on in ms
+-- Returns dollars, tokens, dollars, tokens, … Adding nothing writes nothing, and what is added again is added once.
+local is_repeated = false
+local function adds()
+    for at = 3, #ARGV, 3 do
+        if tonumber(ARGV[at]) > 0 or tonumber(ARGV[at + 1]) > 0 then return true end
+    end
+    return false
+end
+if ARGV[1] == 'add' and adds() then
+    is_repeated = not redis.call('SET', KEYS[1], '1', 'NX', 'PX', ARGV[2])
+end
 local reply = {}
-for index, key in ipairs(KEYS) do
-    local dollars, tokens, life = unpack(ARGV, 3 * index - 1, 3 * index + 1)
+for index = 1, #KEYS - 1 do
+    local key = KEYS[index + 1]
+    local dollars, tokens, life = unpack(ARGV, 3 * index, 3 * index + 2)
     local known = redis.call('HMGET', key, 'dollars', 'tokens')
     local more = {tonumber(dollars), tonumber(tokens)}
     if ARGV[1] == 'raise' then
         more = {more[1] - tonumber(known[1] or 0), more[2] - tonumber(known[2] or 0)}
     end
-    if more[1] > 0 or more[2] > 0 then
+    if not is_repeated and (more[1] > 0 or more[2] > 0) then
         known[1] = redis.call('HINCRBYFLOAT', key, 'dollars', string.format('%.9f', math.max(more[1], 0)))
         known[2] = redis.call('HINCRBY', key, 'tokens', string.format('%.0f', math.max(more[2], 0)))
         redis.call('PEXPIRE', key, life)

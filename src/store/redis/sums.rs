@@ -10,10 +10,13 @@ use crate::store::StoreError;
 
 /// How long a sum lives after its period: a call that began in it may end later, ms.
 const AFTER: u64 = 24 * 3600 * 1000;
+/// How long an addition is remembered, so that it may be sent again, ms.
+const REMEMBERED: u64 = 3600 * 1000;
 
 impl RedisStore {
     pub(super) async fn change(
         &self,
+        id: u128,
         sums: &[(SumKey, Spending)],
         change: SumChange,
     ) -> Result<Vec<Spending>, StoreError> {
@@ -21,8 +24,8 @@ impl RedisStore {
             SumChange::Add => "add",
             SumChange::Raise => "raise",
         };
-        let mut keys = Vec::with_capacity(sums.len());
-        let mut arguments = vec![word.to_owned()];
+        let mut keys = vec![self.keys.added(id)];
+        let mut arguments = vec![word.to_owned(), REMEMBERED.to_string()];
         for (key, spending) in sums {
             keys.push(self.keys.sum(key));
             let life = match key.ends {

@@ -35,7 +35,7 @@ pub(super) struct Search<'s, 'l> {
     others: OtherAgents<'s>,
     /// Whether each keyed part is the model's.
     replies: Vec<bool>,
-    /// The turn that made the newest reasoning whose maker is known, after how many keyed parts.
+    /// The turn that made the newest reasoning whose maker is known, after how many keyed parts; not another agent's.
     newest: Option<(usize, &'l Arc<Turn>)>,
     /// What way 4 finds. Most requests have no edited reply, and then nobody asks.
     said: OnceCell<Vec<AncestorMatch<'l>>>,
