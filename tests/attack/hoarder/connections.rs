@@ -8,6 +8,7 @@ use futures_util::future::join_all;
 use futures_util::stream::{self, StreamExt as _};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::{FILE, Flooded, MANY, PATH, PROMISED, TIMEOUT, bomb, conversation, head, resident_of};
@@ -59,7 +60,12 @@ impl Flooded {
                 assert!(answer.contains(&digest(body.as_bytes())), "{flood}: the body was changed");
                 return;
             }
-            assert!(answer.is_empty() || answer.starts_with("HTTP/1.1 503"), "{flood}: {answer}");
+            // On a slow machine, the upstream of the test may be busy with the flood for longer than a connection may take.
+            let is_upstream_busy = answer.contains("x-plimsoll-error: upstream_too_slow");
+            assert!(
+                answer.is_empty() || answer.starts_with("HTTP/1.1 503") || is_upstream_busy,
+                "{flood}: {answer}"
+            );
             assert!(began.elapsed() < TRIES, "{flood}: other clients get no response: {answer}");
             sleep(Duration::from_millis(100)).await;
         }
@@ -177,7 +183,11 @@ async fn many_http2_connections_with_full_windows_share_one_budget() {
             hyper::client::conn::http2::Builder::new(hyper_util::rt::TokioExecutor::new());
         let io = hyper_util::rt::TokioIo::new(stream);
         let (mut sender, connection) = timeout(TIMEOUT, builder.handshake(io)).await.ok()?.ok()?;
-        tokio::spawn(connection);
+        // Dropped with the rest, so that the client leaves and does not go on sending.
+        let mut tasks = JoinSet::new();
+        tasks.spawn(async {
+            let _ = connection.await;
+        });
         let mut streams = Vec::new();
         for _ in 0..8 {
             let (mut feed, body) = h2::body();
@@ -188,7 +198,7 @@ async fn many_http2_connections_with_full_windows_share_one_budget() {
             let _ = timeout(Duration::from_millis(300), feed.send_data(piece)).await;
             streams.push((feed, answer));
         }
-        Some((sender, streams))
+        Some((sender, streams, tasks))
     };
     let opened: Vec<_> = stream::iter(0..300).map(open).buffer_unordered(50).collect().await;
     flooded.withstands("HTTP/2 connections with full windows", opened).await;
