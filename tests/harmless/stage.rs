@@ -118,6 +118,10 @@ impl Stage {
         self.client = Wire::connect(self.server.address).await;
     }
 
+    pub fn replica_count(&self) -> usize {
+        1 + self.others.len()
+    }
+
     /// Restarts all replicas: they have one configuration.
     pub async fn restart_all(&mut self) {
         for (server, client) in &mut self.others {

@@ -20,7 +20,7 @@ use crate::context::ledger::{BoundaryHash, boundary_hashes, reply_end_chains};
 use crate::context::{
     ExchangeId, Fact, Millis, Outcome, SessionId, SessionWitness, TenantId, Turn,
 };
-use crate::dialect::{Conversation, HeldHistory, PartKey, Role};
+use crate::dialect::{Conversation, HeldHistory, PartKey, PartKind, Role};
 use crate::store::{Record, RecordKind, Scope};
 
 /// Most fingerprints in memory; past it, the oldest are dropped, and the store is asked.
@@ -37,6 +37,8 @@ const EQUAL_SESSIONS: usize = 8;
 const SIGNATURES: usize = 4;
 /// How many of the newest messages are looked up if there are no replies.
 const MESSAGES: usize = 4;
+/// No two sessions are likely to have this many parts in common from the first one on, as in the search for a turn.
+const LONG_HISTORY: usize = 5;
 
 /// Where a request comes from, as far as its socket and headers show.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,17 +55,32 @@ pub(super) struct ShownFingerprint {
     pub(super) key: u128,
     /// What it proves.
     pub(super) witness: SessionWitness,
+    strength: Strength,
+}
+
+/// How much a fingerprint proves beside others of its kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Strength {
+    Usual,
     /// It is all of a request, which leaves it only if it had no complete reply.
-    pub(super) is_sent_again: bool,
+    SentAgain,
+    /// A text or a call without an id, which the model may have said in several sessions.
+    Text,
+    /// A history up to the end of a reply, of at least [`LONG_HISTORY`] parts.
+    LongHistory,
 }
 
 impl ShownFingerprint {
     pub(super) fn new(key: u128, witness: SessionWitness) -> Self {
-        Self { key, witness, is_sent_again: false }
+        Self { key, witness, strength: Strength::Usual }
+    }
+
+    fn is_sent_again(&self) -> bool {
+        self.strength == Strength::SentAgain
     }
 
     fn is_request_end(&self) -> bool {
-        self.is_sent_again || self.witness == SessionWitness::RequestEnd
+        self.is_sent_again() || self.witness == SessionWitness::RequestEnd
     }
 }
 
@@ -157,7 +174,7 @@ impl SessionFingerprints {
             .iter()
             .position(|shown| self.holders.contains_key(&of_tenant(tenant, shown.key)));
         let newer = fingerprints.iter().take(known.unwrap_or_default());
-        newer.filter(|shown| !shown.is_sent_again).copied().collect()
+        newer.filter(|shown| !shown.is_sent_again()).copied().collect()
     }
 
     /// The session of the first known one of these fingerprints. A request that `goes_on` continues it there, so that
@@ -181,13 +198,23 @@ impl SessionFingerprints {
                 };
             }
             let key = of_tenant(tenant, fingerprint.key);
-            // Requests may be equal; the reply tells them apart, though the client edited it.
-            let said = match self.holders.get(&key)?.len() > 1 && fingerprint.is_request_end() {
-                true => self.most_sentences(tenant, fingerprints),
-                false => Vec::new(),
+            let holders = self.holders.get(&key)?;
+            let likely: Vec<Arc<Scope>> = if fingerprint.strength == Strength::Text {
+                // A model may repeat itself in another session, which has not this one's history.
+                let history = self.longest_history(tenant, &fingerprints[index + 1..]);
+                if !history.is_empty() && !holders.iter().any(|it| history.contains(&it.scope)) {
+                    return None;
+                }
+                history
+            } else if holders.len() > 1 && fingerprint.is_request_end() {
+                // Requests may be equal; the reply tells them apart, though the client edited it.
+                let said = self.most_sentences(tenant, fingerprints).into_iter();
+                said.map(|known| known.holder.scope).collect()
+            } else {
+                Vec::new()
             };
             // An equal session waits on this connection for what another one has sent before.
-            if fingerprint.is_sent_again
+            if fingerprint.is_sent_again()
                 && !self.waits_on(tenant, fingerprint, source.connection)
                 && fingerprints
                     .get(index + 1)
@@ -197,13 +224,14 @@ impl SessionFingerprints {
             }
             let holders = self.holders.get_mut(&key)?;
             // It was sent again before: this is an equal request of another session.
-            if fingerprint.is_sent_again && holders.iter().all(|holder| holder.is_continued) {
+            if fingerprint.is_sent_again() && holders.iter().all(|holder| holder.is_continued) {
                 return None;
             }
-            let mut equals = likeliest(holders, &said);
-            let witness = deciding(&equals, source).unwrap_or(match said.is_empty() {
-                true => fingerprint.witness,
-                false => SessionWitness::Sentence,
+            let mut equals = likeliest(holders, &likely);
+            let has_sentences = fingerprint.is_request_end() && !likely.is_empty();
+            let witness = deciding(&equals, source).unwrap_or(match has_sentences {
+                true => SessionWitness::Sentence,
+                false => fingerprint.witness,
             });
             // The last of equals is used, which is the newest.
             let holder = equals.iter_mut().max_by_key(|holder| holder.rank(source))?;
@@ -211,6 +239,18 @@ impl SessionFingerprints {
             holder.is_continued |= goes_on;
             Some(FoundSession { session: holder.scope.session.clone(), witness, continues })
         })
+    }
+
+    /// The sessions that left the longest known of these fingerprints that are histories of many parts.
+    fn longest_history(
+        &self,
+        tenant: &TenantId,
+        fingerprints: &[ShownFingerprint],
+    ) -> Vec<Arc<Scope>> {
+        let mut histories =
+            fingerprints.iter().filter(|shown| shown.strength == Strength::LongHistory);
+        let holders = histories.find_map(|shown| self.holders.get(&of_tenant(tenant, shown.key)));
+        holders.into_iter().flatten().map(|holder| holder.scope.clone()).collect()
     }
 
     /// Whether a session that nothing has continued from there left a fingerprint on this connection.
@@ -334,14 +374,13 @@ impl SessionFingerprints {
     }
 }
 
-/// Those whose reply has the sentences that a request shows; all if there are none.
+/// Those of these sessions; all if there are none.
 fn likeliest<'h>(
     holders: &'h mut [FingerprintHolder],
-    said: &[SentenceMatch],
+    likely: &[Arc<Scope>],
 ) -> Vec<&'h mut FingerprintHolder> {
-    let scopes: Vec<&Arc<Scope>> = said.iter().map(|known| &known.holder.scope).collect();
-    let has_said = holders.iter().any(|holder| scopes.contains(&&holder.scope));
-    holders.iter_mut().filter(|holder| !has_said || scopes.contains(&&holder.scope)).collect()
+    let has_likely = holders.iter().any(|holder| likely.contains(&holder.scope));
+    holders.iter_mut().filter(|holder| !has_likely || likely.contains(&holder.scope)).collect()
 }
 
 /// What decides between several sessions that left the same fingerprint; `None` if there is only one.
@@ -438,9 +477,13 @@ pub(super) fn shown_by_end(conversation: &Conversation) -> Vec<ShownFingerprint>
 
 fn shown(conversation: &Conversation, is_whole: bool) -> Vec<ShownFingerprint> {
     let chains = conversation.chains();
-    let mut keyed: Vec<(PartKey, bool)> = Vec::with_capacity(chains.len());
+    let mut keyed: Vec<(PartKey, bool, Strength)> = Vec::with_capacity(chains.len());
     let parts = conversation.parts();
-    keyed.extend(parts.filter_map(|part| Some((part.key?, part.role == Role::Assistant))));
+    keyed.extend(parts.filter_map(|part| {
+        let has_id = part.kind == PartKind::ToolCall && part.id.is_some();
+        let strength = if has_id { Strength::Usual } else { Strength::Text };
+        Some((part.key?, part.role == Role::Assistant, strength))
+    }));
     let message_ends = message_ends(conversation);
     // Unsigned, it is the same in many conversations.
     let signatures = conversation.parts().rev().filter_map(|part| part.signature_key);
@@ -451,7 +494,7 @@ fn shown(conversation: &Conversation, is_whole: bool) -> Vec<ShownFingerprint> {
     if let Some(HeldHistory::After(id)) = &conversation.held {
         found_by.push(shown_response(id));
     }
-    let first_reply = keyed.iter().position(|(_, answered)| *answered).unwrap_or(keyed.len());
+    let first_reply = keyed.iter().position(|(_, answered, _)| *answered).unwrap_or(keyed.len());
     let replies = if is_whole { shown_replies(conversation) } else { Vec::new() };
     let mut sentences: Vec<ShownFingerprint> = replies
         .into_iter()
@@ -460,8 +503,8 @@ fn shown(conversation: &Conversation, is_whole: bool) -> Vec<ShownFingerprint> {
         .map(|key| ShownFingerprint::new(key, SessionWitness::Sentence))
         .collect();
     let mut boundary_hashes = Vec::new();
-    for (index, (key, answered)) in keyed.iter().enumerate().rev() {
-        let next_answered = keyed.get(index + 1).map(|(_, answered)| *answered);
+    for (index, (key, answered, strength)) in keyed.iter().enumerate().rev() {
+        let next_answered = keyed.get(index + 1).map(|(_, answered, _)| *answered);
         let is_request_end = !*answered && next_answered == Some(true);
         if is_request_end && index < first_reply {
             found_by.append(&mut sentences);
@@ -469,7 +512,12 @@ fn shown(conversation: &Conversation, is_whole: bool) -> Vec<ShownFingerprint> {
         // A turn ends where the role changes, or at the end.
         if next_answered != Some(*answered) {
             let end = ShownFingerprint::new(chains[index].0, SessionWitness::Prefix);
-            found_by.push(ShownFingerprint { is_sent_again: !*answered, ..end });
+            let strength = match answered {
+                false => Strength::SentAgain,
+                true if index + 1 >= LONG_HISTORY => Strength::LongHistory,
+                true => Strength::Usual,
+            };
+            found_by.push(ShownFingerprint { strength, ..end });
         }
         // Before the first reply, many conversations begin alike.
         if is_request_end && index > first_reply || message_ends.contains(&index) {
@@ -483,7 +531,8 @@ fn shown(conversation: &Conversation, is_whole: bool) -> Vec<ShownFingerprint> {
         }
         if *answered {
             let call = BoundaryHash::of_anchor_key(*key);
-            found_by.push(ShownFingerprint::new(call.0, SessionWitness::Call));
+            let call = ShownFingerprint::new(call.0, SessionWitness::Call);
+            found_by.push(ShownFingerprint { strength: *strength, ..call });
             if let Some(previous) = index.checked_sub(1) {
                 let boundary = BoundaryHash::new(keyed[previous].0, *key);
                 boundary_hashes.push(ShownFingerprint::new(boundary.0, SessionWitness::Boundary));
@@ -602,7 +651,7 @@ mod tests {
     /// first request.
     #[test]
     fn connection_tells_equal_request_from_repeat() {
-        let repeated = ShownFingerprint { is_sent_again: true, ..prefix(8) };
+        let repeated = ShownFingerprint { strength: Strength::SentAgain, ..prefix(8) };
         let asked = [repeated, prefix(7)];
         for (connection, session) in [(1, "a"), (2, "b"), (9, "a")] {
             let mut known = SessionFingerprints::default();
@@ -634,6 +683,29 @@ mod tests {
         let other = known.session(&"t".into(), &[end, said(3)], source, true).unwrap();
         assert_eq!(other.session.as_str(), "b");
         assert_eq!(other.witness, SessionWitness::Open);
+    }
+
+    /// A model says the same in two sessions: the one whose history stands before it is meant, although the other waits on the
+    /// connection. Where that session did not say it, its history decides.
+    #[test]
+    fn history_tells_whose_text_it_is() {
+        let source = RequestSource { connection: 2, agent: 0 };
+        let text = ShownFingerprint {
+            strength: Strength::Text,
+            ..ShownFingerprint::new(7, SessionWitness::Call)
+        };
+        let history = ShownFingerprint { strength: Strength::LongHistory, ..prefix(1) };
+        let mut known = SessionFingerprints::default();
+        known.add_fingerprints(&scope("t", "a"), [1], 1);
+        known.add_fingerprints(&scope("t", "b"), [7], 2);
+        let found = |known: &mut SessionFingerprints, shown: &[ShownFingerprint]| {
+            known.session(&"t".into(), shown, source, false).unwrap().session
+        };
+        assert_eq!(found(&mut known, &[text, history]).as_str(), "a");
+        assert_eq!(found(&mut known, &[text, prefix(1)]).as_str(), "b", "a short one");
+        known.add_fingerprints(&scope("t", "a"), [7], 1);
+        assert_eq!(found(&mut known, &[text, history]).as_str(), "a");
+        assert_eq!(found(&mut known, &[text]).as_str(), "b");
     }
 
     /// However many messages there are, only the newest ends are looked up.

@@ -26,7 +26,10 @@ impl Play {
             models[(own + 1 + self.habit_dice.below(models.len() - 1)) % models.len()];
         self.reply_broke_off = true;
         self.last_sent = None;
-        self.expected_place = Some(odd_replies::place(exchange));
+        // A first request, whose client names no session, is known to its replica alone (`docs/fleets.md`).
+        let is_known =
+            self.history.len() > 1 || self.stage.names_session || self.stage.replica_count() == 1;
+        self.expected_place = is_known.then(|| odd_replies::place(exchange));
         self.counts.declined += 1;
     }
 }
