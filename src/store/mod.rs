@@ -13,6 +13,7 @@ pub mod ledgers;
 pub mod lessons;
 #[cfg(any(test, feature = "test-support"))]
 pub mod memory;
+mod packing;
 pub mod precondition;
 mod random;
 pub mod recall;

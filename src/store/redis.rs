@@ -13,6 +13,7 @@ mod records;
 mod scripts;
 mod server;
 mod sums;
+mod values;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -220,7 +221,7 @@ impl Store for RedisStore {
                     command.query_async(&mut connection).await
                 })
                 .await?;
-            Ok(value.map(Bytes::from))
+            Ok(value.and_then(values::restored))
         })
     }
 

@@ -12,7 +12,6 @@ mod drafts;
 mod errors;
 mod facts;
 mod journal;
-mod packing;
 mod queue;
 mod readers;
 mod retention;

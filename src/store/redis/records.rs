@@ -1,12 +1,12 @@
 //! Records of a session: written in one script, read from a place in its log on.
 //!
-//! A value is stored as it is. What the script has to know of a turn is read here and goes beside it.
+//! What the script has to know of a turn is read here and goes beside it.
 
-use bytes::Bytes;
 use redis::Value;
 use serde::Deserialize;
 
 use super::keys::{SessionKeys, capped, member};
+use super::values::{restored, stored};
 use super::{Access, RedisStore, age, all, scripts};
 use crate::dialect::Usage;
 use crate::store::precondition::{Precondition, WriteToken};
@@ -32,11 +32,11 @@ fn push(arguments: &mut Vec<Vec<u8>>, argument: impl ToString) {
 }
 
 /// A record as the script takes it.
-fn push_record(arguments: &mut Vec<Vec<u8>>, record: &Record) {
+fn push_record(arguments: &mut Vec<Vec<u8>>, record: &Record, stored: Vec<u8>) {
     push(arguments, record.kind.layout().code);
     push(arguments, format_args!("{:032x}", record.key));
     push(arguments, capped(record.at));
-    arguments.push(record.value.to_vec());
+    arguments.push(stored);
     let turn: TurnSums = match record.kind {
         RecordKind::Turn => serde_json::from_slice(&record.value).unwrap_or_default(),
         _ => TurnSums::default(),
@@ -83,8 +83,11 @@ impl RedisStore {
             },
         );
         push(&mut arguments, if scope.is_series() { SERIES } else { "" });
+        let mut bytes = 0;
         for record in records {
-            push_record(&mut arguments, record);
+            let stored = stored(record);
+            bytes += stored.len() + ROW;
+            push_record(&mut arguments, record, stored);
         }
         // Last of all: once it is sent, it cannot be cancelled.
         if !only_if.token.as_ref().is_none_or(WriteToken::begin) {
@@ -96,7 +99,7 @@ impl RedisStore {
             true => writing.await,
             // In the same round trip. Without it, the session is found once it is written to again; if the session was
             // deleted, readers find none behind it.
-            false => tokio::join!(writing, self.list_session(scope, records)).0,
+            false => tokio::join!(writing, self.list_session(scope, records, bytes)).0,
         }?;
         let mut outcomes = put.into_iter();
         if !matches!(outcomes.next(), Some(Value::BulkString(status)) if status == b"ok") {
@@ -109,11 +112,10 @@ impl RedisStore {
         Ok(outcomes.map(outcome).collect())
     }
 
-    /// Puts a session on the list, and its fingerprints beside it.
-    async fn list_session(&self, scope: &Scope, records: &[Record]) {
+    /// Puts a session on the list, with what it gained, and its fingerprints beside it.
+    async fn list_session(&self, scope: &Scope, records: &[Record], bytes: usize) {
         let life = self.life.as_millis().to_string();
         let newest_time = records.iter().map(|record| record.at).max().unwrap_or_default();
-        let bytes: usize = records.iter().map(|record| record.value.len() + ROW).sum();
         let [used, sizes, total] = self.keys.list();
         let keys = [used, sizes, total, self.keys.name(&scope.session)];
         let mut arguments = vec![member(scope).into_bytes()];
@@ -174,7 +176,7 @@ impl RedisStore {
         while let (Some(Value::BulkString(entry)), Some(Value::BulkString(value))) =
             (reply.next(), reply.next())
         {
-            records.extend(record(&entry, value.into()));
+            records.extend(record(&entry, value));
         }
         // A later version of the same turn comes later.
         records.sort_by_key(|record: &Record| record.at);
@@ -184,18 +186,19 @@ impl RedisStore {
 
 fn outcome(put: Value) -> WriteOutcome {
     match put {
-        Value::BulkString(value) => WriteOutcome::Existed(value.into()),
+        Value::BulkString(value) => WriteOutcome::Existed(restored(value).unwrap_or_default()),
         _ => WriteOutcome::Written,
     }
 }
 
 /// A record by its entry in the log; `None` if a newer version wrote it.
-fn record(entry: &[u8], value: Bytes) -> Option<Record> {
+fn record(entry: &[u8], value: Vec<u8>) -> Option<Record> {
     let mut words = std::str::from_utf8(entry).ok()?.split(' ');
     let (code, key) = words.next()?.split_once(':')?;
     let at = words.next()?.parse().ok()?;
     let kind = RecordKind::coded(code.parse().ok()?)?;
-    Some(Record { kind, key: u128::from_str_radix(key, 16).ok()?, value, at })
+    let key = u128::from_str_radix(key, 16).ok()?;
+    Some(Record { kind, key, value: restored(value)?, at })
 }
 
 /// The newest records, and all decisions.

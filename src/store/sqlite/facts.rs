@@ -11,10 +11,10 @@ use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, ToSql, params};
 
 use super::columns::{blob, bytes_in, scope_in};
-use super::packing::{Packing, pack, unpack};
 use crate::context::{Millis, SessionId, TenantId};
 use crate::dialect::Usage;
 use crate::store::drafts::{COMPLETE, INTERRUPTED};
+use crate::store::packing::{Packing, pack, unpack};
 use crate::store::turn_columns::{TurnColumns, before_sketch};
 use crate::store::{
     Cursor, Record, RecordKind, SERIES_NAMES, Scope, ScopeLine, ScopePage, WriteOutcome,

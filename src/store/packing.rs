@@ -5,11 +5,12 @@
 //! value is restored byte for byte.
 
 use std::cell::RefCell;
+use std::thread::LocalKey;
 
 use bytes::Bytes;
 use zstd::bulk::{Compressor, Decompressor};
 
-/// How a value is stored; the number in the column `packed`.
+/// How a value is stored; the number in the column `packed`, and the first byte of a packed value in Redis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
     /// Uncompressed.
@@ -18,7 +19,7 @@ pub(super) enum Packing {
     Turn = 1,
 }
 
-/// The dictionary: typical parts of turns, the most frequent last. Changing it changes the layout of the file ([`super::schema::LAYOUT`]).
+/// The dictionary: typical parts of turns, the most frequent last. Changing it changes the layout of the file (`LAYOUT` in the store).
 const TURN: &[u8] = br#""removed":0,"compacted":0,"injected":0},"cut":0,"put_back":0,"new":{"cut":0,"put_back":0,"removed":0,"compacted":0,"injected":0}},{"change":"put_back","decision":"new","why":"birth","at":[19,0],"byte":1,"bytes_before":0,"bytes_after":314,"tokens_before":0,"tokens_after":0},{"change":"cut","decision":"refused","why":"too_little","at":[2,0],"byte":2,"lower_bound":true,"client_thread":"","client_left","stop":"end","purpose":"title","place":"system_item","place":"tools_item","place":"old_reasoning","counting":"words","method":"held","method":"compacted","model":"claude-opus-4-6","model":"claude-haiku-4-5","upstream":"gemini","dialect":"gemini","model":"gemini-3-pro-preview","family":"gemini","purpose":"turn","upstream":"openai","dialect":"openai-responses","model":"gpt-5.2-codex","family":"o200k","purpose":"turn","upstream":"openai","dialect":"openai-chat","model":"gpt-5.2-codex","family":"o200k","purpose":"turn","found_by":"signature","guess":{"tokens":1285,"low":1190,"high":1402,"retention":"drops","expert":"regression","by_retention":[1307,1307,1307,1285],"evidence":[0.0,0.0,0.0,1.8761494]}},"carry":{"tokens":714,"by_rules":714,"reasoning":0,"hidden":true,"limits":{"usable":1032576,"pruning":619545,"preparing":931899,"compacting":980947,"refusing":1048576},"contents":{"user":37,"assistant":30,"tool_calls":60,"tool_results":[{"tool":"bash","tokens":305}],"reasoning":0,"media":0,"summaries":0,"other":0}}}{"kind":"turn","exchange":"","position":{"thread":"","chain":"","last":"","system":"","tools":"","beginnings":["",""]},"after":"","response":"msg_0","origin":{"found_by":"new","agent":{"name":"","version":""}},"at":179,"ended":179,"upstream":"anthropic","dialect":"anthropic","model":"claude-opus-4-6","family":"claude","purpose":"turn","estimate":{"tokens":43,"method":"estimated","counting":"ratio","new":43,"gone":0,"breakdown":{"system":8,"tools":0,"messages":35,"reasoning":0},"guess":{"tokens":43,"low":38,"high":129,"retention":"keeps","expert":"counted","by_retention":[43,43,43,43],"evidence":[0.0,0.0,0.0,0.0]}},"usage":{"input":1110,"output":33,"cache_read":900,"cache_write":30},"dollars":0.00,"stop":"end","outcome":"complete","window":1000000,"reserve":16000,"sketch":{"kept":0,"added":[{"key":"","tokens":1,"place":"reasoning"},{"key":"","tokens":1,"place":"history"}]},"reply":[{"key":"","tokens":1,"place":"reasoning"},{"key":"","tokens":1,"place":"history"}],"anchor_keys":[""],"carry":{"tokens":1143,"by_rules":1143,"reasoning":0,"limits":{"usable":984000,"pruning":590400,"preparing":888060,"compacting":934800,"refusing":1000000},"contents":{"user":28,"assistant":33,"tool_calls":0,"reasoning":0,"media":0,"summaries":0,"other":0}}}{"kind":"turn","exchange":"","position":{"thread":"","parent":"","chain":"","last":"","system":"","tools":"","has_reply":true},"after":"","response":"msg_0","origin":{"found_by":"prefix","agent":{"name":"","version":""}},"at":179,"ended":179,"upstream":"anthropic","dialect":"anthropic","model":"claude-haiku-4-5","family":"claude","purpose":"turn","estimate":{"tokens":3057,"method":"anchored","counting":"ratio","new":420,"gone":0,"breakdown":{"system":8,"tools":984,"messages":2065,"reasoning":0},"guess":{"tokens":3057,"low":3023,"high":3091,"retention":"loops","expert":"counted","by_retention":[3057,3057,3057,3057],"evidence":[0.0,0.0,0.0,0.0]}},"usage":{"input":3096,"output":33,"cache_read":900,"cache_write":30},"dollars":0.00,"stop":"tool_use","outcome":"complete","window":200000,"reserve":16000,"sketch":{"base":"","kept":20,"added":[{"key":"","tokens":1,"place":"reasoning"},{"key":"","tokens":1,"place":"history"}]},"reply":[{"key":"","tokens":1,"place":"reasoning"},{"key":"","tokens":1,"place":"history"}],"carry":{"tokens":3129,"by_rules":3129,"reasoning":0,"limits":{"usable":184000,"pruning":110400,"preparing":166060,"compacting":174800,"refusing":200000},"contents":{"user":39,"assistant":91,"tool_calls":140,"tool_results":[{"tool":"bash","tokens":1665}],"reasoning":0,"media":0,"summaries":0,"other":0}}}"#;
 /// What stands before them in zstd's form of a dictionary: how often what occurs in turns, so that no turn brings tables
 /// of its own, which took longer than all else. `ZDICT_finalizeDictionary` made it from the turns of 36 sessions in the
@@ -34,30 +35,47 @@ const STATISTICS: [u8; 135] = [
     0x89, 0x01, 0x00, 0x00, 0x90, 0xc8, 0x01, 0x00, 0x00, 0x00, 0x00, 0x01, 0x00, 0x00, 0x00, 0x04,
     0x00, 0x00, 0x00, 0x08, 0x00, 0x00, 0x00,
 ];
-/// The compression level. At 1, which packs hashes more tightly, a turn is a third smaller and takes two thirds longer.
-const LEVEL: i32 = -3;
+/// The compression level for a file, where time counts.
+const FAST: i32 = -3;
+/// For a server's memory: hashes are packed more tightly, so that a turn is a third smaller, and takes two thirds longer.
+const SMALL: i32 = 1;
 /// Values shorter than this do not get smaller.
 const SHORTEST: usize = 128;
 /// The longest value that is decompressed: more than any real one has.
 const LONGEST: usize = 256 << 20;
 
 thread_local! {
-    static PACKER: RefCell<Option<Compressor<'static>>> =
-        RefCell::new(Compressor::with_dictionary(LEVEL, &dictionary()).ok());
+    static FAST_PACKER: Packer = packer(FAST);
+    static SMALL_PACKER: Packer = packer(SMALL);
     static UNPACKER: RefCell<Option<Decompressor<'static>>> =
         RefCell::new(Decompressor::with_dictionary(&dictionary()).ok());
+}
+
+type Packer = RefCell<Option<Compressor<'static>>>;
+
+fn packer(level: i32) -> Packer {
+    RefCell::new(Compressor::with_dictionary(level, &dictionary()).ok())
 }
 
 fn dictionary() -> Vec<u8> {
     [&STATISTICS[..], TURN].concat()
 }
 
-/// The compressed value of a turn; `None` if it is stored as it is.
+/// The compressed value of a turn, for a file; `None` if it is stored as it is.
 pub(super) fn pack(value: &[u8]) -> Option<Vec<u8>> {
+    pack_with(&FAST_PACKER, value)
+}
+
+/// As [`pack`], for a server's memory.
+pub(super) fn pack_small(value: &[u8]) -> Option<Vec<u8>> {
+    pack_with(&SMALL_PACKER, value)
+}
+
+fn pack_with(packer: &'static LocalKey<Packer>, value: &[u8]) -> Option<Vec<u8>> {
     if value.len() < SHORTEST || value.len() > LONGEST {
         return None;
     }
-    let packed = PACKER.with_borrow_mut(|packer| packer.as_mut()?.compress(value).ok())?;
+    let packed = packer.with_borrow_mut(|packer| packer.as_mut()?.compress(value).ok())?;
     let length = u32::try_from(value.len()).ok()?.to_le_bytes();
     let with_length = [&length[..], &packed].concat();
     if with_length.len() < value.len() { Some(with_length) } else { None }
