@@ -448,17 +448,18 @@ impl RecordedDecisions {
     }
 
     fn removes(&self, request: &PlanRequest<'_>, decision: &ReasoningDecision) -> bool {
-        if request.reasoning_rule != ReasoningRule::Demanded
-            || decision.why == DecisionReason::Refusal
-            || self.is_of_its_model(decision)
-        {
+        let needs_all = request.reasoning_rule == ReasoningRule::Demanded || request.is_bound();
+        if !needs_all || decision.why == DecisionReason::Refusal || self.is_of_its_model(decision) {
             return true;
         }
-        // This model demands reasoning, so what policy removed for another model is sent, unless the
-        // parent turn left it out for this model as well.
-        let is_same_model =
-            self.parent.as_ref().is_some_and(|parent| *parent.model == *request.name);
-        is_same_model && self.left_out.contains(&decision.about.0)
+        // This model demands reasoning, or what it thought later is void without it. So what policy removed for another
+        // model is sent, unless the parent turn left it out for this model as well.
+        self.continues_model(request) && self.left_out.contains(&decision.about.0)
+    }
+
+    /// Whether the model that answered the parent turn is asked.
+    pub(super) fn continues_model(&self, request: &PlanRequest<'_>) -> bool {
+        self.parent.as_ref().is_some_and(|parent| *parent.model == *request.name)
     }
 
     pub(super) fn is_of_its_model(&self, decision: &ReasoningDecision) -> bool {

@@ -4,13 +4,13 @@ use bytes::Bytes;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::context::policy::{DecisionMode, Mode, ReasoningRule, SummaryAuthor};
+use crate::context::policy::{DecisionMode, Mode, ReasoningRule, StripPolicy, SummaryAuthor};
 use crate::context::scene::{SessionFixture, messages, thinking};
 use crate::context::{
     CompactionRecord, Cut, DecisionEpoch, Fact, InjectedMessage, QueuedMessage, ReasoningAction,
     ReasoningDecision, Renewal, Replacement, Revocation, Suspension, compact, inject, reasoning,
 };
-use crate::dialect::{Dialect, PartIndex, Span, rewrite};
+use crate::dialect::{Dialect, PartIndex, PartKey, Span, rewrite};
 use crate::wire::splice::splice;
 
 const FREE: &str = "claude-opus-4-6";
@@ -841,22 +841,22 @@ fn cut_or_returned_reasoning_is_dropped_if_they_exclude_each_other() {
     assert_eq!(left(BOUND, &[3], accept), (1, 1));
     assert_eq!(left(BOUND, &[1], accept), (1, 0), "it is before the cut");
     let strip = |it: &mut SessionFixture| {
-        it.policy.reasoning.strip_from_context = crate::context::policy::StripPolicy::AllButLast;
+        it.policy.reasoning.strip_from_context = StripPolicy::AllButLast;
     };
     assert_eq!(left(BOUND, &[3], strip), (1, 1), "policy takes it out");
     assert_eq!(left(BOUND, &[3], |it| it.name = "another"), (1, 0), "it is another model's");
 }
 
 /// A fallback model that binds nothing got the cut together with reasoning of a model that binds: for that one, when it is
-/// back, nothing was lost, and the cut is not repeated.
+/// back, nothing was lost, and the cut is not repeated, whatever policy accepts. Nor is it repeated that reasoning was taken out.
 #[test]
-fn cut_of_a_fallback_voids_no_reasoning() {
+fn changes_of_a_fallback_void_no_reasoning() {
     let call = |all: &Value, at: usize| all[at]["content"][0].clone();
     let all = messages("ucrcrauau");
     let mut sends = all.clone();
     sends[3]["content"] = json!([thinking(3), call(&all, 3)]);
     let upto = |count: usize| sends.as_array().unwrap()[..count].iter().cloned().collect::<Value>();
-    let is_cut_after = |fallback: &'static str| {
+    let is_cut_after = |fallback: &'static str, strip: StripPolicy| {
         let mut scene = SessionFixture::new(BOUND, &upto(1));
         scene.answered(&json!([call(&all, 1)]));
         scene.send(&upto(3));
@@ -870,13 +870,41 @@ fn cut_of_a_fallback_voids_no_reasoning() {
         scene.answered(&json!([sends[7]["content"][0].clone()]));
         scene.fall_back(BOUND);
         scene.send(&sends);
+        scene.policy.reasoning.strip_from_context = strip;
         let mut known = scene.known();
         assert_eq!(known.cuts_here().count(), 1);
         known.drop_cuts_that_void_reasoning(&scene.request());
         known.cuts_here().count() == 1
     };
-    assert!(!is_cut_after(FREE));
-    assert!(is_cut_after(BOUND), "it was sent both, so it has lost its reasoning already");
+    for strip in [StripPolicy::None, StripPolicy::AllButLast] {
+        assert!(!is_cut_after(FREE, strip));
+        assert!(
+            is_cut_after(BOUND, strip),
+            "it was sent both, so it has lost its reasoning already"
+        );
+    }
+    let is_stripped_after = |fallback: &'static str| {
+        let mut scene = SessionFixture::new(BOUND, &upto(3));
+        scene.answered(&json!([thinking(3), call(&all, 3)]));
+        scene.fall_back(fallback);
+        scene.send(&upto(5));
+        let about = scene.conversation.part(PartIndex::new(3, 0)).unwrap().removal_key().unwrap();
+        scene.ledger.add(Fact::ReasoningDecision(Box::new(ReasoningDecision {
+            about: PartKey(about),
+            at: 1,
+            exchange: scene.request().exchange.clone(),
+            does: ReasoningAction::Remove,
+            why: DecisionReason::Stripped,
+            shadow: false,
+            epoch: None,
+        })));
+        scene.answered(&json!([sends[5]["content"][0].clone()]));
+        scene.fall_back(BOUND);
+        scene.send(&upto(7));
+        !scene.plan().edits.is_empty()
+    };
+    assert!(!is_stripped_after(FREE));
+    assert!(is_stripped_after(BOUND));
 }
 
 /// Before a message of the model, the boundary of the model ends the summary's own message. A summary that the

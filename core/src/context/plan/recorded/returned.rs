@@ -55,27 +55,30 @@ impl RecordedDecisions {
         }
     }
 
-    /// Drops the cuts that would make returned reasoning void, unless policy accepts its loss.
+    /// Drops the cuts that would make returned reasoning void. If policy accepts its loss, those stay that the parent turn sent
+    /// to this model; others gain nothing here, where the cache holds what they cut.
     pub fn drop_cuts_that_void_reasoning(&mut self, request: &PlanRequest<'_>) {
-        if !request.accepts_reasoning_loss() {
-            self.drop_cuts_before_returned_reasoning(request);
-        }
+        self.drop_voiding_cuts(request, request.accepts_reasoning_loss());
     }
 
     /// The same, whatever policy accepts: its provider has just refused that reasoning.
     pub fn drop_cuts_before_returned_reasoning(&mut self, request: &PlanRequest<'_>) {
+        self.drop_voiding_cuts(request, false);
+    }
+
+    fn drop_voiding_cuts(&mut self, request: &PlanRequest<'_>, accepts_loss: bool) {
         if self.reaches.is_empty() || !request.is_bound() {
             return;
         }
         let thoughts = self.returned_thoughts(request);
         // Another model lost nothing: it does not read this reasoning.
-        let was_read = self.parent.as_ref().is_some_and(|parent| *parent.model == *request.name);
+        let was_read = self.continues_model(request);
         for keyed in &self.keyed_parts {
             for about in [keyed.about, clearing_key(keyed.about)] {
                 let Some(reach) = self.reaches.get(&about) else { continue };
                 let voids = thoughts.iter().any(|(at, was_sent)| {
                     // What the model was sent together with the cut is lost already, and cached so.
-                    let is_lost = was_read && *was_sent && reach.is_sent;
+                    let is_lost = was_read && reach.is_sent && (*was_sent || accepts_loss);
                     (keyed.at..reach.end).contains(at) && !is_lost
                 });
                 if voids {
