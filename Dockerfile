@@ -24,7 +24,7 @@ ARG PLIMSOLL_VERSION
 RUN --mount=type=cache,target=/usr/local/cargo/registry \
     --mount=type=cache,target=/target \
     target=$(rustc --print host-tuple) \
-    && cargo build --locked --profile dist --target "$target" --target-dir "$TARGET_DIR" \
+    && cargo build --locked --profile dist --bin plimsoll --target "$target" --target-dir "$TARGET_DIR" \
     && mkdir -p /out/program /out/volume/data \
     && cp "$TARGET_DIR/$target/dist/plimsoll" /out/program/plimsoll
 

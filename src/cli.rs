@@ -312,12 +312,6 @@ enum Command {
         /// Only serve the scripted provider, at this address (port 0: any free one).
         #[arg(long, value_name = "ADDRESS")]
         provider: Option<SocketAddr>,
-        /// Have it refuse what real ones refuse, by small limits.
-        #[arg(long, hide = true, requires = "provider")]
-        strict: bool,
-        /// Have it refuse what does not fit a window of so many tokens.
-        #[arg(long, hide = true, requires = "provider")]
-        window: Option<u64>,
     },
 }
 
@@ -494,8 +488,8 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
         Command::Completions { shell } => print::out(&completions(*shell)),
         Command::Man { command } => print::out(&manual(command.as_deref())?),
         #[cfg(feature = "demo")]
-        Command::Demo { keep, full, provider, strict, window } => {
-            demo::run(provider.map(|address| (address, *strict, *window)), *keep, *full)?;
+        Command::Demo { keep, full, provider } => {
+            demo::run(*provider, *keep, *full)?;
         }
     }
     Ok(ExitCode::SUCCESS)

@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 const READ: &[&str] = &[
     "core",
     "replay",
-    "scripted-provider",
+    "demo-provider",
     "src",
     "tests",
     "docs",

@@ -29,17 +29,9 @@ use transcript::{ClientHistory, TranscriptLine};
 /// The most bytes of one reply that are read.
 const REPLY: usize = 64 << 20;
 
-/// Replays `lines` (any order, any number of sessions); `rules` are classic rules to compare with.
+/// Replays `lines` (any order, any number of sessions); `rules` are classic rules to compare with, `costs` those of one
+/// family instead of its own.
 pub fn play(
-    lines: &[TranscriptLine],
-    catalogue: &Catalogue,
-    rules: &[ClassicRules],
-) -> Vec<EstimatePair> {
-    play_with_costs(lines, catalogue, rules, None)
-}
-
-/// Like [`play`], with given costs for one family.
-pub fn play_with_costs(
     lines: &[TranscriptLine],
     catalogue: &Catalogue,
     rules: &[ClassicRules],

@@ -42,21 +42,10 @@ pub struct Admin {
 }
 
 impl Admin {
-    /// As [`Admin::within`], with as much memory as it can use.
-    pub fn new(
-        ledgers: Arc<Ledgers>,
-        telemetry: Arc<Telemetry>,
-        about: ServerInfo,
-        prices: PriceList,
-        access: AdminAccess,
-        draining: watch::Receiver<bool>,
-    ) -> Arc<Self> {
-        Self::within(None, ledgers, telemetry, about, prices, access, draining)
-    }
-
     /// Serves data of `ledgers` and `telemetry` for the server that `about` describes, with costs from
-    /// `prices`; `access` decides who is admitted. `process_bytes` is the memory of the whole process.
-    pub fn within(
+    /// `prices`; `access` decides who is admitted. `process_bytes` is the memory of the whole process, if that
+    /// is limited.
+    pub fn new(
         process_bytes: Option<u64>,
         ledgers: Arc<Ledgers>,
         telemetry: Arc<Telemetry>,

@@ -22,9 +22,9 @@ use tokio::net::TcpStream;
 
 use super::print::{self, CliError};
 use super::socket;
-use crate::admin::routes::encoded;
 use crate::admin::view::{ServerInfo, SessionPage, SessionView};
 use crate::config::{self, Config, ConfigSources, LoadedConfig, Secret};
+use crate::dialect::percent::encoded;
 
 /// How long a response may take.
 const TIMEOUT: Duration = Duration::from_secs(10);

@@ -7,7 +7,7 @@ use http::Method;
 use super::admin_client::AdminClient;
 use super::print::CliError;
 use super::sessions::show;
-use crate::admin::routes::encoded;
+use crate::dialect::percent::encoded;
 
 /// What changes about a cap before all are shown.
 #[derive(Debug, clap::Args)]

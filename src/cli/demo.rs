@@ -6,8 +6,7 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use scripted_provider::ScriptedProvider;
-use scripted_provider::strict::Rules;
+use demo_provider::ScriptedProvider;
 
 use super::print::{self, CliError};
 use super::serve::{self, Ports, Server};
@@ -16,51 +15,28 @@ use crate::config::{self, ConfigFlag, ConfigSources};
 use crate::demo;
 use crate::telemetry::log::{Log, LogFormat};
 
-/// Plays the sessions; with `provider`, only serves the scripted provider at that address, strict or not, and with a
-/// window of so many tokens.
-pub(super) fn run(
-    provider: Option<(SocketAddr, bool, Option<u64>)>,
-    keep: bool,
-    is_full: bool,
-) -> Result<(), CliError> {
+/// Plays the sessions; with `provider`, only serves the scripted provider at that address.
+pub(super) fn run(provider: Option<SocketAddr>, keep: bool, is_full: bool) -> Result<(), CliError> {
     serve::block_on(async {
         match provider {
-            Some((address, strict, window)) => provide(address, strict, window).await,
+            Some(address) => provide(address).await,
             None => play(keep, is_full).await,
         }
     })
 }
 
-async fn provide(address: SocketAddr, strict: bool, window: Option<u64>) -> Result<(), CliError> {
+async fn provide(address: SocketAddr) -> Result<(), CliError> {
     let mut stop = serve::signals()?;
-    let rules = match strict {
-        true => Some(small_limits()),
-        false => window.map(|window| Rules { window: Some(window), ..Rules::default() }),
-    };
-    let provider = match rules {
-        Some(rules) => ScriptedProvider::strict(address, demo::count_tokens, rules).await?,
-        None => ScriptedProvider::start(address, demo::count_tokens).await?,
-    };
+    let provider = ScriptedProvider::start(address, demo::count_tokens).await?;
     print::line(&format!("plimsoll: scripted provider on http://{}", provider.address()));
     let _ = stop.wait_for(|stop| *stop).await;
     Ok(())
 }
 
-fn small_limits() -> Rules {
-    // A test reaches them without sending megabytes.
-    Rules {
-        max_image_bytes: 64 * 1024,
-        max_images: 20,
-        max_request_bytes: 1024 * 1024,
-        max_output_tokens: Some(32_768),
-        ..Rules::default()
-    }
-}
-
 async fn play(keep: bool, is_full: bool) -> Result<(), CliError> {
     let mut stopped = serve::signals()?;
     let address = SocketAddr::from(([127, 0, 0, 1], 0));
-    let provider = ScriptedProvider::strict(address, demo::count_tokens, Rules::default()).await?;
+    let provider = ScriptedProvider::start(address, demo::count_tokens).await?;
     // It has a random name, belongs only to this process, and is deleted when it is dropped.
     let data = tempfile::Builder::new().prefix("plimsoll-demo-").tempdir()?;
     let loaded = config::load(&sources(&provider, data.path()))?;

@@ -9,9 +9,9 @@ use super::print::{self, CliError};
 use super::sessions::table::age;
 use super::table::columns;
 use crate::admin::lessons::{LessonDecision, LessonList, LessonView};
-use crate::admin::routes::encoded;
 use crate::context::Millis;
 use crate::context::budget::grouped;
+use crate::dialect::percent::encoded;
 use crate::store::lessons::LessonScope;
 
 const PATH: &str = "/api/v1/lessons";

@@ -8,7 +8,7 @@ use std::io::Read as _;
 use serde::Deserialize;
 
 use super::print::{self, CliError};
-use crate::admin::routes::encoded;
+use crate::dialect::percent::encoded;
 
 /// Bytes of standard input that are read; Claude Code sends some 2 KiB.
 const MOST_INPUT: u64 = 1 << 20;

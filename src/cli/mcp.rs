@@ -17,8 +17,8 @@ use strum::VariantNames as _;
 use super::admin_client::AdminClient;
 use super::print::CliError;
 use super::sessions::{newest, request_path};
-use crate::admin::routes::encoded;
 use crate::admin::spend::SpendBy;
+use crate::dialect::percent::encoded;
 
 /// What the server says that it is for.
 const INSTRUCTIONS: &str = "Plimsoll is the proxy between this agent and its model. Ask it how full the context is, what the \

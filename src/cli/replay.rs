@@ -69,7 +69,7 @@ pub(super) fn run(arguments: &ReplayArguments) -> Result<(), CliError> {
         return what_if::run(&lines, file, arguments.summary_tokens, arguments.json);
     }
     let rules = if arguments.compare { heuristics()? } else { Vec::new() };
-    let pairs = replay::play_with_costs(&lines, &Catalogue::new(Vec::new()), &rules, costs);
+    let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &rules, costs);
     if arguments.pairs {
         for pair in &pairs {
             print::json_text(&format!("{}\n", json!(pair)));

@@ -8,7 +8,7 @@ use super::admin_client::AdminClient;
 use super::print::{self, CliError};
 use super::sessions;
 use crate::admin::messages::{ClearedMessages, RemovedMessage, WaitingMessage};
-use crate::admin::routes::encoded;
+use crate::dialect::percent::encoded;
 
 /// Removes all queued messages.
 pub(super) async fn clear(

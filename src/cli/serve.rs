@@ -240,7 +240,7 @@ impl Server {
 
     /// Serves until `stop` is true, then lets streams finish.
     pub(super) async fn serve(self, stop: watch::Receiver<bool>) {
-        let admin = Admin::within(
+        let admin = Admin::new(
             self.config.limits.process_bytes,
             self.ledgers.clone(),
             self.telemetry.clone(),

@@ -14,12 +14,12 @@ use super::transcript::{self, ExportFormat, ExportOptions};
 use super::{style, times};
 use crate::admin::count::CountComparison;
 use crate::admin::failures::FailuresPage;
-use crate::admin::routes::encoded;
 use crate::admin::spend::{SpendBy, SpendPage};
 use crate::admin::view::{CompactionRequest, CompactionStart, DryRun, SessionPage, SessionView};
 use crate::clock::wall;
 use crate::context::Millis;
 use crate::context::budget::grouped;
+use crate::dialect::percent::encoded;
 
 /// Which sessions are listed.
 #[derive(Clone, Debug, clap::Args)]

@@ -12,6 +12,7 @@ pub(super) mod keyed;
 pub mod ledgers;
 pub mod lessons;
 #[cfg(any(test, feature = "test-support"))]
+#[path = "testing/memory.rs"]
 pub mod memory;
 mod packing;
 pub mod precondition;
@@ -24,10 +25,11 @@ pub mod sqlite;
 mod tombstones;
 pub(crate) mod turn_columns;
 #[cfg(any(test, feature = "test-support"))]
+#[path = "testing/wrapper.rs"]
 pub mod wrapper;
 
 #[cfg(any(test, feature = "test-support"))]
-#[path = "conformance_tests.rs"]
+#[path = "testing/conformance.rs"]
 pub mod conformance;
 
 use self::record::SERIES_NAMES;

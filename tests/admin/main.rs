@@ -250,7 +250,7 @@ async fn session_is_found_by_any_id_that_client_chose() {
     let place = Place::new().await;
     let odd = "user/1 {\"a\":\"é%\"}";
     place.turn(&tenant(1), odd, "main", 1_000).await;
-    let path = format!("/api/v1/sessions/{}", plimsoll::admin::routes::encoded(odd));
+    let path = format!("/api/v1/sessions/{}", plimsoll::dialect::percent::encoded(odd));
     let session = place.json(&path).await;
     assert_eq!(session["session"], odd);
 }

@@ -49,8 +49,15 @@ impl Place {
         let telemetry = Telemetry::silent().unwrap();
         let ledgers = Arc::new(Ledgers::new(store.clone()));
         let (draining, watching) = watch::channel(false);
-        let admin =
-            Admin::new(ledgers, telemetry.clone(), about(), PriceList::default(), access, watching);
+        let admin = Admin::new(
+            None,
+            ledgers,
+            telemetry.clone(),
+            about(),
+            PriceList::default(),
+            access,
+            watching,
+        );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, mut stopped) = watch::channel(false);

@@ -27,7 +27,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "sdk/python
 from agent_commands import ClaudeCode, Codex, Gemini, Opencode, Session, dummy_key  # noqa: E402
 from exchange_events import ExchangeEvents  # noqa: E402
 from other_agents import Adk, AdkTwins, Cline, Copilot, CrewAi, CrewAiTwins, DeepAgents, Droid, Hermes, Kimi, Pi, Qwen  # noqa: E402
-from stack import TestStack  # noqa: E402
+from stack import STRICT_PROVIDER, TestStack  # noqa: E402
 import workspace as workspaces  # noqa: E402
 
 AGENTS = {
@@ -59,12 +59,12 @@ class SmallWindow(TestStack):
     """A provider with a window of so many tokens, and Plimsoll with this configuration in front of it."""
 
     def __init__(self, window, config):
-        super().__init__(slot_tokens=None)
+        super().__init__(slot_tokens=None, strict=True)
         self.window, self.config = window, config
 
     def start(self, command, ready, env=()):
-        if "--provider" in command:
-            command = [*command, "--window", self.window]
+        if command[0] == STRICT_PROVIDER:
+            command = [*command, self.window]
         else:
             file = pathlib.Path(self.data.name) / "plimsoll.toml"
             file.write_text(self.config)

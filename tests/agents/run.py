@@ -22,7 +22,7 @@ import healing  # noqa: E402
 import refusals  # noqa: E402
 from agent_commands import ClaudeCode, Session  # noqa: E402
 from exchange_events import MAX_ERROR, ExchangeEvents  # noqa: E402
-from stack import BINARY, TestStack  # noqa: E402
+from stack import STRICT_PROVIDER, TestStack  # noqa: E402
 from workspace import FIRST_PROMPT, KEY, NPM_BIN, PYTHON_BIN, SECOND_PROMPT, Workspace  # noqa: E402
 
 
@@ -189,7 +189,7 @@ def main(names):
                 test = lambda folder: run_twins(run_agent, stack.proxy, folder)
                 results.append(run_test(stack, name, test, lambda events: check_twins(name, events, calls)))
     with TestStack(slot_tokens=None, env=healing.SLOW_DISK_ENV, strict=True) as stack:
-        stack.other_provider = stack.start([BINARY, "demo", "--provider", "127.0.0.1:0", "--strict"], r"(http://\S+)")[0]
+        stack.other_provider = stack.start([STRICT_PROVIDER, "127.0.0.1:0"], r"(http://\S+)")[0]
         for agent_name, agent, scenario, outcome, causes in refusals.SCENARIOS:
             name = f"{agent_name} {scenario.__name__}"
             if is_wanted(agent_name, name):

@@ -26,7 +26,7 @@ async fn admin(play: &Play) -> SocketAddr {
     let (ledgers, telemetry) = (play.server.ledgers.clone(), play.server.telemetry.clone());
     let prices = PriceList::new(&play.config);
     let about = ServerInfo::new(&play.config, play.server.address, play.server.address, 1);
-    let admin = Admin::new(ledgers, telemetry, about, prices, access(), draining);
+    let admin = Admin::new(None, ledgers, telemetry, about, prices, access(), draining);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(admin::serve(admin, listener, std::future::pending()));

@@ -266,7 +266,7 @@ proptest::proptest! {
 
 #[test]
 fn reference_file_is_current() {
-    compare(&root().join("config/default.toml"), &schema::reference());
+    compare(&root().join("config/default.toml"), &schema::reference::reference());
 }
 
 #[test]
@@ -279,7 +279,7 @@ fn schema_is_current() {
 #[test]
 fn reference_file_says_defaults() {
     let mut text = String::new();
-    for line in schema::reference().lines() {
+    for line in schema::reference::reference().lines() {
         let Some(bare) = line.strip_prefix("# ") else { continue };
         let is_key = bare.split_once(" = ").is_some_and(|(key, _)| {
             key.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_')

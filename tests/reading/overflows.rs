@@ -70,7 +70,12 @@ fn texts_of_servers_are_told_apart() {
         let seen = seen.filter(|seen| !seen.is_inferred || is_near(seen, estimate, Some(64_000)));
         let verdict = match &seen {
             None => "none",
-            Some(seen) if seen.is_of_output() => "output",
+            // The prompt fits by the provider's own count: only the output is too large.
+            Some(seen)
+                if seen.input.zip(seen.window).is_some_and(|(input, window)| input < window) =>
+            {
+                "output"
+            }
             Some(_) => "history",
         };
         let numbers = seen.map(|seen| (seen.window, seen.input)).unwrap_or_default();

@@ -2,7 +2,7 @@
 
 use flate2::{Compress, FlushCompress};
 use plimsoll::dialect::reading::SocketReader;
-use plimsoll::dialect::{Conversation, HeldHistory, Purpose, Reply, StopReason};
+use plimsoll::dialect::{Conversation, Dialect, HeldHistory, Purpose, Reply, StopReason, read};
 use plimsoll::wire::websocket::{MessageDecoder, negotiated};
 
 use crate::corpus::corpus;
@@ -57,7 +57,8 @@ impl Connection {
     fn turn(&mut self, request: &str, events: &[serde_json::Value]) -> (Conversation, Reply) {
         let bytes = frame(&mut self.client.0, request, true);
         let [request] = messages(&mut self.client.1, &bytes).try_into().unwrap();
-        let (requested, conversation) = self.socket.request(&request).unwrap();
+        let (requested, conversation) =
+            self.socket.request(&request, |body| read(Dialect::OpenaiResponses, "", body)).unwrap();
         let mut replies = Vec::new();
         for event in events {
             let bytes = frame(&mut self.server.0, &event.to_string(), false);

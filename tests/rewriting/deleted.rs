@@ -30,7 +30,7 @@ async fn admin(play: &Play, server: &TestServer) -> SocketAddr {
     let prices = PriceList::new(&play.config);
     let about = ServerInfo::new(&play.config, server.address, server.address, 1);
     let (ledgers, telemetry) = (server.ledgers.clone(), server.telemetry.clone());
-    let admin = Admin::new(ledgers, telemetry, about, prices, access(), draining);
+    let admin = Admin::new(None, ledgers, telemetry, about, prices, access(), draining);
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(admin::serve(admin, listener, std::future::pending()));

@@ -33,7 +33,7 @@ impl Looking {
         let (about, prices) =
             (ServerInfo::new(config, address, address, 0), PriceList::new(config));
         let draining = watch::channel(false).1;
-        let admin = Admin::new(ledgers, telemetry, about, prices, access(), draining);
+        let admin = Admin::new(None, ledgers, telemetry, about, prices, access(), draining);
         tokio::spawn(admin::serve(admin, listener, std::future::pending()));
         Self(address)
     }

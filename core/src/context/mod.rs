@@ -51,4 +51,5 @@ pub use crate::tokens::{Band, CountingMethod, learn::CostPrediction};
 pub type Millis = u64;
 
 #[cfg(test)]
+#[path = "testing/scene.rs"]
 mod scene;

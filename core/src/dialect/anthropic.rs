@@ -15,28 +15,11 @@ use super::{
     Audience, BodyElements, Conversation, Dialect, HeldHistory, Media, Message, Note, Part,
     PartKey, PartKind, Purpose, Role, ServerStep,
 };
-use crate::wire::json::{Document, Kind, Span, Value, members};
+use crate::wire::json::{Kind, Span, Value, members};
 
-/// Reads a request's body; its path is read by `paths`.
-pub fn read(body: &[u8]) -> Conversation {
-    let document = Document::read(body).unwrap_or_default();
-    read_in(&document, body, &mut BodyElements::none()).with_chains()
-}
-
-pub(super) fn read_in(
-    document: &Document,
-    body: &[u8],
-    elements: &mut BodyElements,
-) -> Conversation {
+/// Reads the body of a request.
+pub(super) fn read(root: Value<'_>, body: &[u8], elements: &mut BodyElements) -> Conversation {
     let mut conversation = Conversation::empty(Dialect::Anthropic);
-    let Some(root) = document.root(body) else {
-        conversation.notes.push(Note::NotJson);
-        return conversation;
-    };
-    if root.kind() != Kind::Object {
-        conversation.notes.push(Note::UnknownStructure);
-        return conversation;
-    }
     let request = RequestMembers::from_value(root);
     conversation.model = request.model.and_then(|model| model.text()).map(Into::into);
     conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
@@ -435,7 +418,7 @@ fn asks_for_a_summary(message: Value<'_>) -> bool {
 /// Fuzz target: no bytes make the reader panic, and every range is within the body.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
-    let conversation = read(bytes);
+    let conversation = super::read(Dialect::Anthropic, "", bytes);
     for part in conversation.all_parts() {
         assert!(part.span.end <= bytes.len());
         assert!(part.texts.iter().all(|text| text.end <= bytes.len()));

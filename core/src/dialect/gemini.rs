@@ -20,30 +20,12 @@ use super::{
     BodyElements, Conversation, Dialect, HeldHistory, Media, Message, Note, Part, PartIndex,
     PartKey, PartKind, PictureDetail, Purpose, Role,
 };
-use crate::wire::json::{Document, Kind, Value, members};
+use crate::wire::json::{Kind, Value, members};
 use crate::wire::member::first;
 
-/// Reads a request. The model is in the path, which [`super::read`] reads; bodies of Code Assist and
-/// countTokens name it as well.
-pub fn read(_path: &str, body: &[u8]) -> Conversation {
-    let document = Document::read(body).unwrap_or_default();
-    read_in(&document, body, &mut BodyElements::none()).with_chains()
-}
-
-pub(super) fn read_in(
-    document: &Document,
-    body: &[u8],
-    elements: &mut BodyElements,
-) -> Conversation {
+/// Reads the body of a request. Bodies of Code Assist and countTokens name the model, which is else in the path.
+pub(super) fn read(outer: Value<'_>, body: &[u8], elements: &mut BodyElements) -> Conversation {
     let mut conversation = Conversation::empty(Dialect::Gemini);
-    let Some(outer) = document.root(body) else {
-        conversation.notes.push(Note::NotJson);
-        return conversation;
-    };
-    if outer.kind() != Kind::Object {
-        conversation.notes.push(Note::UnknownStructure);
-        return conversation;
-    }
     if interactions::is_request(outer) {
         return interactions::read(outer, conversation);
     }
@@ -455,7 +437,8 @@ fn known(value: Value<'_>, name: &str) -> Option<Box<str>> {
 /// Fuzz target: no bytes make the reader panic, and every range is within the body.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
-    let conversation = read("/v1beta/models/m:streamGenerateContent", bytes);
+    let conversation =
+        super::read(Dialect::Gemini, "/v1beta/models/m:streamGenerateContent", bytes);
     for part in conversation.all_parts() {
         assert!(part.span.end <= bytes.len());
         assert!(part.texts.iter().all(|text| text.end <= bytes.len()));

@@ -19,7 +19,7 @@ pub mod editing;
 pub mod error_kind;
 pub(crate) mod error_message;
 #[cfg(test)]
-mod fuzzed;
+mod fuzz_tests;
 pub mod gemini;
 pub mod hints;
 pub mod identity;
@@ -44,6 +44,7 @@ mod purpose;
 pub mod quota;
 pub mod reading;
 #[cfg(test)]
+#[path = "testing/recordings.rs"]
 mod recordings;
 pub mod refusal;
 pub mod repair;

@@ -203,6 +203,6 @@ impl ModelOverride {
 }
 
 #[cfg(test)]
-mod successors;
+mod successor_tests;
 #[cfg(test)]
 mod tests;

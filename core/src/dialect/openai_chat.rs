@@ -19,30 +19,12 @@ use super::{
     Audience, BodyElements, Conversation, Dialect, Media, Message, Note, Part, PartKind,
     PictureDetail, Purpose, Role, Span,
 };
-use crate::wire::json::{Document, Kind, Value, members};
+use crate::wire::json::{Kind, Value, members};
 use crate::wire::member::first;
 
-/// Reads a request. The path adds nothing to the body, except on Azure, where [`super::read`] takes the model
-/// from it.
-pub fn read(_path: &str, body: &[u8]) -> Conversation {
-    let document = Document::read(body).unwrap_or_default();
-    read_in(&document, body, &mut BodyElements::none()).with_chains()
-}
-
-pub(super) fn read_in(
-    document: &Document,
-    body: &[u8],
-    elements: &mut BodyElements,
-) -> Conversation {
+/// Reads the body of a request.
+pub(super) fn read(root: Value<'_>, body: &[u8], elements: &mut BodyElements) -> Conversation {
     let mut conversation = Conversation::empty(Dialect::OpenaiChat);
-    let Some(root) = document.root(body) else {
-        conversation.notes.push(Note::NotJson);
-        return conversation;
-    };
-    if root.kind() != Kind::Object {
-        conversation.notes.push(Note::UnknownStructure);
-        return conversation;
-    }
     let request = RequestMembers::from_value(root);
     conversation.model = request.model.and_then(|model| model.text()).map(Into::into);
     conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
@@ -477,7 +459,7 @@ fn thoughts(value: Value<'_>) -> (Vec<Span>, Option<Span>) {
 /// Fuzz target: no bytes make the reader panic, and every range is within the body.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
-    let conversation = read("/v1/chat/completions", bytes);
+    let conversation = super::read(Dialect::OpenaiChat, "/v1/chat/completions", bytes);
     for part in conversation.all_parts() {
         assert!(part.span.end <= bytes.len());
         assert!(part.texts.iter().all(|text| text.end <= bytes.len()));

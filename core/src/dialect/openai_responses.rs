@@ -21,27 +21,9 @@ use super::{
 use crate::wire::json::{Document, Kind, Value, members};
 use crate::wire::member::first;
 
-/// Reads a request's body, or a `response.create` frame, which has the same members; the path is read by
-/// `paths`.
-pub fn read(body: &[u8]) -> Conversation {
-    let document = Document::read(body).unwrap_or_default();
-    read_in(&document, body, &mut BodyElements::none()).with_chains()
-}
-
-pub(super) fn read_in(
-    document: &Document,
-    body: &[u8],
-    elements: &mut BodyElements,
-) -> Conversation {
+/// Reads the body of a request, or a `response.create` frame, which has the same members.
+pub(super) fn read(root: Value<'_>, body: &[u8], elements: &mut BodyElements) -> Conversation {
     let mut conversation = Conversation::empty(Dialect::OpenaiResponses);
-    let Some(root) = document.root(body) else {
-        conversation.notes.push(Note::NotJson);
-        return conversation;
-    };
-    if root.kind() != Kind::Object {
-        conversation.notes.push(Note::UnknownStructure);
-        return conversation;
-    }
     let request = RequestMembers::from_value(root);
     conversation.model = request.model.and_then(|model| model.text()).map(Into::into);
     conversation.stream = request.stream.and_then(|stream| stream.as_bool()).unwrap_or(false);
@@ -287,14 +269,14 @@ fn is_compaction_request(metadata: Value<'_>) -> bool {
 /// Fuzz target: no bytes make the readers panic, and every range is within the body.
 #[cfg(any(test, fuzzing))]
 pub fn fuzz(bytes: &[u8]) {
-    let conversation = read(bytes);
+    let conversation = super::read(Dialect::OpenaiResponses, "", bytes);
     for part in conversation.all_parts() {
         assert!(part.span.end <= bytes.len());
         assert!(part.texts.iter().chain(&part.signature).all(|text| text.end <= bytes.len()));
     }
     let mut socket = super::reading::SocketReader::new(1 << 20);
     for line in bytes.split(|byte| *byte == b'\n') {
-        let _ = (socket.request(line), socket.event(line));
+        let _ = (socket.request(line, |_| ()), socket.event(line));
     }
 }
 

@@ -36,13 +36,6 @@ pub struct Overflow {
     pub counts_output: bool,
 }
 
-impl Overflow {
-    /// Whether the prompt fits by the provider's own count: then only the output is too large.
-    pub fn is_of_output(&self) -> bool {
-        matches!((self.input, self.window), (Some(input), Some(window)) if input < window)
-    }
-}
-
 /// A response instead of a reply.
 #[derive(Clone, Copy, Debug)]
 pub struct ErrorResponse<'a> {

@@ -526,6 +526,6 @@ pub fn fuzz(dialect: Dialect, bytes: &[u8]) {
 }
 
 #[cfg(test)]
-mod linear;
+mod linear_tests;
 #[cfg(test)]
 mod tests;

@@ -8,8 +8,9 @@ use super::audience::assign::assign;
 use super::conversation::Conversation;
 use super::kinds::{Dialect, Purpose};
 use super::known::BodyElements;
+use super::note::Note;
 use super::{anthropic, gemini, openai_chat, openai_responses, paths, purpose, sentences, size};
-use crate::wire::json::Document;
+use crate::wire::json::{Document, Kind};
 
 /// Reads a request of `dialect`. `target` is its path and query, which has purpose, model and stream in some
 /// dialects. Never fails.
@@ -26,11 +27,19 @@ pub fn read_in(
     body: &[u8],
     elements: &mut BodyElements,
 ) -> Conversation {
-    let mut conversation = match dialect {
-        Dialect::Anthropic => anthropic::read_in(document, body, elements),
-        Dialect::OpenaiChat => openai_chat::read_in(document, body, elements),
-        Dialect::OpenaiResponses => openai_responses::read_in(document, body, elements),
-        Dialect::Gemini => gemini::read_in(document, body, elements),
+    let mut conversation = match document.root(body) {
+        Some(root) if root.kind() == Kind::Object => match dialect {
+            Dialect::Anthropic => anthropic::read(root, body, elements),
+            Dialect::OpenaiChat => openai_chat::read(root, body, elements),
+            Dialect::OpenaiResponses => openai_responses::read(root, body, elements),
+            Dialect::Gemini => gemini::read(root, body, elements),
+        },
+        root => {
+            let mut conversation = Conversation::empty(dialect);
+            let note = if root.is_some() { Note::UnknownStructure } else { Note::NotJson };
+            conversation.notes.push(note);
+            conversation
+        }
     };
     assign(&mut conversation);
     if let Some(endpoint) = paths::endpoint(&http::Method::POST, target) {

@@ -2,7 +2,7 @@
 //!
 //! Returns disjoint edits of the body that a conversation was read from; everything else stays byte for byte.
 //! Never decides whether to change anything; if the structure of the body does not allow a change, there is
-//! no edit. Must not know policy, and does not panic. The rules are in `rewrite/invariants.rs`.
+//! no edit. Must not know policy, and does not panic. The rules are in `rewrite/testing/invariants.rs`.
 
 mod anthropic;
 mod beside;
@@ -13,6 +13,7 @@ mod display;
 mod gemini;
 mod inject;
 #[cfg(any(test, fuzzing))]
+#[path = "rewrite/testing/invariants.rs"]
 pub mod invariants;
 mod listed;
 mod openai_chat;

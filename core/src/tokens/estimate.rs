@@ -120,22 +120,25 @@ pub struct TokenCounter<'c> {
     body: &'c [u8],
     /// Tool names by call id: some dialects put the name in front of a result.
     names: HashMap<&'c str, &'c str>,
-    structure: StructureCost,
+    /// What surrounds the parts.
+    pub(crate) structure: StructureCost,
     /// Bytes that may still be tokenised.
     left: usize,
-    counting: CountingMethod,
+    /// How the parts so far were counted: the least exact method among them.
+    pub(crate) counting: CountingMethod,
     /// Token classes of the text so far.
-    tally: ClassCounts,
+    pub(crate) tally: ClassCounts,
     /// The tokens of the text so far, and its length in bytes.
-    worded: u64,
+    pub(crate) worded: u64,
     worded_bytes: usize,
     /// Samples that may still be tokenised.
     samples: usize,
     /// Bytes tokenised so far.
     looked: usize,
-    /// Additional tokens if reasoning is read.
-    read: u64,
-    guessed: GuessedTokens,
+    /// Additional tokens of the parts so far if reasoning is read, or if no stream is requested (Gemini).
+    pub(crate) read: u64,
+    /// How far the parts may be off whose cost no part of the request shows.
+    pub(crate) guessed: GuessedTokens,
     /// Whether a compaction that only the provider can read was counted from its length.
     has_encrypted: bool,
 }
@@ -187,37 +190,6 @@ impl TokenCounter<'_> {
         self.text(text) + self.structure(part)
     }
 
-    /// What tools cost in addition to themselves: the instructions on how to call them.
-    pub(crate) fn offering(&self) -> u32 {
-        self.structure.offering
-    }
-
-    /// What it costs in addition if the model has to call a tool.
-    pub(crate) fn forcing(&self) -> u32 {
-        self.structure.forcing
-    }
-
-    /// What the provider's instructions cost on how to cite documents.
-    pub(crate) fn citing(&self) -> u32 {
-        self.structure.citing
-    }
-
-    /// What the provider's instructions cost on how to search for tools that are not loaded.
-    pub(crate) fn searching(&self) -> u32 {
-        self.structure.searching
-    }
-
-    /// What the first tool that appears in the history costs in addition to itself: the namespace it is
-    /// declared in.
-    pub(crate) fn loading(&self) -> u32 {
-        self.structure.loading
-    }
-
-    /// What a prompt costs in addition to its parts.
-    pub(crate) fn opening(&self) -> u64 {
-        self.structure.prompt
-    }
-
     /// Counts the tokens of a part of a reply, without the structure that will surround it when it is sent
     /// back.
     pub fn reply_part(&mut self, part: &ReplyPart) -> u32 {
@@ -233,19 +205,9 @@ impl TokenCounter<'_> {
         opening + if results > 0 { answered } else { 0 } + further * parallel
     }
 
-    /// Additional tokens of the parts so far if reasoning is read, or if no stream is requested (Gemini).
-    pub(crate) fn reading(&self) -> u64 {
-        self.read
-    }
-
     pub(crate) fn tool_of<'p>(&'p self, result: &'p Part) -> Option<&'p str> {
         let id = result.id.as_deref().unwrap_or_default();
         result.name.as_deref().or_else(|| self.names.get(id).copied())
-    }
-
-    /// How far the parts may be off whose cost no part of the request shows.
-    pub(crate) fn guessed(&self) -> GuessedTokens {
-        self.guessed
     }
 
     pub(crate) fn guesses_compaction(&self) -> bool {
@@ -253,21 +215,8 @@ impl TokenCounter<'_> {
         self.has_encrypted
     }
 
-    /// How the parts so far were counted: the least exact method among them.
-    pub(crate) fn counting(&self) -> CountingMethod {
-        self.counting
-    }
-
     pub(crate) fn is_by_length(&self, part: &Part) -> bool {
         self.tokenizer.encoding.is_none() && part.media.is_none()
-    }
-
-    pub(crate) fn worded(&self) -> u64 {
-        self.worded
-    }
-
-    pub(crate) fn tally(&self) -> ClassCounts {
-        self.tally
     }
 
     fn structure(&mut self, part: &Part) -> u32 {

@@ -882,7 +882,7 @@ mod tests {
             let part = ReplyPart { text: text.to_owned(), ..ReplyPart::new(PartKind::Text) };
             let tokens = u64::from(counter.reply_part(&part));
             let new_content =
-                NewContent { tally: counter.tally(), tool: None, ..grown(0, tokens).new_content };
+                NewContent { tally: counter.tally, tool: None, ..grown(0, tokens).new_content };
             Observation { new_content, ..grown(50_000, tokens) }
         };
         let log = |from: u64| -> String {

@@ -9,7 +9,7 @@ use crate::dialect::models::{Family, Model, PictureRule, ReasoningBinding};
 /// Tokens of the structure around parts, measured (`docs/estimates.md` 1.3, and the recorded conversations
 /// that `tests/estimate.rs` reads).
 #[derive(Clone, Copy, Default)]
-pub(super) struct StructureCost {
+pub(crate) struct StructureCost {
     pub(super) text: u32,
     pub(super) call: u32,
     pub(super) result: u32,
@@ -27,15 +27,15 @@ pub(super) struct StructureCost {
     /// The percentage of a tool's JSON that its shown form takes.
     pub(super) tool_percent: u32,
     /// Added if there are tools: instructions.
-    pub(super) offering: u32,
+    pub(crate) offering: u32,
     /// Added if the model has to call a tool.
-    pub(super) forcing: u32,
+    pub(crate) forcing: u32,
     /// Added if the provider may search for tools that are not loaded.
-    pub(super) searching: u32,
+    pub(crate) searching: u32,
     /// Added with the first tool that appears in the history.
-    pub(super) loading: u32,
+    pub(crate) loading: u32,
     /// Added if a document is to be cited.
-    pub(super) citing: u32,
+    pub(crate) citing: u32,
     /// Around a document that is sent as text.
     pub(super) document: u32,
     pub(super) reasoning: u32,
@@ -43,7 +43,7 @@ pub(super) struct StructureCost {
     /// Whether a carriage return before a line feed costs nothing.
     pub(super) folds_line_ends: bool,
     /// Added once to every prompt.
-    pub(super) prompt: u64,
+    pub(crate) prompt: u64,
     /// Added once to a request that continues another one: what opens the reply.
     pub(super) opening: i64,
     /// Added once to a request that brings tool results: the reported cost of the end of the calls.

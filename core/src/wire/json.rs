@@ -142,8 +142,7 @@ impl<'d> Value<'d> {
 
     /// Whether it is an element of a list that was passed over, because it is known: its members are not here.
     pub(crate) fn is_closed(&self) -> bool {
-        let node = self.node();
-        node.kind == Kind::Object && node.escaped
+        self.node().passed_over
     }
 
     /// Calls `read` with the value, whose members are read first if it was passed over.

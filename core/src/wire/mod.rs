@@ -3,6 +3,7 @@
 //! Knows nothing of providers. Pure: no sockets, no clock; does not panic on any input.
 
 #[cfg(any(test, fuzzing))]
+#[path = "testing/cuts.rs"]
 pub(crate) mod cuts;
 pub mod encoding;
 pub mod json;

@@ -6,12 +6,12 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use crate::admin::failures::FailuresPage;
-use crate::admin::routes::encoded;
 use crate::admin::spend::{SpendLine, SpendPage};
 use crate::admin::view::ServerInfo;
 use crate::cli::admin_client::AdminClient;
 use crate::cli::print;
 use crate::context::budget::grouped;
+use crate::dialect::percent::encoded;
 
 /// How long to wait for turns that are still being stored, and how often to check.
 const STORED_WITHIN: Duration = Duration::from_secs(2);

@@ -3,12 +3,12 @@
 //! Pure: keys and answers in, lines out. The server sorts and filters.
 
 use super::keys::Key;
-use crate::admin::routes::encoded;
 use crate::admin::view::SessionLine;
 use crate::cli::sessions::table::{age, brief, cost, name, share};
 use crate::cli::style::{Style, StyledLine, gauge, with_gauge};
 use crate::cli::table::{Cell, Column, Row, Table, cell};
 use crate::context::Millis;
+use crate::dialect::percent::encoded;
 
 /// How large a terminal is, in characters.
 #[derive(Clone, Copy)]

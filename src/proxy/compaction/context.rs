@@ -252,7 +252,7 @@ impl<'a> CompactionContext<'a> {
             known: reads.known.clone(),
             parts,
             tokens: measured.estimate.tokens,
-            edits: reads.edits.clone(),
+            edits: reads.plan.edits.as_slice().into(),
             head: self.head.clone(),
             choices,
             due,

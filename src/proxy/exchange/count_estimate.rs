@@ -103,8 +103,8 @@ impl CountFallback {
         why: CountEstimate,
         recorder: &mut ExchangeRecorder,
     ) -> Option<Response<Bytes>> {
-        let PlannedRequest { sent, known, .. } = &self.planned;
-        let estimate = planned_request::estimate(&self.prepared, sent.clone(), known).await;
+        let PlannedRequest { plan, known, .. } = &self.planned;
+        let estimate = planned_request::estimate(&self.prepared, plan.sent.clone(), known).await;
         let estimate = estimate.map_err(|why| recorder.record_fail_open(why)).ok()?;
         let dialect = self.prepared.conversation.dialect;
         let body = counting::estimated(dialect, &self.target, estimate.tokens)?;

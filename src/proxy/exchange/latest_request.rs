@@ -83,6 +83,7 @@ pub(super) fn keep(
     };
     let holds_credential = count_head.is_some() && !has_own;
     let count_head = Arc::new(Mutex::new(count_head));
+    let edits: Arc<[Edit]> = planned.plan.edits.as_slice().into();
     let request = Arc::new(KeptRequest {
         proxy: Arc::downgrade(proxy),
         prepared: prepared.clone(),
@@ -91,11 +92,11 @@ pub(super) fn keep(
         known: planned.known.clone(),
         parts: measured.parts.clone(),
         tokens: measured.estimate.tokens,
-        edits: planned.edits.clone(),
         sent: match planned.done.resent {
             Some(_) => Arc::default(),
-            None => planned.edits.clone(),
+            None => edits.clone(),
         },
+        edits,
         head: match may_begin {
             true => Some(without_credentials(proxy, client_head)),
             false => None,
@@ -107,7 +108,7 @@ pub(super) fn keep(
         count_head,
     });
     let sketch_bytes = size_of_val(&*measured.parts);
-    let edit_bytes: usize = planned.edits.iter().map(|edit| edit.with.len()).sum();
+    let edit_bytes: usize = planned.plan.edits.iter().map(|edit| edit.with.len()).sum();
     let mut latest = LatestRequest {
         bytes: prepared.bytes() + sketch_bytes + edit_bytes,
         begin: None,

@@ -84,7 +84,7 @@ impl Planned {
         match planned {
             Some((prepared, planned)) => {
                 let beta = planned.beta(prepared);
-                OutboundRequest::edited(original, &planned.edits, beta, may_repair)
+                OutboundRequest::edited(original, &planned.plan.edits, beta, may_repair)
             }
             None => OutboundRequest::edited(original, &[], None, may_repair),
         }

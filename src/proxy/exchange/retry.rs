@@ -215,7 +215,7 @@ impl Retry<'_> {
         let revised = revised.ok_or(Verdict::Unavailable)?;
         let pending = self.pending.as_ref().ok_or(Verdict::Unavailable)?;
         let beta = revised.beta(pending.prepared());
-        let changed = self.original.changed(&revised.edits, beta);
+        let changed = self.original.changed(&revised.plan.edits, beta);
         let (head, body) = changed.ok_or(Verdict::Unavailable)?;
         let response = send(self.recorder, head, body).await.map_err(|_| Verdict::NoResponse)?;
         Ok((response, revised))

@@ -8,6 +8,7 @@ use std::time::Duration;
 use futures_util::FutureExt as _;
 use http::request;
 
+use crate::context::prune;
 use crate::dialect::overflow::Overflow;
 use crate::proxy::compaction::context::CompactionContext;
 use crate::proxy::plan::planned_request::PlannedRequest;
@@ -39,13 +40,16 @@ impl PendingExchange {
             let overflows = true;
             is_made |= self.compact_now(&mut planned, overflows, head, recorder).await;
         }
-        let trimming = planned.trim_for_room(&proxy, &prepared, &self.opened, goal);
+        let trimming =
+            planned.cut_for_room(prune::trim_for_room, &proxy, &prepared, &self.opened, goal);
         is_made |= AssertUnwindSafe(trimming).catch_unwind().await.unwrap_or(false);
         if !by_summary {
             let overflows = !is_made;
             is_made |= self.compact_now(&mut planned, overflows, head, recorder).await;
         }
-        let shortening = planned.shorten_for_room(&proxy, &prepared, &self.opened, goal);
+        // The text of the client's own compaction is its only memory of what was before it.
+        let shortening =
+            planned.cut_for_room(prune::shorten_for_room, &proxy, &prepared, &self.opened, goal);
         is_made |= AssertUnwindSafe(shortening).catch_unwind().await.unwrap_or(false);
         if is_made { Some(planned) } else { None }
     }

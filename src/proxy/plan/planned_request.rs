@@ -33,32 +33,25 @@ use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::store::ledgers::{AnchorTurn, DecisionError, OpenedSession};
 use crate::telemetry::{FailOpen, RefusalOutcome};
 use crate::tokens::bpe;
-use crate::wire::splice::Edit;
 
 /// A request with its plan and what it costs.
 #[derive(Clone, Default)]
 pub(crate) struct PlannedRequest {
-    /// The edits of the body; none in shadow mode. They stay here once they are sent, because a retry begins
-    /// with them.
-    pub(crate) edits: Arc<[Edit]>,
+    /// What is sent in place of what the client sent; without edits in shadow mode. It stays here once it is
+    /// sent, because a retry begins with it.
+    pub(crate) plan: Plan,
     /// The estimate of what is sent; `None` if it could not be measured.
     pub(crate) measured: Option<Box<MeasuredEstimate>>,
-    /// What is sent in place of what the client sent.
-    pub(crate) sent: Overlay,
     /// The recorded decisions, including new ones.
     pub(crate) known: Arc<RecordedDecisions>,
     /// The recorded decisions before new ones were made.
     before: Arc<RecordedDecisions>,
-    /// Who wrote the summary that is sent.
-    summary_by: Option<SummaryAuthor>,
     /// The tokens that its new summary was decided by.
     compacted_from: Option<u64>,
     /// What was decided against.
     pub(crate) declined: Vec<PlanStep>,
     /// The turn that the estimate is based on.
     anchor: Option<Arc<AnchorTurn>>,
-    /// The edits contradicted each other, so none is made.
-    conflict: bool,
     pub(crate) done: RewriteSummary,
 }
 
@@ -117,7 +110,7 @@ pub(crate) async fn plan(
         undelivered::announce_dequeued(&dequeued, &opened.scope, recorder);
     }
     // Its edits are left out then, and the original is sent.
-    if planned.conflict {
+    if planned.plan.conflict {
         recorder.record_fail_open(FailOpen::EditsConflict);
     }
     if prepared.mode == Mode::Shadow
@@ -166,13 +159,13 @@ pub(crate) async fn replay_recorded(
         .await;
     match replayed {
         Ok(mut planned) => {
-            if planned.conflict {
+            if planned.plan.conflict {
                 recorder.record_fail_open(FailOpen::EditsConflict);
             }
             // Shadow mode changes nothing, and counts what is sent.
             if prepared.mode == Mode::Shadow {
-                planned.edits = Arc::default();
-                planned.sent = plan::original_overlay(&prepared.plan_request());
+                planned.plan.edits.clear();
+                planned.plan.sent = plan::original_overlay(&prepared.plan_request());
             }
             planned
         }
@@ -279,13 +272,10 @@ impl PlannedRequest {
             before: known.clone(),
             known,
             anchor,
-            edits: Arc::default(),
+            plan: Plan::default(),
             measured: None,
-            sent: Overlay::default(),
-            summary_by: None,
             compacted_from: None,
             declined: Vec::new(),
-            conflict: false,
             done: RewriteSummary::default(),
         }
     }
@@ -293,7 +283,7 @@ impl PlannedRequest {
     /// A request that is sent as it came; not measured.
     pub(crate) fn original(prepared: &PreparedRequest) -> Self {
         let overlay = plan::original_overlay(&prepared.plan_request());
-        Self { sent: overlay, ..Self::default() }
+        Self { plan: Plan { sent: overlay, ..Plan::default() }, ..Self::default() }
     }
 
     /// Replays its decisions, and measures what is then sent.
@@ -312,18 +302,16 @@ impl PlannedRequest {
     fn set_plan(
         &mut self,
         prepared: &PreparedRequest,
-        plan: Plan,
+        mut plan: Plan,
         measured: Option<Box<MeasuredEstimate>>,
     ) {
-        let Plan { edits, sent, mut steps, conflict, summary } = plan;
+        // The summary has as many of them as are stored.
+        let mut steps = std::mem::take(&mut plan.steps);
         steps.extend(self.declined.iter().cloned());
         let by_rules = measured.as_ref().and_then(|measured| measured.removed);
         self.done = RewriteSummary { by_rules, ..prepared.rewrite_summary(&steps) };
-        self.edits = edits.into();
+        self.plan = plan;
         self.measured = measured;
-        self.sent = sent;
-        self.conflict = conflict;
-        self.summary_by = summary;
     }
 
     fn in_place_of(mut self, earlier: &Self) -> Self {
@@ -339,18 +327,18 @@ impl PlannedRequest {
     /// Leaves it unchanged, as shadow mode does. Returns the reason if the original could not be measured.
     async fn set_shadow(&mut self, prepared: &Arc<PreparedRequest>) -> Option<FailOpen> {
         // The summary is of the plan; what is sent and measured is the original.
-        if self.edits.is_empty() && self.sent.is_original() {
+        if self.plan.edits.is_empty() && self.plan.sent.is_original() {
             return None;
         }
-        self.edits = Arc::default();
+        self.plan.edits.clear();
         self.set_sent_as_original(prepared).await
     }
 
     pub(crate) fn beta(&self, prepared: &PreparedRequest) -> Option<&'static str> {
         // Only the provider's own block needs a beta, and only while it is sent.
         let is_anthropic = prepared.conversation.dialect == Dialect::Anthropic;
-        let is_block = self.summary_by == Some(SummaryAuthor::Provider);
-        let needs_beta = is_anthropic && is_block && !self.edits.is_empty();
+        let is_block = self.plan.summary == Some(SummaryAuthor::Provider);
+        let needs_beta = is_anthropic && is_block && !self.plan.edits.is_empty();
         if needs_beta { Some(provider::BETA) } else { None }
     }
 
@@ -372,7 +360,7 @@ impl PlannedRequest {
         }
         // Neither what was refused nor the original is sent again.
         let replanned = self.replanned(prepared, decisions).await?;
-        let is_new = replanned.edits != self.edits && !replanned.edits.is_empty();
+        let is_new = replanned.plan.edits != self.plan.edits && !replanned.plan.edits.is_empty();
         is_new.then_some(replanned)
     }
 
@@ -395,7 +383,7 @@ impl PlannedRequest {
         let decisions = Arc::new(self.known.as_cached(&prepared.info.exchange)?);
         let cached = Self::from_decisions(decisions, self.anchor.clone());
         let cached = cached.replayed(prepared).await.ok()?;
-        if cached.conflict { None } else { Some(cached) }
+        if cached.plan.conflict { None } else { Some(cached) }
     }
 
     pub(crate) async fn add_saved(
@@ -436,7 +424,7 @@ impl PlannedRequest {
             ..Self::default()
         };
         let replanned = replanned.replayed(prepared).await.ok()?;
-        if replanned.conflict { None } else { Some(replanned.in_place_of(self)) }
+        if replanned.plan.conflict { None } else { Some(replanned.in_place_of(self)) }
     }
 
     pub(crate) fn add_declined(&mut self, step: PlanStep) {
@@ -479,7 +467,7 @@ impl PlannedRequest {
         let window = prepared.info.model.window;
         let mut view =
             ContextView::before(estimate, window, prepared.info.reserve, anchor, &self.done);
-        view.rewriting.summary_by = self.summary_by;
+        view.rewriting.summary_by = self.plan.summary;
         view.rewriting.compacted_from = self.compacted_from;
         let view = view.with(Some(self.limits(prepared)));
         Some(view.made_of(Some(&contents.clone().with_few_tools())))
@@ -490,8 +478,8 @@ impl PlannedRequest {
         &mut self,
         prepared: &Arc<PreparedRequest>,
     ) -> Option<FailOpen> {
-        self.sent = plan::original_overlay(&prepared.plan_request());
-        match measure_original(prepared, self.sent.clone(), self.anchor.clone()).await {
+        self.plan.sent = plan::original_overlay(&prepared.plan_request());
+        match measure_original(prepared, self.plan.sent.clone(), self.anchor.clone()).await {
             Ok(measured) => {
                 self.measured = Some(measured);
                 None

@@ -98,7 +98,7 @@ impl PendingExchange {
         let Self { mut opened, prepared, mut planned, counted, draft, .. } = self;
         // A stream may last for minutes: what only planning needs is not held for it.
         opened.anchor = None;
-        let overlay = &planned.sent;
+        let overlay = &planned.plan.sent;
         // Reasoning that was made after some that we put back needs it there, whatever policy says now.
         let records = prepared.info.policy.reasoning.reinject != ReinjectPolicy::Off
             || overlay.has_put_back();

@@ -10,6 +10,8 @@ import { fileURLToPath } from 'node:url';
 
 const ROOT = fileURLToPath(new URL('../../..', import.meta.url));
 export const BINARY = process.env.PLIMSOLL_BINARY ?? path.join(ROOT, 'target/debug/plimsoll');
+// Refuses what real providers refuse.
+const STRICT_PROVIDER = path.join(ROOT, 'target/debug/examples/strict-provider');
 // How long a condition may take to become true.
 const TIMEOUT_MS = 60_000;
 
@@ -22,8 +24,8 @@ export class TestStack {
   static async start({ model = true, strict = false, env = {}, config = '' } = {}) {
     const stack = new TestStack();
     stack.data = await mkdtemp(path.join(tmpdir(), 'plimsoll-sdk-'));
-    const scripted = [BINARY, 'demo', '--provider', '127.0.0.1:0', ...(strict ? ['--strict'] : [])];
-    [stack.provider] = await stack.#spawn(scripted, /(http:\/\/\S+)/);
+    const scripted = strict ? [STRICT_PROVIDER] : [BINARY, 'demo', '--provider'];
+    [stack.provider] = await stack.#spawn([...scripted, '127.0.0.1:0'], /(http:\/\/\S+)/);
     const { provider, data } = stack;
     const upstreams = [`anthropic=${provider}`, `openai=${provider}`, `gemini=${provider}`];
     if (model) {

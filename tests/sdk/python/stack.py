@@ -15,6 +15,8 @@ import urllib.request
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 BINARY = pathlib.Path(os.environ.get("PLIMSOLL_BINARY", ROOT / "target/debug/plimsoll"))
+# Refuses what real providers refuse.
+STRICT_PROVIDER = ROOT / "target/debug/examples/strict-provider"
 # How long a response of the admin API may take, and a condition to become true.
 TIMEOUT_S = 60
 
@@ -29,14 +31,14 @@ class TestStack:
     def __init__(self, slot_tokens=8192, env=(), strict=False, config=""):
         self.slot_tokens = slot_tokens
         self.env = dict(env)
-        self.strict = ["--strict"] if strict else []
+        self.strict = strict
         self.config = config
         self.children = []
         self.data = tempfile.TemporaryDirectory(prefix="plimsoll-sdk-")
 
     def __enter__(self):
-        provider = [BINARY, "demo", "--provider", "127.0.0.1:0", *self.strict]
-        self.provider = self.start(provider, r"(http://\S+)")[0]
+        provider = [STRICT_PROVIDER] if self.strict else [BINARY, "demo", "--provider"]
+        self.provider = self.start([*provider, "127.0.0.1:0"], r"(http://\S+)")[0]
         upstreams = [f"anthropic={self.provider}", f"openai={self.provider}", f"gemini={self.provider}"]
         if self.slot_tokens:
             server = [sys.executable, ROOT / "tests/sdk/model_server.py", self.slot_tokens]

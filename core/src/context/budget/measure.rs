@@ -302,7 +302,7 @@ impl<'a> PartScale<'a> {
                 self.contents.defers(tool.name.as_deref());
                 continue;
             }
-            let extra = if loaded == Some(index) { self.counter.loading() } else { 0 };
+            let extra = if loaded == Some(index) { self.counter.structure.loading } else { 0 };
             let place =
                 if tool.in_history { PromptSection::ToolsItem } else { PromptSection::Tools };
             parts.push(self.weighed(tool, place, extra));
@@ -349,7 +349,7 @@ impl<'a> PartScale<'a> {
         }
         if self.grows {
             let structure = self.counter.growing(self.new_content.results) + self.forced_call();
-            let read = self.counter.reading();
+            let read = self.counter.read;
             // In non-streamed Gemini requests, results are read as JSON whatever the reasoning retention. In
             // streamed ones, they are only if reasoning is read.
             if conversation.stream {
@@ -360,7 +360,7 @@ impl<'a> PartScale<'a> {
             }
             self.sums.new = self.sums.new.saturating_add_signed(self.sums.around);
         } else {
-            self.sums.around = self.counter.opening() as i64;
+            self.sums.around = self.counter.structure.prompt as i64;
         }
     }
 
@@ -394,7 +394,7 @@ impl<'a> PartScale<'a> {
             counted,
             belief: ReasoningRetention::prior(model, streams, cache),
             new_content: self.new_content(anchor),
-            counting: self.counter.counting(),
+            counting: self.counter.counting,
             streams,
             cache,
             is_changed: false,
@@ -433,10 +433,10 @@ impl<'a> PartScale<'a> {
 
     fn new_content(&self, anchor: Option<Anchor<'_>>) -> NewContent {
         let mut content = self.new_content.clone();
-        content.tally = self.counter.tally();
+        content.tally = self.counter.tally;
         content.tokens = self.sums.new;
-        content.text_tokens = self.counter.worded();
-        content.guessed = self.counter.guessed();
+        content.text_tokens = self.counter.worded;
+        content.guessed = self.counter.guessed;
         // The error is a tool's own only if a single result of it is all that is new.
         if (content.results, content.texts, content.calls, content.media) == (1, 0, 0, 0) {
             let tool = self.last_result.and_then(|result| self.counter.tool_of(result));

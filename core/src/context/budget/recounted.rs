@@ -32,7 +32,7 @@ pub(super) fn recounted(
     let tools = conversation.tools.iter().enumerate();
     let loaded = first_loaded(conversation);
     let tools = tools.map(|(index, tool)| match loaded == Some(index) {
-        true => (tool, counter.loading()),
+        true => (tool, counter.structure.loading),
         false => (tool, 0),
     });
     let tools: Vec<(&Part, u32)> = tools.collect();

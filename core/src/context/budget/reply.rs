@@ -73,7 +73,7 @@ fn choices(reply: &Reply, tokenizer: Tokenizer) -> Vec<Vec<SketchPart>> {
     let Some(context) = reply.usage.context() else { return choices };
     let texts: u64 = choices.iter().map(|parts| sum(parts)).sum();
     // A text that is counted with the model's own tokenizer costs that, and little more.
-    let text_margin = match counter.counting() {
+    let text_margin = match counter.counting {
         CountingMethod::Exact => AROUND_EXACT,
         CountingMethod::Ratio | CountingMethod::Length => AROUND,
     };
@@ -100,7 +100,7 @@ fn choices(reply: &Reply, tokenizer: Tokenizer) -> Vec<Vec<SketchPart>> {
         && is_written_by_model(reply);
     // So it is if the report is more than the text can be: the rest was reasoning that is neither sent nor reported.
     let is_long =
-        visible > most(texts, counter.counting()).saturating_add(margin) && shows_all_output(reply);
+        visible > most(texts, counter.counting).saturating_add(margin) && shows_all_output(reply);
     let counts = is_short || is_long;
     // The calls of a program are no output of the model, nor will it read them.
     let programs = reply.forms().flatten().filter(|part| part.audience != Audience::Model);

@@ -11,8 +11,10 @@ use crate::dialect::key::{Keyer, ToolArguments};
 use crate::dialect::note::note_once;
 use crate::dialect::provider_error::error_in;
 use crate::dialect::reply::KeptSize;
-use crate::dialect::{Audience, Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage};
-use crate::wire::json::{Kind, Value, members};
+use crate::dialect::{
+    Audience, BodyElements, Note, PartKind, Reply, ReplyPart, Role, StopReason, Usage,
+};
+use crate::wire::json::{Document, Kind, Value, members};
 use crate::wire::member::first;
 use crate::wire::steps;
 
@@ -398,6 +400,8 @@ fn withheld(transformations: Value<'_>, reply: &mut Reply) {
 fn block_key(kind: PartKind, block: &str) -> Option<crate::dialect::PartKey> {
     // Read as a request, so that a block that the client sends back has the same key.
     let request = format!(r#"{{"messages":[{{"role":"assistant","content":[{block}]}}]}}"#);
-    let conversation = super::read(request.as_bytes());
+    let document = Document::read(request.as_bytes()).ok()?;
+    let root = document.root(request.as_bytes())?;
+    let conversation = super::read(root, request.as_bytes(), &mut BodyElements::none());
     conversation.parts().find(|part| part.kind == kind).and_then(|part| part.key)
 }

@@ -2,6 +2,10 @@ use super::*;
 use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
 use crate::dialect::{LastCall, Reply, StopReason};
 
+fn read(body: &[u8]) -> Conversation {
+    crate::dialect::read(Dialect::Anthropic, "", body)
+}
+
 const REQUEST: &str = r#"{
  "model": "claude-opus-4-5", "stream": true, "max_tokens": 64,
  "messages": [

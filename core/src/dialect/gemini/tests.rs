@@ -2,6 +2,10 @@ use super::*;
 use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
 use crate::dialect::{Chain, LastCall, Reply, StopReason, Usage};
 
+fn read(target: &str, body: &[u8]) -> Conversation {
+    crate::dialect::read(Dialect::Gemini, target, body)
+}
+
 fn request(contents: &str) -> Conversation {
     read("", format!(r#"{{"contents":[{contents}]}}"#).as_bytes())
 }

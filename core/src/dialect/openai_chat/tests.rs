@@ -2,6 +2,10 @@ use super::*;
 use crate::dialect::reading::{BodyEnd, Framing, ResponseReader};
 use crate::dialect::{Chain, Reply, ReplyPart, StopReason, Usage};
 
+fn read(target: &str, body: &[u8]) -> Conversation {
+    crate::dialect::read(Dialect::OpenaiChat, target, body)
+}
+
 fn request(messages: &str) -> Conversation {
     read("", format!(r#"{{"messages":[{messages}]}}"#).as_bytes())
 }

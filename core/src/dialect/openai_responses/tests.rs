@@ -2,6 +2,10 @@ use super::*;
 use crate::dialect::reading::{BodyEnd, Framing, ResponseReader, SocketReader};
 use crate::dialect::{Chain, PartKey, PartKind, Reply, StopReason};
 
+fn read(body: &[u8]) -> Conversation {
+    crate::dialect::read(Dialect::OpenaiResponses, "", body)
+}
+
 fn input(items: &str) -> Conversation {
     read(format!(r#"{{"input":[{items}]}}"#).as_bytes())
 }
@@ -719,18 +723,18 @@ fn endless_reply_is_kept_to_limit() {
 fn one_websocket_connection_carries_many_replies() {
     let mut socket = SocketReader::new(1 << 20);
     let create = |rest: &str| format!(r#"{{"type":"response.create","model":"m"{rest}}}"#);
-    let warm = socket.request(create(r#","generate":false,"input":[]"#).as_bytes()).unwrap();
+    let warm = socket.request(create(r#","generate":false,"input":[]"#).as_bytes(), read).unwrap();
     assert_eq!(warm.0, 0);
     assert_eq!(warm.1.purpose, Purpose::WarmUp);
     assert!(socket.event(CREATED.as_bytes()).is_none());
     assert_eq!(socket.event(completed("[]").as_bytes()).unwrap().0, 0);
     let turn =
         create(r#","previous_response_id":"resp_1","input":[{"role":"user","content":"u"}]"#);
-    let (number, conversation) = socket.request(turn.as_bytes()).unwrap();
+    let (number, conversation) = socket.request(turn.as_bytes(), read).unwrap();
     assert_eq!(number, 1);
     assert_eq!(conversation.held, Some(HeldHistory::After("resp_1".into())));
-    assert!(socket.request(br#"{"type":"response.steer"}"#).is_none());
-    assert!(socket.request(b"not json").is_none());
+    assert!(socket.request(br#"{"type":"response.steer"}"#, read).is_none());
+    assert!(socket.request(b"not json", read).is_none());
     for data in STREAM {
         assert!(socket.event(data.as_bytes()).is_none());
     }
@@ -739,7 +743,7 @@ fn one_websocket_connection_carries_many_replies() {
     assert_eq!(reply.parts.len(), 3);
     assert_eq!(reply.usage.input, Some(100));
     assert!(socket.event(completed("[]").as_bytes()).is_none(), "nobody asked");
-    socket.request(turn.as_bytes()).unwrap();
+    socket.request(turn.as_bytes(), read).unwrap();
     let error =
         br#"{"type":"error","error":{"code":"websocket_connection_limit_reached"},"status":400}"#;
     assert!(socket.event(error).unwrap().1.error.is_some());
@@ -750,14 +754,14 @@ fn lanes_of_one_connection_do_not_mix_and_are_bounded() {
     let mut socket = SocketReader::new(1 << 20);
     for lane in ["a", "b"] {
         let frame = format!(r#"{{"type":"response.create","stream_id":"{lane}","input":"x"}}"#);
-        socket.request(frame.as_bytes()).unwrap();
+        socket.request(frame.as_bytes(), read).unwrap();
     }
     let done = br#"{"type":"response.completed","stream_id":"b","response":{"id":"rb"}}"#;
     let (number, reply) = socket.event(done).unwrap();
     assert_eq!(number, 1);
     assert_eq!(reply.id.as_deref(), Some("rb"));
     for _ in 0..100 {
-        socket.request(br#"{"type":"response.create","input":"x"}"#).unwrap();
+        socket.request(br#"{"type":"response.create","input":"x"}"#, read).unwrap();
     }
     let open = socket.finish();
     assert_eq!(open.len(), 16);

@@ -5,7 +5,7 @@
 //! connection: what is not understood is skipped.
 
 use super::{BodyEnd, Framing, ResponseReader};
-use crate::dialect::{Conversation, Dialect, Reply, openai_responses};
+use crate::dialect::{Dialect, Reply};
 use crate::wire::json::Document;
 
 /// Most requests that wait for their reply; past it, the oldest is dropped.
@@ -32,13 +32,8 @@ impl SocketReader {
         Self { limit, open: Vec::new(), next: 0 }
     }
 
-    /// Reads a message of the client: a request with its number on this connection, if it is one.
-    pub fn request(&mut self, message: &[u8]) -> Option<(u64, Conversation)> {
-        self.request_by(message, openai_responses::read)
-    }
-
-    /// [`SocketReader::request`], with the conversation read by `read`.
-    pub fn request_by<T>(
+    /// A message of the client: its number on this connection and what `read` makes of it, if it is a request.
+    pub fn request<T>(
         &mut self,
         message: &[u8],
         read: impl FnOnce(&[u8]) -> T,

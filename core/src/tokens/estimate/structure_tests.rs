@@ -60,12 +60,12 @@ fn around(name: &str, dialect: Dialect) -> Around {
     Around {
         text: counter().part(part(0)) - text_tokens("How deep is the harbour?"),
         call: counter().part(part(2)) - text_tokens("{}") - text_tokens("shell"),
-        result: (bare, unnamed.reading()),
+        result: (bare, unnamed.read),
         named: by_name - bare,
         tools: (tool_around, counter().part(&schema) - tool_tokens, kept),
-        first: (counter().offering(), counter().loading()),
+        first: (counter().structure.offering, counter().structure.loading),
         reasoning: counter().part(part(1)) - 4, // 30 characters with the quotes, divided by seven
-        opening: counter().opening(),
+        opening: counter().structure.prompt,
         growing: [0, 1, 2].map(|results| counter().growing(results)),
     }
 }
@@ -139,7 +139,7 @@ fn forced_tool_costs_claude_its_instruction() {
     let read = dialect::read(Dialect::Anthropic, "/v1/messages", b"{}");
     let forcing = |name: &str| {
         let model = Catalogue::default().model(name, "");
-        Tokenizer::now(model.family).counter(&read, b"{}", &model).forcing()
+        Tokenizer::now(model.family).counter(&read, b"{}", &model).structure.forcing
     };
     assert_eq!(forcing("claude-sonnet-4-5"), 92);
     assert_eq!(forcing("claude-sonnet-4"), 2);
@@ -184,7 +184,7 @@ fn gemini_text_costs_more_beside_reasoning() {
         let gemini = Conversation { dialect: Dialect::Gemini, ..read.clone() };
         let mut counter = whole.counter(&gemini, BODY.as_bytes(), &model);
         counter.part(read.parts().next().unwrap());
-        counter.reading()
+        counter.read
     };
     assert_eq!(reading("gemini-2.5-pro"), 0);
     assert_eq!(reading("gemini-3-pro-preview"), if bpe::is_exact(Family::Gemini) { 2 } else { 1 });
@@ -230,12 +230,12 @@ fn text_that_is_not_tokenised_costs_by_its_length() {
     }
     let mut counter = limited(Family::O200k, 20).reply();
     let counted = counter.text("0 1 2 3 4 5 6 7 8 9 "); // 20 bytes
-    assert_eq!(counted, counter.worded() as u32);
-    assert_eq!(counter.counting(), CountingMethod::Exact);
+    assert_eq!(counted, counter.worded as u32);
+    assert_eq!(counter.counting, CountingMethod::Exact);
     let short = counter.text(&text);
     assert_eq!(short, (210.0 * f64::from(counted) / 20.0).round() as u32);
-    assert_eq!(counter.counting(), CountingMethod::Length);
-    assert_eq!(counter.worded(), u64::from(counted + short));
+    assert_eq!(counter.counting, CountingMethod::Length);
+    assert_eq!(counter.worded, u64::from(counted + short));
     // With an unknown tokenizer, each token counts as 1.1.
     let plain = Tokenizer::whole(Family::O200k).reply().text(&text);
     let unknown = Tokenizer::whole(Family::Other).reply().text(&text);
@@ -259,7 +259,7 @@ fn samples_are_spread_evenly() {
     // The samples have the same token classes as the whole.
     let mut all = Tokenizer { limit: usize::MAX, ..Tokenizer::whole(Family::Claude) }.reply();
     all.text(&text);
-    let [sampled, is] = [counter.tally().tokens(), all.tally().tokens()];
+    let [sampled, is] = [counter.tally.tokens(), all.tally.tokens()];
     assert!(sampled.abs_diff(is) < is / 50, "{sampled} for {is}");
 }
 
@@ -274,12 +274,12 @@ fn tool_name_is_not_in_tally_of_text() {
     counter.part(read.parts().nth(3).unwrap());
     let mut reply = whole.reply();
     reply.text("Three metres and a half.");
-    assert_eq!(counter.worded(), reply.worded());
-    assert_eq!(counter.tally(), reply.tally());
-    let once = counter.reading();
+    assert_eq!(counter.worded, reply.worded);
+    assert_eq!(counter.tally, reply.tally);
+    let once = counter.read;
     counter.part(read.parts().nth(3).unwrap());
     assert!(once > 0);
-    assert_eq!(counter.reading(), 2 * once);
+    assert_eq!(counter.read, 2 * once);
 }
 
 /// Reasoning with a readable summary costs the summary's text, not its encrypted length.
@@ -304,7 +304,7 @@ fn tool_costs(dialect: Dialect, model: &str, tool: &str) -> (u32, u32) {
     let model = Catalogue::default().model(model, "");
     let whole = Tokenizer::whole(model.family);
     let mut counter = whole.counter(&read, body.as_bytes(), &model);
-    (counter.part(&read.tools[0]), counter.guessed().more)
+    (counter.part(&read.tools[0]), counter.guessed.more)
 }
 
 /// As recorded: Sonnet 4 with its tool for commands cost 566 tokens, with its search of the web 2,032, to fetch pages

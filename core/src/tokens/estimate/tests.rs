@@ -16,7 +16,7 @@ fn tokens(family: Family, body: &str) -> (Vec<u32>, CountingMethod) {
     let read = dialect::read(Dialect::OpenaiResponses, "/v1/responses", body.as_bytes());
     let mut counter = Tokenizer::whole(family).counter(&read, body.as_bytes(), &model(family));
     let parts = read.parts().map(|part| counter.part(part)).collect();
-    (parts, counter.counting())
+    (parts, counter.counting)
 }
 
 const BODY: &str = r#"{"input":[{"role":"user","content":"Hello, \u0077orld!"},
@@ -103,7 +103,7 @@ fn encrypted_compaction_is_counted_by_its_length() {
         let mut part = read.parts().next().unwrap().clone();
         let tokens = counter.part(&part);
         assert!(counter.guesses_compaction());
-        assert!(counter.counting() == CountingMethod::Length);
+        assert!(counter.counting == CountingMethod::Length);
         part.name = Some("marker".into());
         let mut counter = whole.counter(&read, body.as_bytes(), &model(Family::O200k));
         assert_eq!(counter.part(&part), 0);
@@ -126,7 +126,7 @@ fn text_past_limit_or_without_vocabulary_counts_by_length() {
     ] {
         let mut counter = tokenizer.counter(&read, BODY.as_bytes(), &model(Family::O200k));
         assert_eq!(counter.part(read.parts().next().unwrap()), 4 + 3);
-        assert_eq!(counter.counting(), CountingMethod::Length);
+        assert_eq!(counter.counting, CountingMethod::Length);
     }
 }
 
@@ -154,7 +154,7 @@ fn long_text_is_counted_from_samples() {
         let short = Tokenizer { limit: 1 << 16, ..Tokenizer::whole(family) };
         let mut counter = short.counter(&read, body.as_bytes(), &model(family));
         let sampled = counter.part(part);
-        assert_eq!(counter.counting(), CountingMethod::Length);
+        assert_eq!(counter.counting, CountingMethod::Length);
         let whole = Tokenizer { limit: usize::MAX, ..Tokenizer::whole(family) };
         let whole = whole.counter(&read, body.as_bytes(), &model(family)).part(part);
         let ratio = f64::from(sampled) / f64::from(whole);
@@ -181,7 +181,7 @@ fn only_limited_number_of_bytes_is_tokenised_for_any_text() {
         let mut counter = tokenizer.counter(&read, body.as_bytes(), &model(Family::O200k));
         let tokens: u32 = read.parts().map(|part| counter.part(part)).sum();
         assert!(counter.looked <= most(EXACT_BYTES), "{} bytes", counter.looked);
-        assert_eq!(counter.counting(), counting, "{}", &text[..40]);
+        assert_eq!(counter.counting, counting, "{}", &text[..40]);
         let least = text.len() as u32 / 100;
         assert!((least..text.len() as u32).contains(&tokens), "{tokens} of {}", text.len());
     }

@@ -84,8 +84,10 @@ pub(super) struct Node {
     /// Index of the first node after this one's subtree.
     pub(super) next: u32,
     pub(super) kind: Kind,
-    /// A string with at least one backslash. An object: a known element, whose members were not read.
+    /// A string with at least one backslash.
     pub(super) escaped: bool,
+    /// A known element of a list, whose members were not read.
+    pub(super) passed_over: bool,
 }
 
 /// Reads the value that begins at `start`, with at most `most` values, into `nodes`. Returns how many values are in
@@ -196,7 +198,10 @@ impl<E: KnownElements> Scanner<'_, '_, E> {
             self.element = self.nodes.len() as u32;
             return Ok(false);
         };
-        self.push(Kind::Object, self.at, end, true);
+        self.push(Kind::Object, self.at, end, false);
+        if let Some(element) = self.nodes.last_mut() {
+            element.passed_over = true;
+        }
         self.hidden += values - 1;
         self.at = end;
         // As if each of its values had been read.
@@ -309,7 +314,14 @@ impl<E: KnownElements> Scanner<'_, '_, E> {
             self.nodes.reserve_exact(self.nodes.len().clamp(8, remaining));
         }
         let next = self.nodes.len() as u32 + 1;
-        self.nodes.push(Node { start: start as u32, end: end as u32, next, kind, escaped });
+        self.nodes.push(Node {
+            start: start as u32,
+            end: end as u32,
+            next,
+            kind,
+            escaped,
+            passed_over: false,
+        });
     }
 
     fn next(&mut self) -> Result<u8, JsonError> {

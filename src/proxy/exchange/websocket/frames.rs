@@ -424,7 +424,7 @@ impl SocketConversation {
         shared: &Arc<FrameObserverState>,
     ) {
         let permit = shared.connection.permits.clone().try_acquire_owned().ok();
-        let request = self.socket.request_by(&message, |_| {
+        let request = self.socket.request(&message, |_| {
             // It is known to be a request; what reading it takes is reserved by its reader.
             drop(recognising);
             match &permit {

@@ -330,6 +330,6 @@ impl<C, W> Lanes<C, W> {
 }
 
 #[cfg(test)]
-mod model;
+mod loom_tests;
 #[cfg(test)]
 mod tests;

@@ -71,7 +71,7 @@ impl PlannedRequest {
         let decisions = repair::keys(&saved);
         let mut planned = self.clone();
         planned.add_saved(prepared, saved).await;
-        match planned.edits == self.edits {
+        match planned.plan.edits == self.plan.edits {
             true => Err(RefusalOutcome::NoRepair),
             false => Ok(RepairedPlan { planned, decisions }),
         }

@@ -64,7 +64,7 @@ impl PlannedRequest {
         };
         let pruned = pruned.replayed(prepared).await.ok()?;
         // What was given up before is not cut again: then it is the same as before.
-        if pruned.edits.is_empty() || pruned.edits == self.edits {
+        if pruned.plan.edits.is_empty() || pruned.plan.edits == self.plan.edits {
             return None;
         }
         Some(pruned.in_place_of(self))
@@ -89,29 +89,8 @@ impl PlannedRequest {
             .unwrap_or(false)
     }
 
-    /// Trims its new results if it has more than `goal` tokens; returns whether any was trimmed.
-    pub(crate) async fn trim_for_room(
-        &mut self,
-        proxy: &Proxy,
-        prepared: &Arc<PreparedRequest>,
-        opened: &OpenedSession,
-        goal: u64,
-    ) -> bool {
-        self.add_room(prune::trim_for_room, proxy, prepared, opened, goal).await
-    }
-
-    pub(crate) async fn shorten_for_room(
-        &mut self,
-        proxy: &Proxy,
-        prepared: &Arc<PreparedRequest>,
-        opened: &OpenedSession,
-        goal: u64,
-    ) -> bool {
-        // The text of the client's own compaction is its only memory of what was before it.
-        self.add_room(prune::shorten_for_room, proxy, prepared, opened, goal).await
-    }
-
-    async fn add_room(
+    /// Cuts what `propose` names if it has more than `goal` tokens; returns whether anything was cut.
+    pub(crate) async fn cut_for_room(
         &mut self,
         propose: ProposeRoom,
         proxy: &Proxy,

@@ -56,23 +56,23 @@ impl PartScale<'_> {
         let conversation = self.conversation;
         let tools = conversation.tools.iter().filter(|tool| !tool.is_schema);
         if tools.clone().any(|tool| tool.audience == Audience::Model) {
-            parts.extend(self.instruction(TOOLS, self.counter.offering()));
+            parts.extend(self.instruction(TOOLS, self.counter.structure.offering));
         }
         if conversation.forces_tool {
-            parts.extend(self.instruction(FORCED_TOOL, self.counter.forcing()));
+            parts.extend(self.instruction(FORCED_TOOL, self.counter.structure.forcing));
         }
         let has_waiting = tools.clone().any(|tool| {
             let mut added = conversation.tools.iter().filter(|added| added.in_history);
             tool.audience == Audience::Nobody && !added.any(|added| added.name == tool.name)
         });
         if has_waiting && tools.clone().any(|tool| self.searches_tools(tool)) {
-            parts.extend(self.instruction(SEARCH, self.counter.searching()));
+            parts.extend(self.instruction(SEARCH, self.counter.structure.searching));
         }
         let mut documents = conversation.parts().filter(may_be_cited);
-        if self.counter.citing() > 0
+        if self.counter.structure.citing > 0
             && documents.any(|part| asks_for_citations(part.span.slice(self.body)))
         {
-            parts.extend(self.instruction(CITATIONS, self.counter.citing()));
+            parts.extend(self.instruction(CITATIONS, self.counter.structure.citing));
         }
     }
 
