@@ -14,17 +14,31 @@ pub enum Door {
     Api,
     /// With a login to ChatGPT, as Codex does.
     Chatgpt,
+    /// With a login to GitHub Copilot.
+    Copilot,
 }
 
 /// Only requests with a login to ChatGPT have it.
-const ACCOUNT: &str = "chatgpt-account-id";
+const CHATGPT_ACCOUNT: &str = "chatgpt-account-id";
+/// Only requests to GitHub Copilot have it; some of its clients leave it out.
+const COPILOT_CLIENT: &str = "copilot-integration-id";
+/// Copilot's host, below which each kind of account has its own.
+const COPILOT_HOST: &str = "githubcopilot.com";
 
 impl Door {
-    /// The door of a request with this path and these headers.
-    pub fn from_request(path: &str, headers: &HeaderMap) -> Self {
-        let is_chatgpt = headers.contains_key(ACCOUNT)
+    /// The door of a request with this path and these headers to an upstream's host.
+    pub fn from_request(host: &str, path: &str, headers: &HeaderMap) -> Self {
+        let is_chatgpt = headers.contains_key(CHATGPT_ACCOUNT)
             || path.split('/').any(|segment| segment == "backend-api");
-        if is_chatgpt { Self::Chatgpt } else { Self::Api }
+        let is_copilot = headers.contains_key(COPILOT_CLIENT)
+            || host
+                .strip_suffix(COPILOT_HOST)
+                .is_some_and(|below| below.is_empty() || below.ends_with('.'));
+        match (is_chatgpt, is_copilot) {
+            (true, _) => Self::Chatgpt,
+            (false, true) => Self::Copilot,
+            (false, false) => Self::Api,
+        }
     }
 
     /// Whether a request with this path has to stay in a region, which costs more: Vertex AI's regional endpoints, and
@@ -41,6 +55,7 @@ impl Door {
         match self {
             Self::Api => None,
             Self::Chatgpt => Some("ChatGPT login"),
+            Self::Copilot => Some("GitHub Copilot"),
         }
     }
 }
@@ -62,23 +77,23 @@ mod tests {
     }
 
     #[test]
-    fn login_with_chatgpt_is_told_by_its_path_or_its_account() {
-        let with = |name: &'static str| {
+    fn login_is_told_by_host_path_or_header() {
+        let headers = |name: &'static str| {
             HeaderMap::from_iter([(
                 http::HeaderName::from_static(name),
                 http::HeaderValue::from_static("acc"),
             )])
         };
-        assert_eq!(
-            Door::from_request("/backend-api/codex/responses", &HeaderMap::new()),
-            Door::Chatgpt
-        );
-        assert_eq!(
-            Door::from_request("/up/backend-api/codex/models", &HeaderMap::new()),
-            Door::Chatgpt
-        );
-        assert_eq!(Door::from_request("/v1/responses", &with(ACCOUNT)), Door::Chatgpt);
-        assert_eq!(Door::from_request("/v1/responses", &with("originator")), Door::Api);
-        assert_eq!(Door::from_request("/v1/my-backend-api", &HeaderMap::new()), Door::Api);
+        let of = |host, path, name| Door::from_request(host, path, &headers(name));
+        let usual = "api.openai.com";
+        assert_eq!(of(usual, "/backend-api/codex/responses", "x"), Door::Chatgpt);
+        assert_eq!(of(usual, "/up/backend-api/codex/models", "x"), Door::Chatgpt);
+        assert_eq!(of(usual, "/v1/responses", CHATGPT_ACCOUNT), Door::Chatgpt);
+        assert_eq!(of(usual, "/v1/responses", "originator"), Door::Api);
+        assert_eq!(of(usual, "/v1/my-backend-api", "x"), Door::Api);
+        assert_eq!(of("api.individual.githubcopilot.com", "/responses", "x"), Door::Copilot);
+        assert_eq!(of("githubcopilot.com", "/responses", "x"), Door::Copilot);
+        assert_eq!(of("notgithubcopilot.com", "/responses", "x"), Door::Api);
+        assert_eq!(of("gateway", "/chat/completions", COPILOT_CLIENT), Door::Copilot);
     }
 }

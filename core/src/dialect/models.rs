@@ -5,8 +5,8 @@
 //! [`Model::unknown`], never an error. Must not know who asks, or why.
 
 mod built_in;
-mod chatgpt;
 mod checks;
+mod door_windows;
 mod facts;
 mod family;
 mod model;

@@ -207,13 +207,14 @@ impl ClientRequest {
         let model = proxy.catalogue.model(name, &betas.join(","));
         let is_regional = Door::is_regional(self.target.path(), name);
         model
-            .through(self.door(), name)
+            .through(self.door(upstream), name)
             .in_region(is_regional)
             .behind(upstream.window, upstream.price)
     }
 
-    fn door(&self) -> Door {
-        Door::from_request(self.path(), &self.headers)
+    fn door(&self, upstream: &Upstream) -> Door {
+        let host = upstream.base.host().unwrap_or_default();
+        Door::from_request(host, self.path(), &self.headers)
     }
 
     /// What learns from the response, if that may be a list of models and the tenant is known.
@@ -229,7 +230,7 @@ impl ClientRequest {
         }
         let tenant = self.tenant(&proxy).ok()?;
         let upstream = upstream.clone();
-        let door = self.door();
+        let door = self.door(&upstream);
         let target = self.target().into();
         let learn: LearnList =
             Box::new(move |body| Box::pin(proxy.learn_list(tenant, upstream, door, target, body)));

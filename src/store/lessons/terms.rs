@@ -79,7 +79,9 @@ impl LessonSubject {
         let Self { upstream, model, lesson, believed, door } = self;
         let name = match door {
             Door::Api => serde_json::to_string(&(upstream, model, lesson, believed)),
-            Door::Chatgpt => serde_json::to_string(&(upstream, model, lesson, believed, door)),
+            Door::Chatgpt | Door::Copilot => {
+                serde_json::to_string(&(upstream, model, lesson, believed, door))
+            }
         };
         let name = name.unwrap_or_default();
         format!("{:016x}", xxh3_64(name.as_bytes()))

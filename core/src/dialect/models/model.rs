@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::family::Family;
 use super::pictures::PictureRule;
 use super::price::Price;
-use super::{chatgpt, names};
+use super::{door_windows, names};
 use crate::dialect::door::Door;
 
 /// Whether reasoning is bound to the prefix it was made from (`docs/protocols.md` 1.5, 3.5).
@@ -163,9 +163,9 @@ impl Model {
     #[must_use]
     pub fn through(mut self, door: Door, name: &str) -> Self {
         self.door = door;
-        if door == Door::Chatgpt && !self.is_configured {
+        if door != Door::Api && !self.is_configured {
             let names = names::spellings(&name.trim().to_lowercase());
-            self.window = chatgpt::window(&names).unwrap_or(self.window);
+            self.window = door_windows::window(door, &names).unwrap_or(self.window);
         }
         self
     }

@@ -207,6 +207,21 @@ fn beta_for_million_tokens_has_ended_for_models_that_are_known() {
 }
 
 #[test]
+fn copilot_has_own_windows() {
+    let catalogue = Catalogue::default();
+    for (name, window) in [
+        ("claude-opus-5.5", 200_000),
+        ("claude-haiku-4.5", 128_000),
+        ("gpt-5.6-terra", 272_000),
+        ("gpt-5.6-luna", 200_000),
+        ("gpt-4o-mini-2024-07-18", 64_000),
+        ("gpt-6.1-sol", 922_000),
+    ] {
+        assert_eq!(catalogue.model(name, "").through(Door::Copilot, name).window, window, "{name}");
+    }
+}
+
+#[test]
 fn chatgpt_login_has_own_windows() {
     let catalogue = Catalogue::default();
     for (name, window) in [
