@@ -189,6 +189,7 @@ fn every_reasoning_is_found() {
         (r#""reasoning_details":[{"type":"reasoning.text","text":"a","signature":"s"}]"#, 1, 1),
         (r#""reasoning_details":[{"type":"reasoning.encrypted","data":"s"}]"#, 0, 1),
         (r#""thinking_blocks":[{"type":"thinking","thinking":"a","signature":"s"}]"#, 1, 1),
+        (r#""thinking_blocks":[{"type":"thinking","thinking":"a","signature":""}]"#, 1, 0),
         (r#""extra_content":{"google":{"thought_signature":"s"}}"#, 0, 1),
         (r#""content":[{"type":"thinking","thinking":[{"type":"text","text":"a"}]}]"#, 1, 0),
         (
