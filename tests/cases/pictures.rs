@@ -163,6 +163,8 @@ async fn picture_costs_same_everywhere() {
     };
     let input = json!({"type": "input_image", "image_url": address, "detail": "high"});
     let block = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": picture}});
+    let made_of_blocks = json!({"type": "document", "source": {"type": "content",
+        "content": [{"type": "text", "text": "x"}, block]}});
     let inline = json!({"inlineData": {"mimeType": "image/png", "data": picture}});
     let claude = |content: Value| {
         json!({"model": "anthropic/claude-opus-4.8", "max_tokens": 9, "messages": [
@@ -205,6 +207,13 @@ async fn picture_costs_same_everywhere() {
             173,
         ),
         ("/v1/messages", claude(json!([block])), 2_691),
+        // A document costs some tokens by itself.
+        ("/v1/messages", claude(json!([made_of_blocks])), 2_760),
+        (
+            "/v1/messages",
+            json!({"model": "claude-opus-4-8", "max_tokens": 9, "messages": [{"role": "user", "content": [made_of_blocks]}]}),
+            2_760,
+        ),
         (gemini, json!({"contents": [{"role": "user", "parts": [inline]}]}), 1_100),
         (
             gemini,
