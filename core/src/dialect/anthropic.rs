@@ -342,8 +342,8 @@ impl Reader<'_> {
                 let content = source.get("content");
                 let blocks = content.iter().flat_map(Value::items);
                 let texts = blocks.filter_map(|inner| inner.get("text"));
-                let plain = content.filter(|content| content.kind() == Kind::String);
-                part.texts = plain.into_iter().chain(texts).map(|text| text.span()).collect();
+                let string = content.filter(|content| content.kind() == Kind::String);
+                part.texts = string.into_iter().chain(texts).map(|text| text.span()).collect();
                 part.key = self.keyer.value(kind, role, source);
             }
         }

@@ -467,8 +467,8 @@ fn thoughts(value: Value<'_>) -> (Vec<Span>, Option<Span>) {
                 for sealed in inner.chain([item]) {
                     let names = ["signature", "data", "redactedContent"];
                     // One that came in pieces was empty at first, and some clients keep that.
-                    let sealed = sealed.get_any(&names).filter(|value| value.span().len() > 2);
-                    signature = sealed.map(|value| value.span()).or(signature);
+                    let seal = sealed.get_any(&names).filter(|value| value.span().len() > 2);
+                    signature = seal.map(|value| value.span()).or(signature);
                 }
             }
         }

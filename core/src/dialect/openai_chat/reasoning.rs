@@ -315,13 +315,13 @@ fn seal(block: &Json) -> Option<&str> {
     }
 }
 
-/// Whether a client kept no more of signed reasoning than its text, or nothing: raw JSON of both.
-pub(in crate::dialect) fn lacks_signature_of(kept: &[u8], reasoning: &[u8]) -> bool {
-    let [kept, reasoning] =
-        [kept, reasoning].map(|raw| serde_json::from_slice::<Json>(raw).unwrap_or_default());
-    let text = all_text(&kept);
-    let is_unsigned = seal(&reasoning).is_some() && seal(&kept).is_none();
-    kept.is_null() || is_unsigned && (text.is_empty() || text == all_text(&reasoning))
+/// Whether a client's copy of signed reasoning has no more of it than its text, or nothing: raw JSON of both.
+pub(in crate::dialect) fn lacks_signature_of(copy: &[u8], reasoning: &[u8]) -> bool {
+    let [copy, reasoning] =
+        [copy, reasoning].map(|raw| serde_json::from_slice::<Json>(raw).unwrap_or_default());
+    let text = all_text(&copy);
+    let is_unsigned = seal(&reasoning).is_some() && seal(&copy).is_none();
+    copy.is_null() || is_unsigned && (text.is_empty() || text == all_text(&reasoning))
 }
 
 fn with_text(mut blocks: Vec<Json>, text: &str) -> Vec<Json> {

@@ -65,11 +65,11 @@ pub fn inject(
 fn holder(message: &Message, at: usize) -> Option<&Part> {
     let part = message.parts.get(at)?;
     // The outermost, because a result may have a document in it.
-    let around = message.parts[..at].iter().find(|other| {
+    let container = message.parts[..at].iter().find(|other| {
         matches!(other.kind, PartKind::ToolResult | PartKind::Document)
             && within(part.span, other.span)
     });
-    Some(around.unwrap_or(part))
+    Some(container.unwrap_or(part))
 }
 
 fn opening(dialect: Dialect) -> &'static str {

@@ -76,8 +76,8 @@ impl MessageRestore<'_> {
                 let members = self.new.get_or_insert_default();
                 members.extend([comma, &literal(name), ":", value]);
             }
-            Some(kept) if lacks_signature_of(kept.raw(), value.as_bytes()) => {
-                let span = shifted(kept.span(), self.message.span.start);
+            Some(copy) if lacks_signature_of(copy.raw(), value.as_bytes()) => {
+                let span = shifted(copy.span(), self.message.span.start);
                 self.edits.push(edit(span, value.to_owned()));
             }
             Some(_) => {}
@@ -117,7 +117,7 @@ impl MessageRestore<'_> {
             return self.member("content", &list);
         };
         let parts = self.message.parts.iter();
-        let kept: Vec<&Part> = parts
+        let thoughts: Vec<&Part> = parts
             .filter(|part| part.kind == PartKind::Reasoning && within(part.span, at))
             .collect();
         match content.kind() {
@@ -127,7 +127,7 @@ impl MessageRestore<'_> {
                 let insert = ReasoningInsert { before: 0, raw: &blocks };
                 self.edits.extend(around(at, "{\"type\":\"text\",\"text\":", "}", &[insert]));
             }
-            Kind::Array => match kept[..] {
+            Kind::Array => match thoughts[..] {
                 [] => {
                     let comma = if content.items().next().is_some() { "," } else { "" };
                     self.edits.push(insert(at.start + 1, format!("{blocks}{comma}")));
