@@ -400,3 +400,45 @@ async fn named_session_is_found_by_id() {
     bench.poll(&[COMPLETED]).await;
     bench.is_booked_once(1).await;
 }
+
+/// What waits or failed need not have an output, and what is not counted yet may say 0.
+#[tokio::test]
+async fn bare_replies_are_read() {
+    let with = |members: serde_json::Value| {
+        let mut reply: serde_json::Value = serde_json::from_str(QUEUED).unwrap();
+        let reply = reply.as_object_mut().unwrap();
+        reply.remove("output");
+        reply.extend(members.as_object().unwrap().clone());
+        serde_json::to_string(reply).unwrap()
+    };
+    let zeros = serde_json::json!({"input_tokens": 0, "output_tokens": 0, "total_tokens": 0});
+    let waiting = with(serde_json::json!({}));
+    let uncounted = with(serde_json::json!({"status": "completed", "output": [], "usage": zeros}));
+    let mut bench = Bench::new().await;
+    bench.exchange("key-one", POST, Some(REQUEST), &waiting).await;
+    bench.poll(&[&waiting, &uncounted, COMPLETED, &uncounted]).await;
+    bench.is_booked_once(5).await;
+
+    let error = serde_json::json!({"code": "server_error", "message": "m"});
+    let failed = with(serde_json::json!({"status": "failed", "error": error}));
+    let bench = Bench::new().await;
+    bench.exchange("key-one", POST, Some(REQUEST), &waiting).await;
+    bench.poll(&[&failed]).await;
+    assert_eq!(bench.turns().await[0].stop, Some(StopReason::Failed));
+}
+
+/// xAI's deferred completions have another id than the one by which they are read.
+#[tokio::test]
+async fn deferred_completion_completes() {
+    let request =
+        r#"{"model":"gpt-5","deferred":true,"messages":[{"role":"user","content":"Hi"}]}"#;
+    let whole = r#"{"id":"c_1","object":"chat.completion","model":"gpt-5","choices":[{"index":0,"message":{"role":"assistant","content":"I will read."},"finish_reason":"stop"}],"usage":{"prompt_tokens":420,"completion_tokens":60,"total_tokens":480,"completion_tokens_details":{"reasoning_tokens":30}}}"#;
+    let mut bench = Bench::new().await;
+    let id = r#"{"request_id":"f15c114e-f47d"}"#;
+    bench.exchange("key-one", "/v1/chat/completions", Some(request), id).await;
+    for reply in ["", whole] {
+        let path = "/v1/chat/deferred-completion/f15c114e-f47d";
+        bench.exchange("key-one", path, None, reply).await;
+    }
+    bench.is_booked_once(3).await;
+}

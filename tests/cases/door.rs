@@ -276,3 +276,38 @@ async fn unreadable_list_is_forwarded() {
     stage.exchange("GET /v1/models", KEY, "", ("401 Unauthorized", &list)).await;
     assert_eq!(stage.window("/v1/responses", KEY, "gpt-5.6-sol").await, Some(922_000));
 }
+
+/// A refusal may come in a stream, with status 200.
+#[tokio::test]
+async fn refusal_in_stream_counts_for_its_door() {
+    let error = json!({"code": "context_length_exceeded", "message":
+        "This model's maximum context length is 200000 tokens. However, your messages resulted in 200100 tokens. Please reduce the length of the messages."});
+    for event in [
+        json!({"type": "response.failed", "response": {"id": "r", "status": "failed", "error": error, "output": []}}),
+        json!({"type": "error", "error": error}),
+    ] {
+        let mut stage = Stage::open().await;
+        let body = json!({"model": "gpt-5.6-sol", "store": false, "stream": true, "input": "word ".repeat(200_100)})
+            .to_string();
+        let mut client = Wire::connect(stage.server.address).await;
+        let length = body.len();
+        client
+            .send(format!(
+                "POST {CODEX} HTTP/1.1\r\nhost: localhost\r\n{KEY}content-type: application/json\r\n\
+                 content-length: {length}\r\n\r\n{body}"
+            ))
+            .await;
+        let mut call = stage.provider.call().await;
+        let events = format!("data: {event}\n\n");
+        let length = events.len();
+        call.send(format!(
+            "HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: text/event-stream\r\n\
+             content-length: {length}\r\n\r\n{events}"
+        ))
+        .await;
+        client.response().await;
+        stage.server.next_exchange().await;
+        assert_eq!(stage.window(CODEX, KEY, "gpt-5.6-sol").await, Some(200_000), "{event}");
+        assert_eq!(stage.window("/v1/responses", KEY, "gpt-5.6-sol").await, Some(922_000));
+    }
+}

@@ -395,3 +395,37 @@ async fn messages_wait_while_paused() {
     messages.push(json!({"role": "assistant", "content": content}));
     play.exchange(&request, &input(PROGRAMMATIC, "reply-2.json")).await.check_untouched();
 }
+
+/// Also while a tool of an MCP server runs, in whichever order the calls stand, and not after it has ended.
+#[tokio::test]
+async fn messages_wait_for_every_tool_at_provider() {
+    let user = json!({"role": "user", "content": "Read that page, and look what machine this is."});
+    let ran = |id: &str, kind: &str| json!({"type": kind, "id": id, "name": "fetch", "server_name": "s", "input": {}});
+    let own = json!({"type": "tool_use", "id": "toolu_1", "name": "run_command", "input": {}});
+    let ended = json!({"type": "mcp_tool_result", "tool_use_id": "mcptoolu_1", "is_error": false, "content": []});
+    let result = json!({"type": "tool_result", "tool_use_id": "toolu_1", "content": "Linux"});
+    let reminder = json!({"role": "system", "content": "Be brief."});
+    let (mcp, search) = (ran("mcptoolu_1", "mcp_tool_use"), ran("srvtoolu_1", "server_tool_use"));
+    for (content, more, waits) in [
+        (json!([mcp, own]), vec![], true),
+        (json!([own, mcp]), vec![], true),
+        (json!([own, search]), vec![reminder.clone()], true),
+        (json!([mcp, ended, search, own]), vec![], true),
+        (json!([mcp, ended, own]), vec![], false),
+        (json!([mcp, ended, own]), vec![reminder], false),
+    ] {
+        let mut play = Play::of("/v1/messages", Mode::Active, Policy::default()).await;
+        let mut request = input(PROGRAMMATIC, "request-1.json");
+        request["messages"] = json!([user]);
+        let mut reply = input(PROGRAMMATIC, "reply-1.json");
+        reply["content"] = content.clone();
+        let scene = play.exchange(&request, &reply).await;
+        play.queue(&scene, "Mind the tide.").await;
+        let messages = request["messages"].as_array_mut().unwrap();
+        messages.push(json!({"role": "assistant", "content": content}));
+        messages.push(json!({"role": "user", "content": [result]}));
+        messages.extend(more);
+        let scene = play.exchange(&request, &input(PROGRAMMATIC, "reply-2.json")).await;
+        assert_eq!(!scene.sent.contains("Mind the tide."), waits, "{content}");
+    }
+}

@@ -230,6 +230,26 @@ async fn picture_costs_same_everywhere() {
     }
 }
 
+/// Claude's documents may be made of texts and pictures.
+#[tokio::test]
+async fn picture_in_document_is_no_text() {
+    let mut stage = Stage::open().await;
+    let source = json!({"type": "base64", "media_type": "image/png", "data": png(1_920, 1_080)});
+    let blocks = json!([{"type": "text", "text": "x"}, {"type": "image", "source": source}]);
+    let document = json!({"type": "document", "source": {"type": "content", "content": blocks}});
+    let result = json!({"type": "tool_result", "tool_use_id": "t", "content": [document]});
+    let call = json!({"type": "tool_use", "id": "t", "name": "look", "input": {}});
+    for messages in [
+        json!([{"role": "user", "content": [document]}]),
+        json!([{"role": "assistant", "content": [call]}, {"role": "user", "content": [result]}]),
+    ] {
+        let body = json!({"model": "claude-opus-4-8", "max_tokens": 9, "messages": messages});
+        let estimate = stage.estimate("/v1/messages", &body).await;
+        // The document costs some tokens by itself.
+        assert!((2_760..2_860).contains(&estimate), "{estimate}: {body}");
+    }
+}
+
 /// A picture by URL or file id is counted as one of 512 pixels, with the detail that was asked for.
 #[tokio::test]
 async fn picture_of_unknown_size_is_counted_as_small_one() {

@@ -126,6 +126,28 @@ async fn litellm_blocks_are_put_back_whole() {
     }
 }
 
+/// A client that puts pieces together keeps what the first one said of the signature.
+#[tokio::test]
+async fn signature_is_put_back_beside_text_that_was_kept() {
+    let whole =
+        json("thinking-blocks/reply-1.json")["choices"][0]["message"]["thinking_blocks"].clone();
+    let thinking = &whole[0]["thinking"];
+    for kept in [
+        json!([]),
+        json!([{"type": "thinking", "thinking": thinking}]),
+        json!([{"type": "thinking", "thinking": thinking, "signature": ""}]),
+        json!([{"type": "thinking", "thinking": thinking, "signature": null}]),
+    ] {
+        let mut stage = Stage::open(Some(ReasoningRule::Wanted)).await;
+        let reply = text("thinking-blocks/reply-1.sse");
+        stage.exchange(CHAT, &json("thinking-blocks/request-1.json"), &reply).await;
+        let mut request = json("thinking-blocks/request-2.json");
+        request["messages"][2]["thinking_blocks"] = kept.clone();
+        let second = stage.exchange(CHAT, &request, &text("thinking-blocks/reply-2.sse")).await;
+        assert_eq!(second.sent["messages"][2]["thinking_blocks"], whole, "{kept}");
+    }
+}
+
 #[tokio::test]
 async fn server_that_counts_chunks_in_index_sends_one_reply() {
     let mut stage = Stage::open(Some(ReasoningRule::Demanded)).await;

@@ -191,9 +191,8 @@ impl Reader<'_> {
             }
             "thinking" | "redacted_thinking" => parts.push(reasoning(role, block)),
             "image" => parts.push(self.media(PartKind::Image, role, block)),
-            "document" | "container_upload" => {
-                parts.push(self.media(PartKind::Document, role, block));
-            }
+            "document" => self.document(role, block, parts),
+            "container_upload" => parts.push(self.media(PartKind::Document, role, block)),
             "tool_use" => parts.push(self.tool_call(block)),
             // It runs at the provider: the client sends no result.
             "server_tool_use" | "mcp_tool_use" => {
@@ -267,7 +266,7 @@ impl Reader<'_> {
                     match kind.and_then(|kind| kind.text()).as_deref() {
                         Some("text") => texts.extend(text),
                         Some("image") => inner.push(self.media(PartKind::Image, role, item)),
-                        Some("document") => inner.push(self.media(PartKind::Document, role, item)),
+                        Some("document") => self.document(role, item, &mut inner),
                         _ if hosted => texts.push(item),
                         Some("tool_reference") => self.block(role, item, &mut inner),
                         _ => inner.push(Part::opaque(role, item, &mut self.keyer)),
@@ -291,6 +290,19 @@ impl Reader<'_> {
         parts.append(&mut inner);
     }
 
+    /// A document, and the pictures among the blocks that it may be made of.
+    fn document(&mut self, role: Role, block: Value<'_>, parts: &mut Vec<Part>) {
+        parts.push(self.media(PartKind::Document, role, block));
+        let blocks = block.path(&["source", "content"]);
+        let pictures = blocks
+            .iter()
+            .flat_map(Value::items)
+            .filter(|inner| inner.get_text("type").as_deref() == Some("image"));
+        for picture in pictures {
+            parts.push(self.media(PartKind::Image, role, picture));
+        }
+    }
+
     fn media(&mut self, kind: PartKind, role: Role, block: Value<'_>) -> Part {
         let mut part = Part::at(kind, role, block);
         let source = block.get("source").unwrap_or(block);
@@ -310,7 +322,11 @@ impl Reader<'_> {
                 part.key = self.keyer.media(kind, role, address);
             }
             (_, None) => {
-                part.texts = source.get("content").iter().map(Value::span).collect();
+                let content = source.get("content");
+                let blocks = content.iter().flat_map(Value::items);
+                let texts = blocks.filter_map(|inner| inner.get("text"));
+                let string = content.filter(|content| content.kind() == Kind::String);
+                part.texts = string.into_iter().chain(texts).map(|text| text.span()).collect();
                 part.key = self.keyer.value(kind, role, source);
             }
         }

@@ -18,15 +18,16 @@ pub struct ListedModel {
 }
 
 /// Members with a window, where several say it the first one. What is sent counts, not what may be sent and written.
-const WINDOW: [&str; 8] = [
-    "max_input_tokens",   // Anthropic, LiteLLM
-    "inputTokenLimit",    // Gemini
-    "context_window",     // ChatGPT, Groq, Vercel
-    "context_length",     // OpenRouter, Together, Fireworks
-    "max_model_len",      // vLLM, SGLang
-    "max_context_length", // Mistral, LM Studio
-    "context_size",       // Novita
-    "n_ctx",              // llama.cpp
+const WINDOW: [&str; 9] = [
+    "max_input_tokens",      // Anthropic, LiteLLM
+    "inputTokenLimit",       // Gemini
+    "context_window",        // ChatGPT, Groq, Vercel
+    "context_length",        // OpenRouter, Together, Fireworks
+    "max_model_len",         // vLLM, SGLang
+    "loaded_context_length", // LM Studio, which may load less than the model can
+    "max_context_length",    // Mistral, LM Studio
+    "context_size",          // Novita
+    "n_ctx",                 // llama.cpp
 ];
 
 /// Objects inside a model's that may have it instead.
@@ -190,6 +191,12 @@ mod tests {
                 r#"{"data":[{"id":"gpt-5","capabilities":{"limits":{"max_context_window_tokens":264000,"max_prompt_tokens":128000}}}]}"#,
                 "gpt-5",
                 128_000,
+            ),
+            (
+                "/api/v0/models",
+                r#"{"data":[{"id":"devstral","state":"loaded","max_context_length":131072,"loaded_context_length":4096}]}"#,
+                "devstral",
+                4_096,
             ),
             (
                 "/props",

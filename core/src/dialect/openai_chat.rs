@@ -10,6 +10,7 @@ mod reply;
 pub(in crate::dialect) mod think;
 mod usage;
 
+pub(super) use reasoning::lacks_signature_of;
 pub use reply::ReplyStream;
 pub use usage::USAGE;
 
@@ -447,7 +448,9 @@ fn thoughts(value: Value<'_>) -> (Vec<Span>, Option<Span>) {
                 let inner = pieces.iter().flat_map(Value::items);
                 for sealed in inner.chain([item]) {
                     let names = ["signature", "data", "redactedContent"];
-                    signature = sealed.get_any(&names).map(|value| value.span()).or(signature);
+                    // One that came in pieces was empty at first, and some clients keep that.
+                    let seal = sealed.get_any(&names).filter(|value| value.span().len() > 2);
+                    signature = seal.map(|value| value.span()).or(signature);
                 }
             }
         }

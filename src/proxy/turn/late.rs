@@ -28,7 +28,8 @@ pub(crate) fn settle(
     Box::new(move |mut event, reply| -> LateFuture {
         Box::pin(async move {
             let mut why = None;
-            if let Some(reply) = reply {
+            if let Some(mut reply) = reply {
+                forget_zeros(&mut reply);
                 let completing = complete(&proxy, &tenant, &response, &mut event, &reply, |turn| {
                     turn.upstream == upstream.name && turn.dialect == dialect
                 });
@@ -37,6 +38,15 @@ pub(crate) fn settle(
             TurnOutcome { why, event: Some(event) }
         })
     })
+}
+
+fn forget_zeros(reply: &mut Reply) {
+    // No prompt is empty: a gateway has not counted yet.
+    let usage = &mut reply.usage;
+    if usage.input == Some(0) {
+        usage.input = None;
+        usage.output = usage.output.filter(|output| *output > 0);
+    }
 }
 
 /// `is_its`: whether the reply is that of this turn.

@@ -295,3 +295,35 @@ async fn restarted_history_is_new_branch() {
     assert_ne!(again[0].thread, first.thread);
     assert!(again.iter().all(|one| one.thread == again[0].thread));
 }
+
+fn declines_midway(request: &Message, number: usize) -> (&'static str, Value) {
+    let mut reply = reply(Dialect::Anthropic, number as u64 * 1000, "I begin to ");
+    if request.text().contains("claude-fable-5") {
+        reply["stop_reason"] = json!("refusal");
+        reply["stop_details"] = json!({"type": "refusal", "fallback_credit_token": "credit",
+            "fallback_has_prefill_claim": true});
+    }
+    ("200 OK", reply)
+}
+
+/// What a model wrote before it declined is sent back behind the request, or left out of it: both are the second attempt.
+#[tokio::test]
+async fn request_declined_midway_is_sent_again() {
+    for with_partial in [true, false] {
+        let mut stage = Stage::of(declines_midway, |_| {}).await;
+        let mut body = request(Dialect::Anthropic, "You are calm.", &["Say aye.".to_owned()]);
+        body["model"] = json!("claude-fable-5");
+        let declined = stage.exchange("/v1/messages", "", &body).await.1;
+        body["model"] = json!("claude-opus-4-8");
+        body["fallback_credit_token"] = json!({"token": "credit", "mode": "best_effort"});
+        if with_partial {
+            let text = json!([{"type": "text", "text": "I begin to"}]);
+            let messages = body["messages"].as_array_mut().unwrap();
+            messages.push(json!({"role": "assistant", "content": text}));
+        }
+        let accepted = stage.exchange("/v1/messages", "", &body).await.1;
+        assert_eq!(stage.last().text(), body.to_string());
+        assert_eq!(accepted.session, declined.session, "{with_partial}");
+        assert_eq!(accepted.thread, declined.thread, "{with_partial}");
+    }
+}

@@ -294,9 +294,11 @@ impl Turn {
         std::iter::once(ReplyView { after: *after, parts, anchor_keys }).chain(others)
     }
 
-    /// Whether the model wrote nothing because it declined: the request may be sent again, to another model.
+    /// Whether the model declined, so that the request may be sent again, to another model.
     pub fn is_declined(&self) -> bool {
-        self.stop == Some(StopReason::Refused) && self.reply.is_empty()
+        // Claude may decline after it wrote something, which is no reply. Others refuse in words, which are one.
+        let is_reply = self.dialect != Dialect::Anthropic && !self.reply.is_empty();
+        self.stop == Some(StopReason::Refused) && !is_reply
     }
 
     /// Whether it is replaced by what another exchange read of its reply: one that ended better, or, after a whole reply

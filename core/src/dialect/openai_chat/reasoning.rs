@@ -29,7 +29,7 @@ pub(super) struct ReplyReasoning {
     plain: [Option<String>; 3],
     signatures: Vec<(&'static str, String)>,
     /// `reasoning_details` (OpenRouter, MiniMax), with pieces joined.
-    details: Vec<Map<String, Json>>,
+    details: Vec<Json>,
     /// Blocks in the list of the content (Mistral, Databricks), with pieces joined.
     content: Vec<Json>,
     /// `thinking_blocks` (LiteLLM, Envoy's gateway), with pieces joined.
@@ -80,9 +80,7 @@ impl ReplyReasoning {
             self.listed[2] += join(&mut self.object, parsed(*object), &mut self.values);
         }
         for detail in details.iter().flat_map(Value::items) {
-            if let Json::Object(detail) = parsed(detail) {
-                self.detail(detail);
-            }
+            self.detail(parsed(detail));
         }
         if let Some(extra) = extra
             && let Some(signature) = signature(message)
@@ -96,28 +94,13 @@ impl ReplyReasoning {
         self.listed[0] += join(&mut self.content, parsed(block), &mut self.values);
     }
 
-    fn detail(&mut self, detail: Map<String, Json>) {
-        // Text continues the previous entry if type and index are equal; encrypted entries are
-        // complete.
+    fn detail(&mut self, detail: Json) {
+        // Text comes in pieces; entries of all other types are complete.
         let kind = detail.get("type").and_then(Json::as_str);
-        let is_text = matches!(kind, Some("reasoning.text" | "reasoning.summary"));
-        match self.details.last_mut() {
-            Some(last)
-                if is_text
-                    && last.get("type") == detail.get("type")
-                    && last.get("index") == detail.get("index") =>
-            {
-                for (name, value) in detail {
-                    join_member(last, name, value, &mut self.values);
-                }
-            }
-            _ => {
-                self.values += values_in_members(&detail);
-                // Each later piece looks through all values, so their number has a bound.
-                if self.values <= MOST_LISTED {
-                    self.details.push(detail);
-                }
-            }
+        if matches!(kind, Some("reasoning.text" | "reasoning.summary")) {
+            join(&mut self.details, detail, &mut self.values);
+        } else if detail.is_object() && has_room(&detail, &mut self.values) {
+            self.details.push(detail);
         }
     }
 
@@ -240,21 +223,30 @@ fn values_in_members(members: &Map<String, Json>) -> usize {
 /// Members of a block that come in pieces: its text, and lists of texts.
 const TEXTS: [&str; 4] = ["thinking", "text", "summary", "reasoningText"];
 
-/// Adds a block to a list. It continues the last one if that is of the same type and has no signature yet, or if it brings
-/// only the signature; encrypted blocks are complete. Returns the bytes of text that it brings.
+/// Adds a block to a list. It continues the last one if that is of the same type and has no signature yet; encrypted blocks
+/// are complete. Returns the bytes of text that it brings.
 fn join(list: &mut Vec<Json>, piece: Json, values: &mut usize) -> usize {
-    let bytes = all_text(&piece).len();
-    let block = list.last_mut().filter(|block| continues(block, &piece));
-    let (Some(Json::Object(block)), Json::Object(piece)) = (block, &piece) else {
-        if piece.is_object() && has_room(&piece, values) {
-            list.push(piece);
+    let text = all_text(&piece);
+    match (list.last_mut().filter(|block| continues(block, &piece)), piece) {
+        // Some versions of LiteLLM repeat the whole text beside the signature.
+        (Some(block), piece)
+            if !text.is_empty() && seal(&piece).is_some() && all_text(block) == text =>
+        {
+            *block = piece;
+            return 0;
         }
-        return bytes;
-    };
-    for (name, value) in piece.clone() {
-        join_member(block, name, value, values);
+        (Some(Json::Object(block)), Json::Object(piece)) => {
+            for (name, value) in piece {
+                join_member(block, name, value, values);
+            }
+        }
+        (_, piece) => {
+            if piece.is_object() && has_room(&piece, values) {
+                list.push(piece);
+            }
+        }
     }
-    bytes
+    text.len()
 }
 
 fn join_member(last: &mut Map<String, Json>, name: String, value: Json, values: &mut usize) {
@@ -275,13 +267,15 @@ fn join_member(last: &mut Map<String, Json>, name: String, value: Json, values: 
 }
 
 fn continues(last: &Json, piece: &Json) -> bool {
-    // A piece that brings only the signature still belongs to the last block.
-    let is_signed = seal(last).is_some() && !all_text(piece).is_empty();
+    // A piece that brings only the signature still belongs to the last block, unless that has its own: Claude need not
+    // show the text of its thinking.
+    let is_complete =
+        seal(last).is_some() && (seal(piece).is_some() || !all_text(piece).is_empty());
     let is_same_block = last.is_object()
         && piece.is_object()
         && last.get("type") == piece.get("type")
         && last.get("index") == piece.get("index");
-    is_same_block && !is_encrypted(last) && !is_encrypted(piece) && !is_signed
+    is_same_block && !is_encrypted(last) && !is_encrypted(piece) && !is_complete
 }
 
 fn is_encrypted(block: &Json) -> bool {
@@ -321,6 +315,15 @@ fn seal(block: &Json) -> Option<&str> {
     }
 }
 
+/// Whether a client's copy of signed reasoning has no more of it than its text, or nothing: raw JSON of both.
+pub(in crate::dialect) fn lacks_signature_of(copy: &[u8], reasoning: &[u8]) -> bool {
+    let [copy, reasoning] =
+        [copy, reasoning].map(|raw| serde_json::from_slice::<Json>(raw).unwrap_or_default());
+    let text = all_text(&copy);
+    let is_unsigned = seal(&reasoning).is_some() && seal(&copy).is_none();
+    copy.is_null() || is_unsigned && (text.is_empty() || text == all_text(&reasoning))
+}
+
 fn with_text(mut blocks: Vec<Json>, text: &str) -> Vec<Json> {
     // Some gateways stream only the signature in the block, and the text beside it.
     if let [Json::Object(block)] = &mut blocks[..]
@@ -342,7 +345,7 @@ fn thinking_block(object: &Json) -> Option<Json> {
     Some(json!({ "type": "thinking", "thinking": all_text(inner), "signature": signature }))
 }
 
-fn is_more_than_text(detail: &Map<String, Json>) -> bool {
+fn is_more_than_text(detail: &Json) -> bool {
     // `reasoning_content` is the member that models require if they require reasoning. A detail
     // adds to it if it has a signature, or if its host reads details.
     let format = detail.get("format").and_then(Json::as_str).unwrap_or_default();
@@ -350,7 +353,7 @@ fn is_more_than_text(detail: &Map<String, Json>) -> bool {
         || format.starts_with("MiniMax")
 }
 
-fn is_welcome(detail: &Map<String, Json>) -> bool {
+fn is_welcome(detail: &Json) -> bool {
     // Claude and Gemini refuse their details without the signature.
     let format = detail.get("format").and_then(Json::as_str);
     let needs_signature = matches!(format, Some("anthropic-claude-v1" | "google-gemini-v1"));
@@ -361,10 +364,10 @@ fn is_joined(name: &str) -> bool {
     matches!(name, "text" | "thinking" | "summary" | "signature")
 }
 
-fn text_of(detail: &Map<String, Json>) -> Option<&str> {
+fn text_of(detail: &Json) -> Option<&str> {
     detail.get("text").or_else(|| detail.get("summary"))?.as_str()
 }
 
-fn signature_of(detail: &Map<String, Json>) -> Option<&str> {
+fn signature_of(detail: &Json) -> Option<&str> {
     detail.get("signature").or_else(|| detail.get("data"))?.as_str()
 }

@@ -96,7 +96,7 @@ impl ReplyStream {
             self.answer(&answer, value, reply);
         } else if is_error(value) {
             reply.error = Some(error_in(value));
-        } else if !refused(value, reply) {
+        } else if !refused(value, reply) && !is_deferred(value, reply) {
             return note_once(&mut reply.notes, Note::UnknownStructure);
         }
         reply.complete = true;
@@ -483,6 +483,14 @@ fn is_error(value: Value<'_>) -> bool {
         || object.as_deref() == Some("error")
         || (value.get("message").is_some() && value.get_any(&["code", "type"]).is_some())
         || value.get("detail").is_some()
+}
+
+fn is_deferred(value: Value<'_>, reply: &mut Reply) -> bool {
+    // xAI says only under which id the reply will be (`docs/protocols.md` 3.7).
+    let Some(id) = known(value.get("request_id")) else { return false };
+    reply.id = Some(id);
+    reply.pending = true;
+    true
 }
 
 fn refused(value: Value<'_>, reply: &mut Reply) -> bool {

@@ -193,6 +193,7 @@ fn every_reasoning_is_found() {
         (r#""reasoning_details":[{"type":"reasoning.text","text":"a","signature":"s"}]"#, 1, 1),
         (r#""reasoning_details":[{"type":"reasoning.encrypted","data":"s"}]"#, 0, 1),
         (r#""thinking_blocks":[{"type":"thinking","thinking":"a","signature":"s"}]"#, 1, 1),
+        (r#""thinking_blocks":[{"type":"thinking","thinking":"a","signature":""}]"#, 1, 0),
         (r#""extra_content":{"google":{"thought_signature":"s"}}"#, 0, 1),
         (r#""content":[{"type":"thinking","thinking":[{"type":"text","text":"a"}]}]"#, 1, 0),
         (
@@ -318,6 +319,13 @@ fn reasoning_of_gateways_keeps_its_form_and_signature() {
     let two = [thinking("a", "s"), thinking("b", "t")];
     assert_eq!(raw(&[&two[0], &two[1]]).len(), 1);
     assert!(raw(&[&two[0], &two[1]])[0].contains(r#""s"},{"#), "two blocks");
+    // The text of both is omitted: each keeps its signature, streamed or not.
+    let hidden = [thinking("", "s"), thinking("", "t")];
+    let listed = r#"{"thinking_blocks":[{"type":"thinking","thinking":"","signature":"s"},{"type":"thinking","thinking":"","signature":"t"}]}"#;
+    assert_eq!(raw(&[&hidden[0], &hidden[1]]), [listed]);
+    assert_eq!(raw(&[listed]), [listed]);
+    // Some versions repeat the text beside the signature.
+    assert_eq!(raw(&[&twice("a"), &twice("b"), &thinking("ab", "s")]), [&*sealed]);
     // Envoy's gateway: the block has only the signature, or the reasoning is an object.
     let bare = r#"{"thinking_blocks":[{"type":"thinking","signature":"s"}]}"#;
     let plain = [r#"{"reasoning_content":"a"}"#, r#"{"reasoning_content":"b"}"#, bare];
@@ -374,6 +382,14 @@ fn reasoning_is_kept_as_received() {
     assert_eq!(raw(&[&both("")]), [r#"{"reasoning_content":"a"}"#]);
     let sealed = r#","signature":"s""#;
     assert!(raw(&[&both(sealed)])[0].starts_with(r#"{"reasoning_details":"#));
+    // Two texts, each with its signature, are two entries.
+    let signed = |text: &str, seal: &str| {
+        format!(
+            r#"{{"reasoning_details":[{{"type":"reasoning.text","text":"{text}","signature":"{seal}"}}]}}"#
+        )
+    };
+    let two = raw(&[&signed("a", "s"), &signed("b", "t")]);
+    assert!(two[0].contains(r#""signature":"s"},{"#), "{two:?}");
     let claude = |end: &str| {
         format!(
             r#"{{"reasoning_details":[{{"type":"reasoning.text","text":"a","format":"anthropic-claude-v1"{end}}}]}}"#

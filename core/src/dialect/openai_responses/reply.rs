@@ -54,6 +54,11 @@ enum ItemStage {
     Complete,
 }
 
+fn is_response(value: Value<'_>) -> bool {
+    // One that waits, or failed, need not have an output yet.
+    value.get_text("object").is_some_and(|object| object == "response")
+}
+
 impl ReplyStream {
     /// Reads the next event. Its `type` in the data decides; some servers send it only in the `event:` line.
     pub(crate) fn event(&mut self, name: &str, value: Value<'_>, reply: &mut Reply) {
@@ -99,7 +104,7 @@ impl ReplyStream {
         if let Some(count) = first([value.get("input_tokens")]) {
             reply.counted = Count::from_member(Some(count)).value();
             reply.complete = true;
-        } else if value.get("output").is_some() {
+        } else if value.get("output").is_some() || is_response(value) {
             self.respond(value, reply);
             reply.complete = true;
         } else if value.get_any(&["error"]).is_some() {

@@ -103,7 +103,9 @@ fn stored<'p>(method: &Method, segments: &[&'p str]) -> Option<Endpoint<'p>> {
         ("GET", [.., "responses", id]) | ("POST", [.., "responses", id, "cancel"]) => {
             (Dialect::OpenaiResponses, *id)
         }
-        ("GET", [.., "chat", "completions", id]) => (Dialect::OpenaiChat, *id),
+        ("GET", [.., "chat", "completions" | "deferred-completion", id]) => {
+            (Dialect::OpenaiChat, *id)
+        }
         ("POST", [.., INTERACTIONS, id, "cancel"]) => (Dialect::Gemini, *id),
         (method, [.., INTERACTIONS, id]) => (Dialect::Gemini, stored_interaction(method, id)?),
         _ => return None,

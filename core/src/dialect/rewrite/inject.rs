@@ -61,13 +61,15 @@ pub fn inject(
     }
 }
 
-/// The part, or the tool result that it is in.
+/// The part, or the tool result or document that it is in.
 fn holder(message: &Message, at: usize) -> Option<&Part> {
     let part = message.parts.get(at)?;
-    let mut earlier = message.parts[..at].iter().rev();
-    let result =
-        earlier.find(|other| other.kind == PartKind::ToolResult && within(part.span, other.span));
-    Some(result.unwrap_or(part))
+    // The outermost, because a result may have a document in it.
+    let container = message.parts[..at].iter().find(|other| {
+        matches!(other.kind, PartKind::ToolResult | PartKind::Document)
+            && within(part.span, other.span)
+    });
+    Some(container.unwrap_or(part))
 }
 
 fn opening(dialect: Dialect) -> &'static str {
@@ -140,6 +142,11 @@ mod tests {
         let body = json!({"messages": [{"role": "user", "content": [result]}]});
         let seen = added(Dialect::Anthropic, "/v1/messages", &body);
         assert_eq!(seen["messages"][0]["content"], json!([result, block("a \"b\""), block("c")]));
+        let document =
+            json!({"type": "document", "source": {"type": "content", "content": [picture]}});
+        let body = json!({"messages": [{"role": "user", "content": [document]}]});
+        let seen = added(Dialect::Anthropic, "/v1/messages", &body);
+        assert_eq!(seen["messages"][0]["content"], json!([document, block("a \"b\""), block("c")]));
 
         let chat = "/v1/chat/completions";
         let body = json!({"messages": [{"role": "user", "content": "Hi"}]});

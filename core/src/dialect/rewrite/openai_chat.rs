@@ -7,7 +7,7 @@ use super::beside::{edit, first_member, insert, literal, set};
 use super::blocks::{ReasoningInsert, around};
 use super::ranges::{shifted, within};
 use crate::dialect::key::Keyer;
-use crate::dialect::openai_chat::think;
+use crate::dialect::openai_chat::{lacks_signature_of, think};
 use crate::dialect::{Message, Part, PartKind, Role, Span};
 use crate::wire::json::{Document, Kind, Value};
 use crate::wire::splice::Edit;
@@ -64,7 +64,8 @@ struct MessageRestore<'a> {
 
 impl MessageRestore<'_> {
     fn member(&mut self, name: &str, value: &str) {
-        // A member that is `null` is replaced, because a name may not occur twice.
+        // A name may not occur twice, so a member that has less of it is replaced: `null`, an empty list, the text without
+        // its signature.
         if self.names.iter().any(|known| known == name) {
             return;
         }
@@ -75,8 +76,8 @@ impl MessageRestore<'_> {
                 let members = self.new.get_or_insert_default();
                 members.extend([comma, &literal(name), ":", value]);
             }
-            Some(null) if null.is_null() => {
-                let span = shifted(null.span(), self.message.span.start);
+            Some(copy) if lacks_signature_of(copy.raw(), value.as_bytes()) => {
+                let span = shifted(copy.span(), self.message.span.start);
                 self.edits.push(edit(span, value.to_owned()));
             }
             Some(_) => {}
@@ -111,25 +112,34 @@ impl MessageRestore<'_> {
             return;
         }
         let blocks = blocks.join(",");
+        let list = format!("[{blocks}]");
         let Some((at, content)) = self.content() else {
-            return self.member("content", &format!("[{blocks}]"));
+            return self.member("content", &list);
         };
-        let mut parts = self.message.parts.iter();
-        let has_thinking =
-            parts.any(|part| part.kind == PartKind::Reasoning && within(part.span, at));
+        let parts = self.message.parts.iter();
+        let thoughts: Vec<&Part> = parts
+            .filter(|part| part.kind == PartKind::Reasoning && within(part.span, at))
+            .collect();
         match content.kind() {
             // An empty text needs no block of its own.
-            Kind::String if at.len() == 2 => self.edits.push(edit(at, format!("[{blocks}]"))),
+            Kind::String if at.len() == 2 => self.edits.push(edit(at, list)),
             Kind::String => {
                 let insert = ReasoningInsert { before: 0, raw: &blocks };
                 self.edits.extend(around(at, "{\"type\":\"text\",\"text\":", "}", &[insert]));
             }
-            // A client that kept its thinking has it already.
-            Kind::Array if !has_thinking => {
-                let comma = if content.items().next().is_some() { "," } else { "" };
-                self.edits.push(insert(at.start + 1, format!("{blocks}{comma}")));
-            }
-            Kind::Array | Kind::Null | Kind::Bool | Kind::Number | Kind::Object => {}
+            Kind::Array => match thoughts[..] {
+                [] => {
+                    let comma = if content.items().next().is_some() { "," } else { "" };
+                    self.edits.push(insert(at.start + 1, format!("{blocks}{comma}")));
+                }
+                // The client kept its text alone.
+                [part] if lacks_signature_of(part.span.slice(self.body), list.as_bytes()) => {
+                    self.edits.push(edit(part.span, blocks));
+                }
+                // It has its thinking already.
+                _ => {}
+            },
+            Kind::Null | Kind::Bool | Kind::Number | Kind::Object => {}
         }
     }
 

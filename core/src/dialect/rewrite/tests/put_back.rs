@@ -197,6 +197,22 @@ fn chat_members_go_back() {
         (r#""content":"a""#, "{}", "-"),
     ];
     check_members(&cases);
+    // A client kept the text without its signature.
+    let signed = r#"{"thinking_blocks":[{"type":"thinking","thinking":"t","signature":"s"}]}"#;
+    let listed = r#"{"content":[{"type":"reasoning","summary":[{"type":"summary_text","text":"t","signature":"s"}]}]}"#;
+    let inner = |raw: &str| raw[1..raw.len() - 1].to_owned();
+    for (raw, kept, is_replaced) in [
+        (signed, signed.replace(r#","signature":"s""#, ""), true),
+        (signed, signed.replace(r#""s""#, r#""""#), true),
+        (signed, r#"{"thinking_blocks":[]}"#.into(), true),
+        (signed, signed.replace(r#""t","signature":"s""#, r#""other""#), false),
+        (signed, signed.replace(r#""s""#, r#""u""#), false),
+        (listed, listed.replace(r#","signature":"s""#, ""), true),
+        (listed, listed.replace(r#""t","signature":"s""#, r#""other""#), false),
+    ] {
+        let expected = if is_replaced { inner(raw) } else { "-".into() };
+        check_members(&[(&inner(&kept), raw, &expected)]);
+    }
     let twice = [(0, r#"{"reasoning":"t"}"#), (1, r#"{"reasoning":"u","extra_content":{}}"#)];
     assert_eq!(
         back(Dialect::OpenaiChat, r#"{"role":"assistant"}"#, &twice),
