@@ -11,6 +11,7 @@ mod content;
 mod continued_end;
 mod draft_writes;
 mod drafts;
+mod fingerprint_keys;
 mod fingerprints;
 mod late_replies;
 mod latest_requests;
@@ -46,9 +47,10 @@ pub(crate) use claimed_compactions::ClaimedCompaction;
 use continued_end::ContinuedEnd;
 use drafts::Drafts;
 pub(crate) use drafts::{DraftGuard, DraftProgress};
+use fingerprint_keys::ShownFingerprint;
 pub use fingerprints::RequestSource;
 pub(crate) use fingerprints::is_unnamed;
-use fingerprints::{FoundSession, SessionFingerprints, ShownFingerprint};
+use fingerprints::{FoundSession, SessionFingerprints};
 use latest_requests::LatestRequests;
 pub(crate) use latest_requests::{LatestRequest, ProviderRecount, RecountError};
 use lock::lock;
@@ -395,8 +397,8 @@ impl Ledgers {
     ) -> LookupOutcome<FoundSession> {
         // The longest known prefix decides: shorter ones belong to more conversations.
         let SessionLookup { tenant, source, client_thread, .. } = *lookup;
-        let near = fingerprints::shown_by_end(conversation);
-        let near = fingerprints::of_client_thread(near, client_thread);
+        let near = fingerprint_keys::shown_by_end(conversation);
+        let near = fingerprint_keys::of_client_thread(near, client_thread);
         if !self.is_shared()
             && let Some(session) = lock(&self.fingerprints).session(tenant, &near, source, goes_on)
         {
@@ -407,8 +409,8 @@ impl Ledgers {
         let fingerprints = match is_beginning {
             true => near,
             false => {
-                let plain_fingerprints = fingerprints::shown_by(conversation);
-                fingerprints::of_client_thread(plain_fingerprints, client_thread)
+                let plain_fingerprints = fingerprint_keys::shown_by(conversation);
+                fingerprint_keys::of_client_thread(plain_fingerprints, client_thread)
             }
         };
         if self.is_shared() {
@@ -457,7 +459,7 @@ impl Ledgers {
     ) -> LookupOutcome<FoundSession> {
         let request_key = fingerprints.first().map(|fingerprint| fingerprint.key);
         let since = lock(&self.fingerprints).begin_look_up(lookup.tenant, fingerprints);
-        let wanted = fingerprints::to_look_up(fingerprints);
+        let wanted = fingerprint_keys::to_look_up(fingerprints);
         let store = self.store.clone();
         let cached = self.fingerprints.clone();
         let tenant = lookup.tenant.clone();

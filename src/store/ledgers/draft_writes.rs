@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use super::drafts::{DraftBatch, DraftGuard, DueDraft};
 use super::lock::lock;
-use super::{Ledgers, OpenedSession, fingerprints, session_cache};
+use super::{Ledgers, OpenedSession, fingerprint_keys, session_cache};
 use crate::context::{Fact, Millis, Turn};
 use crate::store::drafts::Draft;
 use crate::store::precondition::Precondition;
@@ -73,7 +73,8 @@ impl Ledgers {
         let records = self.store.scan(scope.clone(), session_cache::FACTS).await?;
         let facts = records.iter().filter(|record| record.kind == RecordKind::Turn);
         let facts = facts.filter_map(|turn| serde_json::from_slice(&turn.value).ok());
-        let prints = facts.filter_map(|fact: Fact| fingerprints::of_open_reply(&fact)).collect();
+        let prints =
+            facts.filter_map(|fact: Fact| fingerprint_keys::of_open_reply(&fact)).collect();
         self.store.put(scope.clone(), prints, Precondition::since(Instant::now())).await.map(drop)
     }
 }

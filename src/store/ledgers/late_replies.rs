@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::lock::lock;
 use super::records::record;
-use super::{LOOK, Ledgers, RequestSource, fingerprints, no_answer};
+use super::{LOOK, Ledgers, RequestSource, fingerprint_keys, fingerprints, no_answer};
 use crate::context::caps::Spending;
 use crate::context::{Fact, TenantId, Turn};
 use crate::store::recall::ReadBudget;
@@ -49,7 +49,7 @@ impl Ledgers {
                 let mut records: Vec<Record> = facts.iter().filter_map(record).collect();
                 if fingerprints::is_unnamed(&scope.session) {
                     let prints: Vec<Record> =
-                        facts.iter().flat_map(fingerprints::left_by).collect();
+                        facts.iter().flat_map(fingerprint_keys::left_by).collect();
                     lock(&self.fingerprints).add(&scope, &prints, 0);
                     records.extend(prints);
                 }
@@ -75,8 +75,8 @@ impl Ledgers {
         tenant: &TenantId,
         response: &str,
     ) -> Result<Option<Scope>, StoreError> {
-        let wanted = vec![fingerprints::of_response(response)];
-        let shown = [fingerprints::shown_response(response)];
+        let wanted = vec![fingerprint_keys::of_response(response)];
+        let shown = [fingerprint_keys::shown_response(response)];
         let source = RequestSource::default();
         let cached = lock(&self.fingerprints).session(tenant, &shown, source, false);
         let session = match cached {

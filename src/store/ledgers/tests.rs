@@ -610,8 +610,8 @@ async fn decisions_after_refusals_differ() {
     }
 }
 
-fn shown(key: u128) -> fingerprints::ShownFingerprint {
-    fingerprints::ShownFingerprint::new(key, SessionWitness::Prefix)
+fn shown(key: u128) -> fingerprint_keys::ShownFingerprint {
+    fingerprint_keys::ShownFingerprint::new(key, SessionWitness::Prefix)
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use super::lock::lock;
 use super::opened_session::{OpenedSession, SessionHandle};
 use super::records::record;
 use super::session_cache;
-use super::{ContinuedEnd, Ledgers, fingerprints, no_answer};
+use super::{ContinuedEnd, Ledgers, fingerprint_keys, no_answer};
 use crate::context::ledger::Ledger;
 use crate::context::{ExchangeId, Fact, inject};
 use crate::store::precondition::{Precondition, WriteToken};
@@ -180,8 +180,8 @@ impl Ledgers {
         let began = opened.began.into_std();
         let mut records: Vec<Record> = facts.iter().filter_map(record).collect();
         let fingerprints: Vec<Record> = match opened.named {
-            true => facts.iter().filter_map(fingerprints::of_open_reply).collect(),
-            false => facts.iter().flat_map(fingerprints::left_by).collect(),
+            true => facts.iter().filter_map(fingerprint_keys::of_open_reply).collect(),
+            false => facts.iter().flat_map(fingerprint_keys::left_by).collect(),
         };
         records.extend(fingerprints.iter().cloned());
         let cache = opened.cache.clone();

@@ -270,7 +270,7 @@ async fn turns_are_found_by_their_end() {
     let (answered, unanswered) = (turn(&opened, "A"), drafted(&opened));
     let request = opened.placed.position.chain;
     let keys =
-        |fact: &Fact| fingerprints::left_by(fact).iter().map(|it| it.key).collect::<Vec<_>>();
+        |fact: &Fact| fingerprint_keys::left_by(fact).iter().map(|it| it.key).collect::<Vec<_>>();
     let Fact::Turn(turn) = &answered else { unreachable!() };
     assert!(keys(&answered).contains(&turn.after.0));
     assert!(!keys(&answered).contains(&request.0));
