@@ -10,7 +10,7 @@ mod upstream;
 
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use flate2::Compression;
 use futures_util::future::join_all;
@@ -29,6 +29,10 @@ const PROMISED: u64 = 256 << 20;
 const MANY: usize = 1500;
 /// The longest time for a flood; it takes far less.
 const TIMEOUT: Duration = Duration::from_secs(120);
+/// How long a process has nothing to do before what it holds is held for good.
+const IDLE: Duration = Duration::from_secs(60);
+/// As much work as one that has nothing to do may do in half a second.
+const A_LITTLE: Duration = Duration::from_millis(20);
 const PATH: &str = "/v1/chat/completions";
 /// A path whose responses are not read by the observer.
 const FILE: &str = "/openai/v1/files/f/content";
@@ -105,6 +109,32 @@ fn status_of(serving: &Serving, name: &str) -> u64 {
     let status = std::fs::read_to_string(file).unwrap();
     let line = status.lines().find(|line| line.starts_with(name)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
+/// Waits until the process has at most this many resident bytes, or has had nothing to do for a while: on a busy machine it
+/// takes long to end what a flood began. Returns how many it has.
+async fn settled(serving: &Serving, most: u64) -> u64 {
+    let mut worked = (processor_time_of(serving), Instant::now());
+    loop {
+        let resident = resident_of(serving);
+        if resident <= most || worked.1.elapsed() > IDLE {
+            return resident;
+        }
+        sleep(Duration::from_millis(500)).await;
+        let time = processor_time_of(serving);
+        if time > worked.0 + A_LITTLE {
+            worked = (time, Instant::now());
+        }
+    }
+}
+
+/// The time that processors have worked for the process.
+fn processor_time_of(serving: &Serving) -> Duration {
+    let line = std::fs::read_to_string(format!("/proc/{}/stat", serving.process())).unwrap();
+    // Behind the name, which may have spaces: user and system time are the twelfth and thirteenth, in hundredths of a second.
+    let (_, words) = line.rsplit_once(')').unwrap();
+    let words = words.split_whitespace().skip(11).take(2);
+    Duration::from_millis(words.map(|word| word.parse::<u64>().unwrap() * 10).sum())
 }
 
 /// A chat request.

@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
-use super::{FILE, Flooded, MANY, PATH, PROMISED, TIMEOUT, bomb, conversation, head, resident_of};
+use super::{FILE, Flooded, MANY, PATH, PROMISED, TIMEOUT, bomb, conversation, head, settled};
 use crate::support::digest;
 use crate::support::h2;
 
@@ -19,8 +19,6 @@ use crate::support::h2;
 const AT_ONCE: usize = 200;
 /// How long an honest client keeps trying, on a machine that is busy with the flood.
 const TRIES: Duration = Duration::from_secs(60);
-/// How long memory may stay allocated after a flood.
-pub(super) const SETTLES: Duration = Duration::from_secs(120);
 /// How much more may be resident then than before the flood: this fraction of it, and this many bytes for caches.
 const MORE: u64 = 5;
 const CACHES: u64 = 4 << 20;
@@ -85,23 +83,12 @@ impl Flooded {
         let began = Instant::now();
         // The proxy soon notices that the other connections have ended.
         self.answers_while_it_stands(flood).await;
-        loop {
-            // Without further requests, memory is freed.
-            let (before, now) = (self.before, resident_of(&self.serving));
-            if now <= before + before / MORE + CACHES {
-                let after = began.elapsed().as_secs();
-                let (before, now) = (before >> 20, now >> 20);
-                println!("{flood}: {before} MiB before, {now} after {after} s");
-                break;
-            }
-            assert!(
-                began.elapsed() < SETTLES,
-                "{flood}: {} MiB, and {} before",
-                now >> 20,
-                before >> 20
-            );
-            sleep(Duration::from_millis(500)).await;
-        }
+        // Without further requests, memory is freed.
+        let most = self.before + self.before / MORE + CACHES;
+        let now = settled(&self.serving, most).await;
+        let (before, after) = (self.before >> 20, began.elapsed().as_secs());
+        println!("{flood}: {before} MiB before, {} after {after} s", now >> 20);
+        assert!(now <= most, "{flood}: {} MiB, and {before} before", now >> 20);
         self.answers_unchanged(flood).await;
     }
 }

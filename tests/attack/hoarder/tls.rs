@@ -1,6 +1,6 @@
 //! Floods of clients over TLS: a connection takes no more than is counted for it, and thousands share one budget.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::stream::{self, StreamExt as _};
 use rustls::pki_types::ServerName;
@@ -9,8 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::client::TlsStream;
 
-use super::connections::SETTLES;
-use super::{MANY, PROMISED, TIMEOUT, resident_of, status_of};
+use super::{MANY, PROMISED, TIMEOUT, resident_of, settled, status_of};
 use crate::support::h2;
 
 /// What a connection with TLS and no request may take.
@@ -59,14 +58,11 @@ async fn open(
     opened.into_iter().flatten().collect()
 }
 
-/// Waits until the resident memory is nearly that of the start.
-async fn settled(serving: &super::Serving, start: u64) {
-    let began = Instant::now();
-    while resident_of(serving) > start + start / 10 {
-        let resident = resident_of(serving) >> 20;
-        assert!(began.elapsed() < SETTLES, "{resident} MiB after {} at the start", start >> 20);
-        sleep(Duration::from_millis(500)).await;
-    }
+/// The resident memory is nearly that of the start again.
+async fn is_freed(serving: &super::Serving, start: u64) {
+    let most = start + start / 10;
+    let resident = settled(serving, most).await;
+    assert!(resident <= most, "{} MiB after {} at the start", resident >> 20, start >> 20);
 }
 
 async fn over_tls(certificates: &h2::Certificates) -> super::Serving {
@@ -86,7 +82,7 @@ async fn idle_connection_over_tls_takes_no_more_than_is_counted_of_it() {
     drop(open(&serving, &certificates, 50, AfterHandshake::Nothing).await);
     let start = resident_of(&serving);
     for says in [AfterHandshake::Nothing, AfterHandshake::Beginning, AfterHandshake::Record] {
-        settled(&serving, start).await;
+        is_freed(&serving, start).await;
         let before = resident_of(&serving);
         let held = open(&serving, &certificates, SOME, says).await;
         assert_eq!(held.len(), SOME, "all are accepted");
@@ -109,6 +105,6 @@ async fn thousands_of_idle_clients_over_tls_share_one_budget() {
     println!("{} of {MANY} were let in: {} MiB at most", held.len(), peak >> 20);
     assert!(peak <= PROMISED, "{} MiB were resident", peak >> 20);
     drop(held);
-    settled(&serving, start).await;
+    is_freed(&serving, start).await;
     println!("{} MiB after it, {} before", resident_of(&serving) >> 20, start >> 20);
 }
