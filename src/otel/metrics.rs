@@ -99,25 +99,35 @@ impl InferenceMetrics {
         if let (true, Some(first)) = (exchange.streamed, exchange.timing.first_byte_us) {
             self.first_chunk.record(seconds(first), &labels);
         }
-        let usage = &exchange.usage;
-        labels.push(KeyValue::new(name::MODALITY, "unknown"));
-        for (counter, tokens) in [
-            // Without a report, these count 0, as the conventions want it.
-            (&self.input, Some(usage.input.unwrap_or(0))),
-            (&self.output, Some(usage.output.unwrap_or(0))),
-            (&self.cache_read, usage.cache_read),
-            (&self.cache_write, usage.cache_write),
-            (&self.reasoning, usage.reasoning),
-        ] {
-            if let (false, Some(tokens)) = (usage.unbilled, tokens) {
-                counter.add(tokens, &labels);
-            }
-        }
-        labels.pop();
+        self.count_tokens(exchange, &labels);
         if let Some(error) = name::error(exchange) {
             labels.push(KeyValue::new(name::ERROR, error));
         }
         self.duration.record(seconds(exchange.timing.duration_us), &labels);
+    }
+
+    /// Counts the reply's tokens, and those of calls inside it (an advisor, a model that declined midway), each under its model.
+    fn count_tokens(&self, exchange: &Exchange, labels: &[KeyValue]) {
+        for (model, usage) in exchange.usage.billed() {
+            let mut labels = labels.to_vec();
+            labels.push(KeyValue::new(name::MODALITY, "unknown"));
+            if let Some(model) = model {
+                labels.retain(|label| label.key.as_str() != name::RESPONSE_MODEL);
+                labels.push(KeyValue::new(name::RESPONSE_MODEL, model.to_owned()));
+            }
+            for (counter, tokens) in [
+                // Without a report, these count 0, as the conventions want it.
+                (&self.input, Some(usage.input.unwrap_or(0))),
+                (&self.output, Some(usage.output.unwrap_or(0))),
+                (&self.cache_read, usage.cache_read),
+                (&self.cache_write, usage.cache_write),
+                (&self.reasoning, usage.reasoning),
+            ] {
+                if let Some(tokens) = tokens {
+                    counter.add(tokens, &labels);
+                }
+            }
+        }
     }
 
     /// The last export. Blocks.

@@ -366,6 +366,51 @@ async fn metrics_follow_conventions() {
     );
 }
 
+/// A call inside a reply counts under its own model.
+#[tokio::test]
+async fn tokens_count_under_model_that_used_them() {
+    let mut collector = Collector::start().await;
+    let mut proxy = Exported::start(&collector.base, OtelProtocol::Http, |config| {
+        config.otel.as_mut().unwrap().traces = None;
+    })
+    .await;
+    let mut client = Wire::connect(proxy.server.address).await;
+    let body = r#"{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}]}"#;
+    let length = body.len();
+    let head = format!("POST /v1/messages HTTP/1.1\r\nhost: localhost\r\ncontent-length: {length}");
+    client.send(format!("{head}\r\n\r\n{body}")).await;
+    let mut call = proxy.provider.call().await;
+    let reply = r#"{"id":"msg_1","type":"message","role":"assistant","model":"m","stop_reason":"end_turn",
+        "content":[{"type":"text","text":"done"}],"usage":{"input_tokens":9,"output_tokens":3,"iterations":[
+        {"type":"advisor_message","model":"claude-opus-4-6","input_tokens":2000,"output_tokens":400},
+        {"type":"message","model":"m","input_tokens":9,"output_tokens":3}]}}"#;
+    call.answer("200 OK", reply).await;
+    assert_eq!(client.response().await.status(), 200);
+    proxy.server.next_exchange().await;
+    proxy.export.take().unwrap().finish().await;
+    let mut request = collector.metrics().await;
+    let scope = request.resource_metrics.remove(0).scope_metrics.remove(0);
+    let mut counted = Vec::new();
+    for metric in scope.metrics {
+        let Some(Data::Sum(sum)) = metric.data else { continue };
+        for point in sum.data_points {
+            let labels = lines(&point.attributes);
+            let model = labels.iter().find_map(|it| it.strip_prefix("gen_ai.response.model="));
+            let Some(number_data_point::Value::AsInt(value)) = point.value else { panic!() };
+            let name = metric.name.trim_start_matches("gen_ai.client.inference.usage.");
+            counted.push(format!("{name} {} {value}", model.unwrap()));
+        }
+    }
+    counted.sort();
+    let expected = [
+        "input_tokens claude-opus-4-6 2000",
+        "input_tokens m 9",
+        "output_tokens claude-opus-4-6 400",
+        "output_tokens m 3",
+    ];
+    assert_eq!(counted, expected);
+}
+
 /// A collector that takes connections and says nothing, and one that is not there.
 #[tokio::test]
 async fn absent_collector_costs_only_spans() {
