@@ -22,11 +22,11 @@ use crate::dialect::{Conversation, Dialect, Message, Purpose};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::learning::questions;
 use crate::proxy::offload::long_work;
+use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::counting_endpoints::CountingEndpoints;
 use crate::proxy::state::request_info::RequestInfo;
-use crate::store::ledgers::AnchorTurn;
 use crate::telemetry::CountOutcome;
 
 /// How long a response is waited for.
@@ -128,20 +128,20 @@ pub(crate) async fn count_now(request: CountRequest) -> Result<u64, CountOutcome
 /// Sets the provider's count on new messages with pictures or documents, where an agent's rules decide. Returns how
 /// long the request waited for it; `None` if nothing was asked.
 pub(crate) async fn count_media(
-    proxy: &Arc<Proxy>,
-    prepared: &mut PreparedRequest,
-    anchor: Option<&AnchorTurn>,
+    request: &mut PlacedRequest,
     head: &request::Parts,
 ) -> Option<Duration> {
+    let PlacedRequest { proxy, prepared, opened, .. } = request;
     let info = prepared.info.clone();
     let rules = info.policy.estimate.deciding()?;
     let is_wanted = info.policy.estimate.count == CountSchedule::Media;
     if !is_wanted || !prepared.may_rewrite() || info.purpose != Purpose::Turn {
         return None;
     }
+    let prepared = Arc::make_mut(prepared);
     let memory = MediaMemory::new(&proxy.counting, &info, &prepared.conversation);
     memory.recall(&mut prepared.conversation);
-    let anchor = anchor.map(|at| Anchor { turn: &at.turn, sketch: &at.sketch });
+    let anchor = opened.anchor.as_ref().map(|at| Anchor { turn: &at.turn, sketch: &at.sketch });
     let media = UncountedMedia::new(rules, &prepared.conversation, anchor)?;
     let began = Instant::now();
     let question = media.clone();
