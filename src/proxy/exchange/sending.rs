@@ -24,7 +24,7 @@ impl LiveExchange<Planned> {
         let proxy = recorder.proxy.clone();
         if let Some(pending) = &mut pending {
             let (head, body) = outbound.parts();
-            pending.count_if_wanted(&proxy, head, body);
+            pending.count_if_wanted(head, body);
         }
         if let Some(count) = &count
             && let Some(counted) = Box::pin(count.answer_at_once(recorder)).await
@@ -41,7 +41,7 @@ impl LiveExchange<Planned> {
             Err(error) => {
                 if let Some(pending) = &mut pending {
                     // Without a response, what was injected was not delivered.
-                    pending.requeue_messages(&proxy).await;
+                    pending.requeue_messages().await;
                 }
                 return Err(exchange.fail(error));
             }

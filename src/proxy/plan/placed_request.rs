@@ -12,10 +12,12 @@ use std::time::Duration;
 use super::planned_request::{PlannedRequest, load_vocabulary};
 use super::prepared_request::PreparedRequest;
 use super::undelivered::{self, UndeliveredMessages};
+use crate::clock::now;
 use crate::config::Mode;
 use crate::context::cost::NextInput;
+use crate::context::inject::{self, DeliveryFailure};
 use crate::context::plan::{RecordedDecisions, RewriteSummary};
-use crate::context::{DecisionEpoch, Fact, Millis, inject};
+use crate::context::{DecisionEpoch, Estimate, Fact, Millis};
 use crate::dialect::PartKey;
 use crate::dialect::repair::RepairCause;
 use crate::proxy::state::Proxy;
@@ -63,7 +65,7 @@ impl PlacedRequest {
         };
         // Of repairs, only a lower output limit is proposed before a refusal.
         let mut is_spared = new.iter().any(|fact| matches!(fact, Fact::Repair(_)));
-        let mut undelivered = self.undelivered(&decisions);
+        let mut undelivered = self.undelivered(&decisions, DeliveryFailure::NoReply);
         if !new.is_empty() {
             let carried = inject::carried_ids(&new);
             // Boxed, because few requests decide anything and the future is large.
@@ -81,7 +83,7 @@ impl PlacedRequest {
                 dequeued.extend(carried);
             }
             Arc::make_mut(&mut decisions).add(saved);
-            let with_dequeued = self.undelivered(&decisions);
+            let with_dequeued = self.undelivered(&decisions, DeliveryFailure::NoReply);
             if let Some(replaced) = std::mem::replace(&mut undelivered, with_dequeued) {
                 replaced.end();
             }
@@ -122,9 +124,19 @@ impl PlacedRequest {
         planned.done = RewriteSummary { by_rules, ..self.prepared.rewrite_summary(&[]) };
     }
 
-    fn undelivered(&self, decisions: &RecordedDecisions) -> Option<UndeliveredMessages> {
-        let exchange = &self.prepared.info.exchange;
-        UndeliveredMessages::new(&self.proxy, &self.opened, decisions, exchange)
+    /// The messages that it injects with these decisions; `None` if there are none. `failure`: why they are queued
+    /// again if they are not delivered.
+    pub(crate) fn undelivered(
+        &self,
+        decisions: &RecordedDecisions,
+        failure: DeliveryFailure,
+    ) -> Option<UndeliveredMessages> {
+        let facts = inject::requeue(decisions, &self.prepared.info.exchange, now(), failure);
+        UndeliveredMessages::new(&self.proxy, &self.opened, facts)
+    }
+
+    pub(crate) fn estimate(&self) -> Option<&Estimate> {
+        self.planned.measured.as_ref().map(|measured| &measured.estimate)
     }
 
     /// Saves decisions, and returns those that apply.
@@ -149,7 +161,7 @@ impl PlacedRequest {
     /// What its input costs, US dollars, if the provider had it in its cache and has it no longer.
     pub(crate) fn cold_input(&self, at: Millis) -> Option<f64> {
         let parent = self.opened.placed.parent.as_ref()?;
-        let tokens = self.planned.measured.as_ref()?.estimate.tokens;
+        let tokens = self.estimate()?.tokens;
         let model = &self.prepared.info.model;
         let next_input = NextInput::after(parent, tokens, model, model.price.as_ref()?, at)?;
         if at > next_input.cached_until? { Some(next_input.cold) } else { None }

@@ -338,7 +338,7 @@ impl PlannedRequest {
     }
 
     fn anchor(&self) -> Option<Anchor<'_>> {
-        self.anchor.as_ref().map(|at| Anchor { turn: &at.turn, sketch: &at.sketch })
+        self.anchor.as_deref().map(AnchorTurn::as_anchor)
     }
 
     pub(crate) fn view(&self, prepared: &PreparedRequest) -> Option<ContextView> {

@@ -10,7 +10,7 @@ use super::added_option::{AddedOption, AddedOptionKind};
 use super::body_reader::ParsedBody;
 use crate::clock::now;
 use crate::config::Mode;
-use crate::context::budget::{self, Anchor, MeasuredEstimate};
+use crate::context::budget::{self, MeasuredEstimate};
 use crate::context::plan::{self, Overlay, Plan, PlanStep, RecordedDecisions, RewriteSummary};
 use crate::context::policy::DecisionMode;
 use crate::context::{Millis, prune, repair};
@@ -130,7 +130,7 @@ impl PreparedRequest {
         known: &RecordedDecisions,
         anchor: Option<&AnchorTurn>,
     ) -> Box<MeasuredEstimate> {
-        let anchor = anchor.map(|at| Anchor { turn: &at.turn, sketch: &at.sketch });
+        let anchor = anchor.map(AnchorTurn::as_anchor);
         Box::new(budget::estimate(&self.plan_request(), sent, known, anchor, &self.info.learned))
     }
 

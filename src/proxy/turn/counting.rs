@@ -13,9 +13,9 @@ use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri, request};
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::context::budget::{Anchor, UncountedMedia, media_chains};
+use crate::context::budget::{UncountedMedia, media_chains};
 use crate::context::policy::{CountSchedule, draw};
-use crate::context::{Estimate, EstimateMethod, ProviderCount, TenantId};
+use crate::context::{EstimateMethod, ProviderCount, TenantId};
 use crate::dialect::counting::{CountQuestion, answer};
 use crate::dialect::lesson::{Lesson, QuotableText, RefusalBody, taught};
 use crate::dialect::{Conversation, Dialect, Message, Purpose};
@@ -27,6 +27,7 @@ use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::counting_endpoints::CountingEndpoints;
 use crate::proxy::state::request_info::RequestInfo;
+use crate::store::ledgers::AnchorTurn;
 use crate::telemetry::CountOutcome;
 
 /// How long a response is waited for.
@@ -82,15 +83,15 @@ impl PendingCount {
     }
 }
 
-/// `estimate`: that of the request with this head and body.
+/// Head and body are those that are sent. `None` if nothing is counted.
 pub(super) fn request_count(
-    proxy: &Arc<Proxy>,
-    prepared: &PreparedRequest,
-    estimate: &Estimate,
-    is_rewritten: bool,
+    request: &PlacedRequest,
     head: &request::Parts,
     sent: &OutgoingBody,
 ) -> Option<PendingCount> {
+    let PlacedRequest { proxy, prepared, planned, .. } = request;
+    let estimate = request.estimate()?;
+    let is_rewritten = planned.done.is_sent();
     let near = prepared.plan_request().fillable() as f64 * NEAR;
     let count = prepared.info.policy.estimate.count;
     let wanted = match count {
@@ -141,7 +142,7 @@ pub(crate) async fn count_media(
     let prepared = Arc::make_mut(prepared);
     let memory = MediaMemory::new(&proxy.counting, &info, &prepared.conversation);
     memory.recall(&mut prepared.conversation);
-    let anchor = opened.anchor.as_ref().map(|at| Anchor { turn: &at.turn, sketch: &at.sketch });
+    let anchor = opened.anchor.as_ref().map(AnchorTurn::as_anchor);
     let media = UncountedMedia::new(rules, &prepared.conversation, anchor)?;
     let began = Instant::now();
     let question = media.clone();

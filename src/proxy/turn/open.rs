@@ -84,8 +84,7 @@ impl PendingExchange {
         provider_request_id: Option<Box<str>>,
     ) -> Box<OpenTurn> {
         // Called when the request was sent for the last time: what was parsed of it is released.
-        let undelivered =
-            UndeliveredMessages::with(proxy, &self.request.opened, self.unsent_messages());
+        let undelivered = self.unsent_messages();
         // From now on, the end of the exchange decides whether they were delivered.
         if let Some(messages) = self.request.undelivered.take() {
             messages.end();

@@ -13,10 +13,10 @@ use http::request;
 
 use super::{build, drafts};
 use crate::clock::now;
-use crate::context::inject::{self, DeliveryFailure};
+use crate::context::inject::DeliveryFailure;
 use crate::context::overflow::{self, OverflowReport};
 use crate::context::policy::{Mode, ReportedUsage};
-use crate::context::{Estimate, Fact, Millis, Renewal, Revocation, Suspension, repair};
+use crate::context::{Fact, Millis, Renewal, Revocation, Suspension, repair};
 use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::RefusalCause;
@@ -26,9 +26,8 @@ use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
-use crate::proxy::plan::undelivered::requeue;
+use crate::proxy::plan::undelivered::UndeliveredMessages;
 use crate::proxy::response::usage_rewrite::UsageAddition;
-use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::counting::{self, PendingCount};
 use crate::store::ledgers::DraftGuard;
@@ -57,7 +56,7 @@ impl PendingExchange {
         // Another form than the planned one may have been sent in the end.
         self.draft.revise(|turn| {
             let is_same = turn.done == self.request.planned.done
-                && turn.estimate.as_ref() == self.estimate()
+                && turn.estimate.as_ref() == self.request.estimate()
                 && turn.position == self.request.opened.placed.position;
             if is_same { None } else { Some(build::draft(&self.request, turn.at)) }
         });
@@ -76,31 +75,9 @@ impl PendingExchange {
         &self.request.prepared
     }
 
-    fn is_rewritten(&self) -> bool {
-        self.request.planned.done.is_sent()
-    }
-
     /// Head and body are those that are sent.
-    pub(crate) fn count_if_wanted(
-        &mut self,
-        proxy: &Arc<Proxy>,
-        head: &request::Parts,
-        sent: &OutgoingBody,
-    ) {
-        let Some(estimate) = self.estimate() else { return };
-        let is_rewritten = self.is_rewritten();
-        self.counted = counting::request_count(
-            proxy,
-            &self.request.prepared,
-            estimate,
-            is_rewritten,
-            head,
-            sent,
-        );
-    }
-
-    pub(crate) fn estimate(&self) -> Option<&Estimate> {
-        self.request.planned.measured.as_ref().map(|measured| &measured.estimate)
+    pub(crate) fn count_if_wanted(&mut self, head: &request::Parts, sent: &OutgoingBody) {
+        self.counted = counting::request_count(&self.request, head, sent);
     }
 
     pub(crate) fn open_exchange(&self, at: Millis) -> Option<OpenExchange> {
@@ -149,7 +126,7 @@ impl PendingExchange {
         let info = Arc::make_mut(&mut Arc::make_mut(&mut self.request.prepared).info);
         let believed = info.set_named_window(window, proxy.config.output_reserve);
         recorder.record_request(&self.request.prepared.info);
-        let estimate = self.estimate().map(|estimate| (estimate.tokens, estimate.method));
+        let estimate = self.request.estimate().map(|estimate| (estimate.tokens, estimate.method));
         let info = self.request.prepared.info.clone();
         let Some(window) = info.window_to_learn(taught, estimate, &proxy) else { return };
         let timeout = Duration::from_millis(proxy.config.limits.store_ms);
@@ -167,7 +144,7 @@ impl PendingExchange {
         recorder: &ExchangeRecorder,
     ) -> bool {
         let parts = &self.request.prepared.conversation;
-        let Some(estimate) = self.estimate() else { return false };
+        let Some(estimate) = self.request.estimate() else { return false };
         let pictures = &self.request.prepared.info.model.pictures;
         let is_wild = overflow::contradicts(overflow, estimate, parts, pictures);
         // The message must be about something else. Nothing is learned from it, which is counted.
@@ -182,13 +159,13 @@ impl PendingExchange {
         // Whether the numbers in a message, which has nothing else to say, may be those of this request.
         let conversation = &self.request.prepared.conversation;
         let pictures = &self.request.prepared.info.model.pictures;
-        self.estimate().is_some_and(|estimate| {
+        self.request.estimate().is_some_and(|estimate| {
             !overflow::contradicts(stated, estimate, conversation, pictures)
         })
     }
 
     pub(crate) fn output_refused(&self, stated: &Overflow) -> Option<Refusal> {
-        let estimate = self.estimate()?.tokens;
+        let estimate = self.request.estimate()?.tokens;
         repair::refused_output(&self.request.prepared.plan_request(), stated, estimate)
     }
 
@@ -260,7 +237,7 @@ impl PendingExchange {
         // Above half of the window, or if that is unknown, above what every window holds.
         let least = if model.known { model.window / 2 } else { overflow::ANY_HOLDS };
         let is_turn = self.request.prepared.conversation.purpose == Purpose::Turn;
-        is_turn && self.estimate().is_some_and(|estimate| estimate.tokens > least)
+        is_turn && self.request.estimate().is_some_and(|estimate| estimate.tokens > least)
     }
 
     pub(crate) fn may_make_room(&self) -> bool {
@@ -367,30 +344,23 @@ impl PendingExchange {
         })
     }
 
-    pub(super) fn unsent_messages(&self) -> Vec<Fact> {
+    pub(super) fn unsent_messages(&self) -> Option<UndeliveredMessages> {
         let failure = match self.is_blamed {
             true => DeliveryFailure::Refused,
             false => DeliveryFailure::NoReply,
         };
-        inject::requeue(
-            &self.request.planned.known,
-            &self.request.prepared.info.exchange,
-            now(),
-            failure,
-        )
+        self.request.undelivered(&self.request.planned.known, failure)
     }
 
-    pub(crate) async fn requeue_messages(&mut self, proxy: &Proxy) {
+    pub(crate) async fn requeue_messages(&mut self) {
         // The client waits for our response, so the wait for the store is as short as for a decision.
-        let timeout = Duration::from_millis(proxy.config.limits.store_ms);
-        let handle = self.request.opened.handle();
-        let messages = self.unsent_messages();
-        let keeping = async {
-            for fact in messages {
-                requeue(proxy, &handle, fact).await;
+        let timeout = Duration::from_millis(self.request.proxy.config.limits.store_ms);
+        let requeuing = async {
+            if let Some(messages) = self.unsent_messages() {
+                messages.requeue().await;
             }
         };
-        if tokio::time::timeout(timeout, keeping).await.is_ok()
+        if tokio::time::timeout(timeout, requeuing).await.is_ok()
             && let Some(messages) = self.request.undelivered.take()
         {
             messages.end();
