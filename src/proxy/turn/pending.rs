@@ -15,7 +15,7 @@ use super::{build, drafts};
 use crate::clock::now;
 use crate::context::inject::DeliveryFailure;
 use crate::context::overflow::{self, OverflowReport};
-use crate::context::policy::{Mode, ReportedUsage};
+use crate::context::policy::ReportedUsage;
 use crate::context::{Fact, Millis, Renewal, Revocation, Suspension, repair};
 use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::overflow::Overflow;
@@ -241,8 +241,7 @@ impl PendingExchange {
     }
 
     pub(crate) fn may_make_room(&self) -> bool {
-        let prepared = &self.request.prepared;
-        prepared.mode == Mode::Active && !prepared.held_out && !prepared.signed
+        self.request.prepared.may_rewrite()
     }
 
     pub(crate) fn has_reasoning_back(&self) -> bool {
