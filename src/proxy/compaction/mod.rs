@@ -2,5 +2,5 @@
 //!
 //! `docs/rewriting.md` "Compaction" has the rules.
 
-pub(super) mod context;
+pub(super) mod compact;
 pub(super) mod summarize;

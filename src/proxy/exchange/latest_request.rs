@@ -18,14 +18,14 @@ use crate::context::policy::SummaryAuthor;
 use crate::context::{SketchPart, ThreadId};
 use crate::dialect::Dialect;
 use crate::dialect::lesson::Lesson;
-use crate::proxy::compaction::context::begin_summary;
+use crate::proxy::compaction::compact::begin_summary;
 use crate::proxy::compaction::summarize::{SummaryChoice, SummaryJob};
-use crate::proxy::plan::planned_request::PlannedRequest;
+use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::proxy::turn::counting::{self, CountRequest};
 use crate::store::Scope;
-use crate::store::ledgers::{LatestRequest, OpenedSession, ProviderRecount, RecountError};
+use crate::store::ledgers::{LatestRequest, ProviderRecount, RecountError};
 use crate::telemetry::CountOutcome;
 use crate::wire::splice::{self, Edit};
 
@@ -61,13 +61,8 @@ impl Drop for KeptRequest {
     }
 }
 
-pub(super) fn keep(
-    proxy: &Arc<Proxy>,
-    prepared: &Arc<PreparedRequest>,
-    planned: &PlannedRequest,
-    opened: &OpenedSession,
-    client_head: &Arc<request::Parts>,
-) {
+pub(super) fn keep(request: &PlacedRequest, client_head: &Arc<request::Parts>) {
+    let PlacedRequest { proxy, prepared, opened, planned, .. } = request;
     // Only the main line is kept: that is what a summary would be of.
     let Some(measured) = &planned.measured else { return };
     if !compact::is_compactable(&prepared.plan_request()) || !opened.is_main_line() {

@@ -49,7 +49,7 @@ pub(super) struct Received;
 #[derive(Default)]
 pub(super) struct Planned {
     /// Makes a turn from the reply.
-    pub(super) pending: Option<Box<PendingExchange>>,
+    pub(super) pending: Option<PendingExchange>,
     /// The summary to write after the response.
     pub(super) writer: Option<Box<SummaryJob>>,
     /// Answers a token count if the upstream does not.
@@ -59,7 +59,7 @@ pub(super) struct Planned {
 impl Planned {
     fn planned(&self) -> Option<(&PreparedRequest, &PlannedRequest)> {
         match (&self.pending, &self.count) {
-            (Some(pending), _) => Some((&pending.prepared, &pending.planned)),
+            (Some(pending), _) => Some((pending.prepared(), &pending.request.planned)),
             (None, Some(count)) => Some((&count.prepared, &count.planned)),
             (None, None) => None,
         }
@@ -80,7 +80,7 @@ impl Planned {
             trailers,
             added: planned.map(|(prepared, _)| prepared.added.clone()).unwrap_or_default(),
         };
-        let may_repair = self.pending.as_ref().is_some_and(|pending| pending.may_repair());
+        let may_repair = self.pending.as_ref().is_some_and(PendingExchange::may_repair);
         match planned {
             Some((prepared, planned)) => {
                 let beta = planned.beta(prepared);

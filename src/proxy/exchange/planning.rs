@@ -17,20 +17,19 @@ use super::{latest_request, request_origin};
 use crate::clock::now;
 use crate::config::{Mode, ServerLimits, Upstream};
 use crate::context::caps::WARNING;
-use crate::context::cost::NextInput;
 use crate::context::policy::draw;
-use crate::context::{Millis, SessionId, TenantId};
+use crate::context::{SessionId, TenantId};
 use crate::dialect::identity::{self, Identity};
 use crate::dialect::lesson::Lesson;
 use crate::dialect::models::ReasoningBinding;
 use crate::dialect::{Conversation, Note, Purpose, Role};
-use crate::proxy::compaction::context::CompactionContext;
 use crate::proxy::http::answer::ProxyError;
 use crate::proxy::http::arriving::ClientBody;
 use crate::proxy::http::body::{self, CollectOutcome, OutgoingBody};
 use crate::proxy::http::headers;
 use crate::proxy::plan::body_reader::ParsedBody;
-use crate::proxy::plan::planned_request::{self, PlannedRequest};
+use crate::proxy::plan::placed_request::PlacedRequest;
+use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::calibration::RecalledState;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
@@ -161,7 +160,7 @@ impl LiveExchange<Received> {
         let tenant = self.client.tenant(&self.recorder.proxy);
         let reads = self.read_budget(&parsed.conversation, head.is_some());
         let known_tenant = tenant.as_ref().ok();
-        let mut prepared = self.prepare(known_tenant, parsed, &identity, &reads).await;
+        let prepared = self.prepare(known_tenant, parsed, &identity, &reads).await;
         let tenant = match tenant {
             Ok(tenant) => tenant,
             // Boxed like the next one, because few requests get here and the futures are large.
@@ -180,59 +179,45 @@ impl LiveExchange<Received> {
         let head = if self.client.is_signed() { None } else { head };
         let lookup = self.session_lookup(&prepared, &tenant, &identity, &reads);
         let opened = proxy.ledgers.open(lookup, &prepared.conversation).await;
-        let Some(mut opened) = opened else {
+        let Some(opened) = opened else {
             self.recorder.record_store_wait(&reads);
             // It is sent unchanged, and not stored as a turn; the next request will find the session.
             self.recorder.record_fail_open(FailOpen::SessionLate);
             Box::pin(estimate_alone(&Arc::new(prepared), &mut self.recorder)).await;
             return Ok(Planned::default());
         };
-        request_origin::set(&mut opened, &self.client.headers, &prepared, &proxy);
-        self.recorder.record_place(&opened);
-        let within_cap = self.check_cap(&opened, &reads, can_refuse).await;
+        let mut request = Box::new(PlacedRequest::new(proxy, prepared, opened));
+        request_origin::set(&mut request, &self.client.headers);
+        self.recorder.record_place(&request.opened);
+        let within_cap = self.check_cap(&request.opened, &reads, can_refuse).await;
         // That was its last read.
         self.recorder.record_store_wait(&reads);
         within_cap?;
-        let held_out = is_held_out(&opened.scope.session, prepared.mode, &proxy);
-        prepared.place(&mut opened, held_out);
-        if let Some(head) = head {
-            prepared.added =
-                self.client.added_options(&prepared, opened.placed.parent.as_deref(), &proxy);
-            let anchor = opened.anchor.as_ref();
-            let counting = counting::count_media(&proxy, &mut prepared, anchor, head);
-            self.recorder.timing().count_wait_us = Box::pin(counting).await.map(micros);
-        }
-        let prepared = Arc::new(prepared);
+        let held_out =
+            is_held_out(&request.opened.scope.session, request.prepared.mode, &request.proxy);
+        Arc::make_mut(&mut request.prepared).place(&mut request.opened, held_out);
         // 6. Plan. 7. Save.
         let mut writer = None;
-        let mut summary_wait = None;
-        let (planned, undelivered) = match head {
+        match head {
             Some(head) => {
-                let (mut planned, undelivered) =
-                    planned_request::plan(&prepared, &mut opened, &mut self.recorder).await;
-                let mut compaction =
-                    CompactionContext::new(&proxy, &prepared, &mut opened, &mut planned, head);
-                writer = compaction.compact_if_due().await.map(Box::new);
-                summary_wait = compaction.waited;
-                latest_request::keep(&proxy, &prepared, &planned, &opened, head);
-                (planned, undelivered)
+                let parent = request.opened.placed.parent.as_deref();
+                let added = self.client.added_options(&request.prepared, parent, &request.proxy);
+                Arc::make_mut(&mut request.prepared).added = added;
+                let counting = counting::count_media(&mut request, head);
+                self.recorder.timing().count_wait_us = Box::pin(counting).await.map(micros);
+                request.plan(&mut self.recorder).await;
+                writer = request.compact_if_due(head).await.map(Box::new);
+                latest_request::keep(&request, head);
             }
-            None => {
-                let original =
-                    planned_request::planned_original(&prepared, &mut opened, &mut self.recorder);
-                (Box::pin(original).await, None)
-            }
-        };
-        let at = self.recorder.at();
-        self.recorder.record_cold_input(cold_input(&prepared, &planned, &opened, at));
-        let pending = PendingExchange::begin(&proxy, opened, prepared, planned, undelivered, at);
-        let mut pending = Box::new(pending);
-        if let Some(wait) = summary_wait {
-            pending.add_summary_wait(wait, &mut self.recorder);
+            None => Box::pin(request.plan_original(&mut self.recorder)).await,
         }
+        let at = self.recorder.at();
+        self.recorder.record_cold_input(request.cold_input(at));
+        let pending = PendingExchange::begin(request, at);
+        pending.record_summary_wait(Duration::ZERO, &mut self.recorder);
         pending.record_plan(&mut self.recorder);
         if let Some(open_exchange) = pending.open_exchange(at) {
-            proxy.telemetry.exchange_opened(open_exchange);
+            self.recorder.proxy.telemetry.exchange_opened(open_exchange);
         }
         Ok(Planned { pending: Some(pending), writer, count: None })
     }
@@ -410,20 +395,6 @@ async fn estimate_alone(prepared: &Arc<PreparedRequest>, recorder: &mut Exchange
 pub(super) fn is_held_out(session: &SessionId, mode: Mode, proxy: &Proxy) -> bool {
     // A fixed share of all sessions, chosen by hash, for comparison.
     mode == Mode::Active && draw(session.as_str()) < proxy.config.policy.prune.hold_out
-}
-
-/// What the input costs, US dollars, if the provider had it in its cache and has it no longer.
-fn cold_input(
-    prepared: &PreparedRequest,
-    planned: &PlannedRequest,
-    opened: &OpenedSession,
-    at: Millis,
-) -> Option<f64> {
-    let parent = opened.placed.parent.as_ref()?;
-    let tokens = planned.measured.as_ref()?.estimate.tokens;
-    let model = &prepared.info.model;
-    let next_input = NextInput::after(parent, tokens, model, model.price.as_ref()?, at)?;
-    if at > next_input.cached_until? { Some(next_input.cold) } else { None }
 }
 
 #[cfg(test)]

@@ -13,9 +13,10 @@ use crate::dialect::Purpose;
 use crate::dialect::agent::{self, Agent};
 use crate::proxy::http::connection::ClientConnection;
 use crate::proxy::http::headers;
+use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
-use crate::store::ledgers::{OpenedSession, RequestSource};
+use crate::store::ledgers::RequestSource;
 
 pub(super) fn source(headers: &HeaderMap, connection: &ClientConnection) -> RequestSource {
     let agent = headers.get(USER_AGENT).map(HeaderValue::as_bytes).unwrap_or_default();
@@ -36,14 +37,9 @@ fn compacts_under(preset: Option<Preset>, headers: &HeaderMap) -> Option<bool> {
     }
 }
 
-pub(super) fn set(
-    opened: &mut OpenedSession,
-    request_headers: &HeaderMap,
-    prepared: &PreparedRequest,
-    proxy: &Proxy,
-) {
-    let conversation = &prepared.conversation;
-    let body = &prepared.body;
+pub(super) fn set(request: &mut PlacedRequest, request_headers: &HeaderMap) {
+    let PlacedRequest { proxy, prepared, opened, .. } = request;
+    let PreparedRequest { conversation, body, .. } = &**prepared;
     opened.origin.tags = headers::tags(request_headers);
     let keeps_names = proxy.config.content.names;
     opened.keeps_title = keeps_names

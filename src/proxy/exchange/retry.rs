@@ -23,7 +23,7 @@ use crate::dialect::repair::{Refusal, RepairCause};
 use crate::dialect::{PartKey, Purpose};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::http::upstream::error::UpstreamError;
-use crate::proxy::plan::planned_request::{PlannedRequest, RepairedPlan};
+use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::state::request_info::RequestInfo;
 use crate::proxy::turn::pending::PendingExchange;
@@ -125,11 +125,10 @@ impl Retry<'_> {
 
     fn keep_latest(&self, form: RequestForm) {
         // The planned form was kept before it was sent; now another one is final.
-        if let Some(PendingExchange { opened, prepared, planned, .. }) = self.pending.as_deref()
+        if let Some(pending) = self.pending.as_deref()
             && form != RequestForm::Planned
         {
-            let head = &self.original.head;
-            latest_request::keep(&self.recorder.proxy, prepared, planned, opened, head);
+            latest_request::keep(&pending.request, &self.original.head);
         }
     }
 
@@ -149,14 +148,13 @@ impl Retry<'_> {
         let (Some(pending), Some(refusal)) = (&mut self.pending, seen.refusal.take()) else {
             return Verdict::Unavailable;
         };
-        let repair = pending.repair(&refusal, seen.repaired.as_ref(), self.recorder).await;
-        let Some(RepairedPlan { planned, decisions }) = repair else {
-            return Verdict::Unavailable;
-        };
+        let base = seen.repaired.as_ref();
+        let repair = pending.request.repair(&refusal, base, self.recorder).await;
+        let Some((repaired, decisions)) = repair else { return Verdict::Unavailable };
         seen.repair_causes.push(refusal.cause);
         // The repair is one more change of the request with all repairs before it.
         seen.repaired_before = seen.repaired.take();
-        let (response, repaired) = match self.send_revised(Some(planned)).await {
+        let (response, repaired) = match self.send_revised(Some(repaired)).await {
             Ok(sent) => sent,
             Err(verdict) => {
                 // It got no response: the form before it stands.

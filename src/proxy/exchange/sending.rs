@@ -24,7 +24,7 @@ impl LiveExchange<Planned> {
         let proxy = recorder.proxy.clone();
         if let Some(pending) = &mut pending {
             let (head, body) = outbound.parts();
-            pending.count_if_wanted(&proxy, head, body);
+            pending.count_if_wanted(head, body);
         }
         if let Some(count) = &count
             && let Some(counted) = Box::pin(count.answer_at_once(recorder)).await
@@ -36,17 +36,16 @@ impl LiveExchange<Planned> {
         let counted = count.as_ref().map(|count| &*count.prepared);
         // 9. Forward.
         recorder.record_forwarded();
-        let (mut response, added) =
-            match outbound.send(pending.as_deref_mut(), counted, recorder).await {
-                Ok(sent) => sent,
-                Err(error) => {
-                    if let Some(pending) = &mut pending {
-                        // Without a response, what was injected was not delivered.
-                        pending.requeue_messages(&proxy).await;
-                    }
-                    return Err(exchange.fail(error));
+        let (mut response, added) = match outbound.send(pending.as_mut(), counted, recorder).await {
+            Ok(sent) => sent,
+            Err(error) => {
+                if let Some(pending) = &mut pending {
+                    // Without a response, what was injected was not delivered.
+                    pending.requeue_messages().await;
                 }
-            };
+                return Err(exchange.fail(error));
+            }
+        };
         let upstream_time = recorder.sent.elapsed();
         let id =
             exchange.client.provider_request_id(response.headers(), &proxy, &exchange.upstream);

@@ -5,6 +5,7 @@
 pub(super) mod added_option;
 pub(super) mod body_reader;
 mod choose_option;
+pub(super) mod placed_request;
 pub(super) mod planned_request;
 pub(super) mod prepared_request;
 pub(super) mod request_usage;

@@ -1,19 +1,10 @@
-//! The plan of one request: recorded decisions are replayed, new ones proposed and saved
-//! (`docs/architecture.md` "Life of a request").
+//! The plan of one request: recorded decisions are replayed, and new ones proposed.
 //!
-//! Nothing is sent that is not saved. If the store fails or is slow, only the new decisions are lost. Large
-//! bodies are planned off the async threads.
-
-mod repaired;
-mod room;
-
-pub(crate) use self::repaired::RepairedPlan;
+//! Knows no session and saves nothing. Large bodies are planned off the async threads.
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::Duration;
 
-use super::undelivered::{self, UndeliveredMessages};
 use crate::config::Mode;
 use crate::context::budget::{Anchor, CarryOutlook, ContextView, MeasuredEstimate, WindowLimits};
 use crate::context::overflow::PartSums;
@@ -21,21 +12,19 @@ use crate::context::plan::{
     self, MOST_STORED_STEPS, Overlay, Plan, PlanStep, Proposal, RecordedDecisions, RewriteSummary,
 };
 use crate::context::policy::SummaryAuthor;
-use crate::context::{DecisionEpoch, Estimate, ExchangeId, Fact, inject, prune, reasoning, repair};
+use crate::context::{Estimate, ExchangeId, Fact, inject, prune, reasoning, repair};
 use crate::dialect::models::Family;
 use crate::dialect::refusal::RefusalCause;
-use crate::dialect::repair::RepairCause;
 use crate::dialect::summary::provider;
 use crate::dialect::{Dialect, PartKey};
 use crate::proxy::plan::prepared_request::PreparedRequest;
-use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
-use crate::store::ledgers::{AnchorTurn, DecisionError, OpenedSession};
-use crate::telemetry::{FailOpen, RefusalOutcome};
+use crate::store::ledgers::AnchorTurn;
+use crate::telemetry::FailOpen;
 use crate::tokens::bpe;
 
 /// A request with its plan and what it costs.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub(crate) struct PlannedRequest {
     /// What is sent in place of what the client sent; without edits in shadow mode. It stays here once it is
     /// sent, because a retry begins with it.
@@ -45,101 +34,14 @@ pub(crate) struct PlannedRequest {
     /// The recorded decisions, including new ones.
     pub(crate) known: Arc<RecordedDecisions>,
     /// The recorded decisions before new ones were made.
-    before: Arc<RecordedDecisions>,
+    pub(super) before: Arc<RecordedDecisions>,
     /// The tokens that its new summary was decided by.
     compacted_from: Option<u64>,
     /// What was decided against.
     pub(crate) declined: Vec<PlanStep>,
     /// The turn that the estimate is based on.
-    anchor: Option<Arc<AnchorTurn>>,
+    pub(super) anchor: Option<Arc<AnchorTurn>>,
     pub(crate) done: RewriteSummary,
-}
-
-/// Plans a request. The messages that it injects are queued again if they are not delivered.
-pub(crate) async fn plan(
-    prepared: &Arc<PreparedRequest>,
-    opened: &mut OpenedSession,
-    recorder: &mut ExchangeRecorder,
-) -> (PlannedRequest, Option<UndeliveredMessages>) {
-    let proxy = recorder.proxy.clone();
-    let exchange = &prepared.info.exchange;
-    load_vocabulary(prepared.info.model.family);
-    let anchor = opened.anchor.take().map(Arc::new);
-    // Cuts that would void reasoning do not count any more, neither here nor when it is planned again.
-    let mut decisions = std::mem::take(&mut opened.known);
-    Arc::make_mut(&mut decisions).drop_cuts_that_void_reasoning(&prepared.plan_request());
-    let unplanned = PlannedRequest::from_decisions(decisions.clone(), anchor);
-    let draft = prepared.off_thread(move |prepared| draft_plan(prepared, unplanned)).await;
-    let DraftPlan { mut planned, new, mut is_spared } = match draft {
-        Ok(draft) => draft,
-        Err(why) => {
-            recorder.record_fail_open(why);
-            return (PlannedRequest::default(), None);
-        }
-    };
-    let mut undelivered = UndeliveredMessages::new(&proxy, opened, &decisions, exchange);
-    if !new.is_empty() {
-        let carried = inject::carried_ids(&new);
-        // Boxed, because few requests decide anything and the future is large.
-        let saved = Box::pin(save(&proxy, opened, new, decisions.epoch)).await;
-        let saved = saved.unwrap_or_else(|error| {
-            recorder.record_fail_open(match error {
-                DecisionError::TooMany => FailOpen::Decisions,
-                DecisionError::Store(_) => FailOpen::Store,
-            });
-            is_spared = false;
-            Vec::new()
-        });
-        let mut dequeued = inject::injected_ids(&saved, exchange);
-        if !saved.is_empty() {
-            dequeued.extend(carried);
-        }
-        Arc::make_mut(&mut decisions).add(saved);
-        let with_dequeued = UndeliveredMessages::new(&proxy, opened, &decisions, exchange);
-        if let Some(replaced) = std::mem::replace(&mut undelivered, with_dequeued) {
-            replaced.end();
-        }
-        planned.known = decisions;
-        planned = match Box::pin(planned.replayed(prepared)).await {
-            Ok(planned) => planned,
-            Err(why) => {
-                recorder.record_fail_open(why);
-                return (PlannedRequest::default(), None);
-            }
-        };
-        undelivered::announce_dequeued(&dequeued, &opened.scope, recorder);
-    }
-    // Its edits are left out then, and the original is sent.
-    if planned.plan.conflict {
-        recorder.record_fail_open(FailOpen::EditsConflict);
-    }
-    if prepared.mode == Mode::Shadow
-        && let Some(why) = Box::pin(planned.set_shadow(prepared)).await
-    {
-        recorder.record_fail_open(why);
-    }
-    if is_spared {
-        recorder.report_refusal(&[RepairCause::MaxTokens], RefusalOutcome::Spared);
-    }
-    (planned, undelivered)
-}
-
-pub(crate) async fn planned_original(
-    prepared: &Arc<PreparedRequest>,
-    opened: &mut OpenedSession,
-    recorder: &mut ExchangeRecorder,
-) -> PlannedRequest {
-    load_vocabulary(prepared.info.model.family);
-    let anchor = opened.anchor.take().map(Arc::new);
-    // Nothing of what was decided applies, and the session is held until its reply ends.
-    opened.known = Arc::default();
-    let mut planned = PlannedRequest::from_decisions(Arc::default(), anchor);
-    if let Some(why) = planned.set_sent_as_original(prepared).await {
-        recorder.record_fail_open(why);
-    }
-    let by_rules = planned.measured.as_ref().and_then(|measured| measured.removed);
-    planned.done = RewriteSummary { by_rules, ..prepared.rewrite_summary(&[]) };
-    planned
 }
 
 /// The plan of a request that is not a turn: earlier decisions are replayed, and nothing is decided or
@@ -176,80 +78,11 @@ pub(crate) async fn replay_recorded(
     }
 }
 
-/// The plan made from recorded decisions, and the new decisions that are proposed.
-struct DraftPlan {
-    planned: PlannedRequest,
-    new: Vec<Fact>,
-    /// The output limit is lowered, because another request was refused for it.
-    is_spared: bool,
-}
-
-/// `planned`: its recorded decisions alone.
-fn draft_plan(prepared: &PreparedRequest, mut planned: PlannedRequest) -> DraftPlan {
-    let request = prepared.plan_request();
-    let recorded = planned.known.clone();
-    let Proposal { facts: mut new, mut declined } = match prepared.may_decide() {
-        true => reasoning::propose(&request, &recorded),
-        false => Proposal::default(),
-    };
-    new.retain(|fact| recorded.may_decide(fact));
-    let mut is_spared = false;
-    if prepared.may_decide()
-        && prepared.may_rewrite()
-        && let Some(max_output) = prepared.info.learned_max_output
-        && let Some(spare) = repair::spare(&request, &recorded, max_output)
-    {
-        is_spared = true;
-        new.push(spare);
-    }
-    // Cuts are proposed last: what was put back counts against the window.
-    let mut with = Cow::Borrowed(&*recorded);
-    if !new.is_empty() {
-        with.to_mut().add(new.iter().cloned());
-    }
-    let mut plan = plan::replay(&request, &with);
-    let measured = prepared.measure(&plan.sent, &with, planned.anchor.as_deref());
-    prepared.fit_output(&mut plan, &with, &measured);
-    if prepared.may_decide() {
-        let cuts = prune::propose(&request, &with, prepared.cost(&measured));
-        new.extend(cuts.facts.into_iter().filter(|fact| recorded.may_decide(fact)));
-        declined.extend(cuts.declined);
-    }
-    new.extend(inject::propose(&request, &with));
-    planned.declined = declined;
-    planned.set_plan(prepared, plan, Some(measured));
-    DraftPlan { planned, new, is_spared }
-}
-
-fn load_vocabulary(family: Family) {
+pub(super) fn load_vocabulary(family: Family) {
     if bpe::is_wanted(family) {
         // Loading takes about 30 ms; until then, counting is by length.
         drop(tokio::task::spawn_blocking(move || bpe::load(family)));
     }
-}
-
-pub(crate) async fn save(
-    proxy: &Proxy,
-    opened: &OpenedSession,
-    facts: Vec<Fact>,
-    epoch: Option<DecisionEpoch>,
-) -> Result<Vec<Fact>, DecisionError> {
-    // Saved before they are sent: a decision that is lost would break the cache of the next request.
-    let timeout = Duration::from_millis(proxy.config.limits.store_ms);
-    let trims: Vec<PartKey> = facts.iter().filter_map(trimmed).collect();
-    let facts = opened.after_suspension(facts, epoch);
-    let mut saved = proxy.ledgers.decide(opened, facts, timeout).await?;
-    // Another branch may have cleared the result once it was read there. In this branch nobody has read it.
-    saved.retain(|fact| {
-        let Fact::Cut(cut) = fact else { return true };
-        cut.is_trim() || !trims.contains(&cut.about)
-    });
-    Ok(saved)
-}
-
-fn trimmed(fact: &Fact) -> Option<PartKey> {
-    let Fact::Cut(cut) = fact else { return None };
-    if cut.is_trim() { Some(cut.about) } else { None }
 }
 
 async fn measure_original(
@@ -265,9 +98,18 @@ async fn measure_original(
         .await
 }
 
+/// Nothing is planned, decided or measured.
+impl Default for PlannedRequest {
+    fn default() -> Self {
+        Self::from_decisions(Arc::default(), None)
+    }
+}
+
 impl PlannedRequest {
-    fn from_decisions(known: Arc<RecordedDecisions>, anchor: Option<Arc<AnchorTurn>>) -> Self {
-        // Not from the default, which has decisions of its own.
+    pub(super) fn from_decisions(
+        known: Arc<RecordedDecisions>,
+        anchor: Option<Arc<AnchorTurn>>,
+    ) -> Self {
         Self {
             before: known.clone(),
             known,
@@ -286,8 +128,46 @@ impl PlannedRequest {
         Self { plan: Plan { sent: overlay, ..Plan::default() }, ..Self::default() }
     }
 
+    /// The plan made from its recorded decisions, and the new decisions that are proposed.
+    pub(super) fn draft(mut self, prepared: &PreparedRequest) -> (Self, Vec<Fact>) {
+        let request = prepared.plan_request();
+        let recorded = self.known.clone();
+        let Proposal { facts: mut new, mut declined } = match prepared.may_decide() {
+            true => reasoning::propose(&request, &recorded),
+            false => Proposal::default(),
+        };
+        new.retain(|fact| recorded.may_decide(fact));
+        if prepared.may_decide()
+            && prepared.may_rewrite()
+            && let Some(max_output) = prepared.info.learned_max_output
+            && let Some(spare) = repair::spare(&request, &recorded, max_output)
+        {
+            new.push(spare);
+        }
+        // Cuts are proposed last: what was put back counts against the window.
+        let mut with = Cow::Borrowed(&*recorded);
+        if !new.is_empty() {
+            with.to_mut().add(new.iter().cloned());
+        }
+        let mut plan = plan::replay(&request, &with);
+        let measured = prepared.measure(&plan.sent, &with, self.anchor.as_deref());
+        prepared.fit_output(&mut plan, &with, &measured);
+        if prepared.may_decide() {
+            let cuts = prune::propose(&request, &with, prepared.cost(&measured));
+            new.extend(cuts.facts.into_iter().filter(|fact| recorded.may_decide(fact)));
+            declined.extend(cuts.declined);
+        }
+        new.extend(inject::propose(&request, &with));
+        self.declined = declined;
+        self.set_plan(prepared, plan, Some(measured));
+        (self, new)
+    }
+
     /// Replays its decisions, and measures what is then sent.
-    async fn replayed(mut self, prepared: &Arc<PreparedRequest>) -> Result<Self, FailOpen> {
+    pub(super) async fn replayed(
+        mut self,
+        prepared: &Arc<PreparedRequest>,
+    ) -> Result<Self, FailOpen> {
         prepared
             .off_thread(move |prepared| {
                 let mut plan = plan::replay(&prepared.plan_request(), &self.known);
@@ -314,7 +194,7 @@ impl PlannedRequest {
         self.measured = measured;
     }
 
-    fn in_place_of(mut self, earlier: &Self) -> Self {
+    pub(super) fn in_place_of(mut self, earlier: &Self) -> Self {
         if self.done.new.compacted > 0 {
             // The estimate before the summary is what the summary was decided by.
             self.compacted_from = earlier
@@ -325,7 +205,7 @@ impl PlannedRequest {
     }
 
     /// Leaves it unchanged, as shadow mode does. Returns the reason if the original could not be measured.
-    async fn set_shadow(&mut self, prepared: &Arc<PreparedRequest>) -> Option<FailOpen> {
+    pub(super) async fn set_shadow(&mut self, prepared: &Arc<PreparedRequest>) -> Option<FailOpen> {
         // The summary is of the plan; what is sent and measured is the original.
         if self.plan.edits.is_empty() && self.plan.sent.is_original() {
             return None;
@@ -458,7 +338,7 @@ impl PlannedRequest {
     }
 
     fn anchor(&self) -> Option<Anchor<'_>> {
-        self.anchor.as_ref().map(|at| Anchor { turn: &at.turn, sketch: &at.sketch })
+        self.anchor.as_deref().map(AnchorTurn::as_anchor)
     }
 
     pub(crate) fn view(&self, prepared: &PreparedRequest) -> Option<ContextView> {

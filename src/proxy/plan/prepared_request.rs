@@ -10,10 +10,10 @@ use super::added_option::{AddedOption, AddedOptionKind};
 use super::body_reader::ParsedBody;
 use crate::clock::now;
 use crate::config::Mode;
-use crate::context::budget::{self, Anchor, MeasuredEstimate};
-use crate::context::plan::{self, Overlay, PlanStep, RecordedDecisions, RewriteSummary};
+use crate::context::budget::{self, MeasuredEstimate};
+use crate::context::plan::{self, Overlay, Plan, PlanStep, RecordedDecisions, RewriteSummary};
 use crate::context::policy::DecisionMode;
-use crate::context::{Millis, prune};
+use crate::context::{Millis, prune, repair};
 use crate::dialect::Conversation;
 use crate::proxy::http::memory::HeldMemory;
 use crate::proxy::offload::off_thread;
@@ -130,8 +130,20 @@ impl PreparedRequest {
         known: &RecordedDecisions,
         anchor: Option<&AnchorTurn>,
     ) -> Box<MeasuredEstimate> {
-        let anchor = anchor.map(|at| Anchor { turn: &at.turn, sketch: &at.sketch });
+        let anchor = anchor.map(AnchorTurn::as_anchor);
         Box::new(budget::estimate(&self.plan_request(), sent, known, anchor, &self.info.learned))
+    }
+
+    pub(super) fn fit_output(
+        &self,
+        plan: &mut Plan,
+        known: &RecordedDecisions,
+        measured: &MeasuredEstimate,
+    ) {
+        // An earlier refusal may have said that prompt and output exceed the window. The provider's own count
+        // is better than the estimate.
+        let input = self.counted_input.unwrap_or(measured.estimate.tokens);
+        repair::fit_output(&self.plan_request(), known, plan, input, self.counted_input.is_some());
     }
 
     pub(crate) fn cost<'m>(&'m self, measured: &'m MeasuredEstimate) -> prune::RequestCost<'m> {

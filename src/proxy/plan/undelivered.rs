@@ -8,9 +8,7 @@ use std::sync::Arc;
 use tokio::runtime::Handle;
 
 use crate::clock::now;
-use crate::context::inject::{self, DeliveryFailure};
-use crate::context::plan::RecordedDecisions;
-use crate::context::{ExchangeId, Fact};
+use crate::context::Fact;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::store::Scope;
@@ -25,18 +23,8 @@ pub(crate) struct UndeliveredMessages {
 }
 
 impl UndeliveredMessages {
-    /// The messages of a request with these recorded decisions; `None` if there are none.
+    /// `facts`: those that queue the messages again. `None` if there are none.
     pub(super) fn new(
-        proxy: &Arc<Proxy>,
-        opened: &OpenedSession,
-        known: &RecordedDecisions,
-        exchange: &ExchangeId,
-    ) -> Option<Self> {
-        let facts = inject::requeue(known, exchange, now(), DeliveryFailure::NoReply);
-        Self::with(proxy, opened, facts)
-    }
-
-    pub(crate) fn with(
         proxy: &Arc<Proxy>,
         opened: &OpenedSession,
         facts: Vec<Fact>,
@@ -79,7 +67,7 @@ impl Drop for UndeliveredMessages {
     }
 }
 
-pub(crate) async fn requeue(proxy: &Proxy, handle: &SessionHandle, fact: Fact) {
+async fn requeue(proxy: &Proxy, handle: &SessionHandle, fact: Fact) {
     announce(proxy, handle, &fact);
     // If the store cannot save it, it stays in memory.
     let _ = proxy.ledgers.store_fact(handle, fact).await;

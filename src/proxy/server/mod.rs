@@ -26,7 +26,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use self::builder::{NARROW_WINDOW, WIDE_WINDOW, header_time, server};
-use super::compaction::context as compaction;
+use super::compaction::compact as compaction;
 use super::exchange;
 use super::http::arriving::{ArrivingBody, ClientBody, UnreadRest};
 use super::http::connection::ClientConnection;

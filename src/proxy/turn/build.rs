@@ -9,7 +9,7 @@ use crate::context::reasoning;
 use crate::context::{Fact, Millis, Outcome, Turn, budget, edited};
 use crate::dialect::reply::chain_after;
 use crate::dialect::{PartKind, Reply, agent};
-use crate::proxy::plan::planned_request::PlannedRequest;
+use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::request_info::RequestInfo;
 use crate::store::ledgers::OpenedSession;
@@ -66,12 +66,8 @@ pub(super) fn completed(turn: &Turn, reply: &Reply, outcome: Outcome, ended: Mil
     }
 }
 
-pub(super) fn draft(
-    opened: &OpenedSession,
-    prepared: &PreparedRequest,
-    planned: &PlannedRequest,
-    at: Millis,
-) -> Turn {
+pub(super) fn draft(request: &PlacedRequest, at: Millis) -> Turn {
+    let PlacedRequest { prepared, opened, planned, .. } = request;
     let position = opened.placed.position.clone();
     let measured = planned.measured.as_deref();
     Turn {

@@ -13,15 +13,16 @@ use http::header::{ACCEPT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Request, StatusCode, Uri, request};
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::context::budget::{Anchor, UncountedMedia, media_chains};
+use crate::context::budget::{UncountedMedia, media_chains};
 use crate::context::policy::{CountSchedule, draw};
-use crate::context::{Estimate, EstimateMethod, ProviderCount, TenantId};
+use crate::context::{EstimateMethod, ProviderCount, TenantId};
 use crate::dialect::counting::{CountQuestion, answer};
 use crate::dialect::lesson::{Lesson, QuotableText, RefusalBody, taught};
 use crate::dialect::{Conversation, Dialect, Message, Purpose};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::learning::questions;
 use crate::proxy::offload::long_work;
+use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::counting_endpoints::CountingEndpoints;
@@ -82,15 +83,15 @@ impl PendingCount {
     }
 }
 
-/// `estimate`: that of the request with this head and body.
+/// Head and body are those that are sent. `None` if nothing is counted.
 pub(super) fn request_count(
-    proxy: &Arc<Proxy>,
-    prepared: &PreparedRequest,
-    estimate: &Estimate,
-    is_rewritten: bool,
+    request: &PlacedRequest,
     head: &request::Parts,
     sent: &OutgoingBody,
 ) -> Option<PendingCount> {
+    let PlacedRequest { proxy, prepared, planned, .. } = request;
+    let estimate = request.estimate()?;
+    let is_rewritten = planned.done.is_sent();
     let near = prepared.plan_request().fillable() as f64 * NEAR;
     let count = prepared.info.policy.estimate.count;
     let wanted = match count {
@@ -128,20 +129,20 @@ pub(crate) async fn count_now(request: CountRequest) -> Result<u64, CountOutcome
 /// Sets the provider's count on new messages with pictures or documents, where an agent's rules decide. Returns how
 /// long the request waited for it; `None` if nothing was asked.
 pub(crate) async fn count_media(
-    proxy: &Arc<Proxy>,
-    prepared: &mut PreparedRequest,
-    anchor: Option<&AnchorTurn>,
+    request: &mut PlacedRequest,
     head: &request::Parts,
 ) -> Option<Duration> {
+    let PlacedRequest { proxy, prepared, opened, .. } = request;
     let info = prepared.info.clone();
     let rules = info.policy.estimate.deciding()?;
     let is_wanted = info.policy.estimate.count == CountSchedule::Media;
     if !is_wanted || !prepared.may_rewrite() || info.purpose != Purpose::Turn {
         return None;
     }
+    let prepared = Arc::make_mut(prepared);
     let memory = MediaMemory::new(&proxy.counting, &info, &prepared.conversation);
     memory.recall(&mut prepared.conversation);
-    let anchor = anchor.map(|at| Anchor { turn: &at.turn, sketch: &at.sketch });
+    let anchor = opened.anchor.as_ref().map(AnchorTurn::as_anchor);
     let media = UncountedMedia::new(rules, &prepared.conversation, anchor)?;
     let began = Instant::now();
     let question = media.clone();

@@ -26,6 +26,7 @@ use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::{CountLimit, Note, ProviderError, Purpose, Reply, Usage};
 use crate::proxy::learning::lessons;
 use crate::proxy::offload::{OFF_THREAD, long_work_if};
+use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::plan::undelivered::UndeliveredMessages;
 use crate::proxy::response::observe::ResponseObserver;
 use crate::proxy::response::request_body::RequestBody;
@@ -83,9 +84,9 @@ impl PendingExchange {
         provider_request_id: Option<Box<str>>,
     ) -> Box<OpenTurn> {
         // Called when the request was sent for the last time: what was parsed of it is released.
-        let undelivered = UndeliveredMessages::with(proxy, &self.opened, self.unsent_messages());
+        let undelivered = self.unsent_messages();
         // From now on, the end of the exchange decides whether they were delivered.
-        if let Some(messages) = self.undelivered.take() {
+        if let Some(messages) = self.request.undelivered.take() {
             messages.end();
         }
         self.revise_draft();
@@ -95,7 +96,8 @@ impl PendingExchange {
             true => Some(tokio::spawn(self.content(limits.exchange_bytes))),
             false => None,
         };
-        let Self { mut opened, prepared, mut planned, counted, draft, .. } = self;
+        let Self { request, counted, draft, .. } = self;
+        let PlacedRequest { mut opened, prepared, mut planned, .. } = *request;
         // A stream may last for minutes: what only planning needs is not held for it.
         opened.anchor = None;
         let overlay = &planned.plan.sent;
@@ -127,8 +129,8 @@ impl PendingExchange {
 
     /// At most `most` bytes.
     fn content(&self, most: usize) -> impl Future<Output = ExchangeContent> + Send + 'static {
-        let prepared = self.prepared.clone();
-        let placed = self.opened.placed.clone();
+        let prepared = self.request.prepared.clone();
+        let placed = self.request.opened.placed.clone();
         async move {
             let is_large = prepared.body.len() > OFF_THREAD;
             let tenant = prepared.info.tenant.clone();

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use super::continued_end::ContinuedEnd;
 use super::fingerprints::RequestSource;
 use super::session_cache::SessionCache;
+use crate::context::budget::Anchor;
 use crate::context::ledger::Ledger;
 use crate::context::lineage::{Growth, Placement, place};
 use crate::context::plan::RecordedDecisions;
@@ -92,6 +93,12 @@ pub struct AnchorTurn {
     pub turn: Arc<Turn>,
     /// The parts of its request.
     pub sketch: Vec<SketchPart>,
+}
+
+impl AnchorTurn {
+    pub(crate) fn as_anchor(&self) -> Anchor<'_> {
+        Anchor { turn: &self.turn, sketch: &self.sketch }
+    }
 }
 
 impl OpenedSession {

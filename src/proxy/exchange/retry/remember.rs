@@ -137,7 +137,7 @@ impl Retry<'_> {
         }
         let proxy = self.recorder.proxy.clone();
         let info = self.info.clone();
-        let session = self.pending.as_deref().map(|pending| pending.opened.handle());
+        let session = self.pending.as_deref().map(|pending| pending.request.opened.handle());
         // Stored, it survives restarts. If the store cannot do it in time, another request will be refused.
         let timeout = Duration::from_millis(proxy.config.limits.store_ms);
         let storing = tokio::spawn(async move {

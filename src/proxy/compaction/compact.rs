@@ -4,7 +4,6 @@
 //! replicas. The request that crosses the threshold uses it. A request that would not fit waits for it, up to
 //! a limit. If the client leaves, only the wait is cancelled.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use http::request;
@@ -21,44 +20,21 @@ use crate::context::compact::schedule::{
 use crate::context::compact::{self, CompactionNeed, HistoryChunk, SummaryFocus};
 use crate::context::plan::{self, Change, DecisionReason, PlanStep};
 use crate::dialect::{Chain, PartIndex, Span};
-use crate::proxy::plan::planned_request::{self, PlannedRequest};
-use crate::proxy::plan::prepared_request::PreparedRequest;
+use crate::proxy::plan::placed_request::PlacedRequest;
+use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::summaries::{CompactionKey, SummaryGuard, wait_until_done};
-use crate::store::ledgers::OpenedSession;
 
 /// Begins a summary for a thread; `None` if one is being written, or too many others are.
 pub(crate) fn begin_summary(proxy: &Proxy, key: &CompactionKey) -> Option<SummaryGuard> {
     proxy.summaries.begin(key, proxy.config.policy.compact.cool_down_s * 1000)
 }
 
-/// A request, with everything that compacting it needs.
-pub(crate) struct CompactionContext<'a> {
-    proxy: &'a Arc<Proxy>,
-    prepared: &'a Arc<PreparedRequest>,
-    opened: &'a mut OpenedSession,
-    planned: &'a mut PlannedRequest,
-    /// The request's head as it is sent, with its credentials. Copied only if a summary is requested.
-    head: &'a request::Parts,
-    /// How long it waited for summaries.
-    pub(crate) waited: Option<Duration>,
-}
-
-impl<'a> CompactionContext<'a> {
-    /// For a request that has not waited yet.
-    pub(crate) fn new(
-        proxy: &'a Arc<Proxy>,
-        prepared: &'a Arc<PreparedRequest>,
-        opened: &'a mut OpenedSession,
-        planned: &'a mut PlannedRequest,
-        head: &'a request::Parts,
-    ) -> Self {
-        Self { proxy, prepared, opened, planned, head, waited: None }
-    }
-
+impl PlacedRequest {
     /// Compacts a request if policy says so: uses a written summary, and waits for a missing one if the
-    /// request would not fit. Returns the job to write a summary after the response, if one is due.
-    pub(crate) async fn compact_if_due(&mut self) -> Option<SummaryJob> {
+    /// request would not fit. Returns the job to write a summary after the response, if one is due. `head`: the
+    /// request's, as it is sent, with its credentials. Copied only if a summary is requested.
+    pub(crate) async fn compact_if_due(&mut self, head: &request::Parts) -> Option<SummaryJob> {
         let state = ScheduleState::default();
         let step = schedule::next(self.schedule_context(state), state, ScheduleEvent::Planned);
         if step.action == ScheduleAction::SendSmall {
@@ -66,21 +42,30 @@ impl<'a> CompactionContext<'a> {
             return None;
         }
         // Boxed, because few requests need it and the future is large.
-        Box::pin(self.compact(state, self.deadline())).await
+        let wait = Duration::from_secs(self.prepared.info.policy.compact.wait_s);
+        Box::pin(self.compact(head, state, Instant::now() + wait)).await
     }
 
-    /// Compacts the request now, if that is possible within `wait`; returns whether it was compacted.
-    /// `overflows`: it does not fit, whatever the estimate says.
-    pub(crate) async fn compact_now(&mut self, wait: Duration, overflows: bool) -> bool {
+    /// Compacts the request now, if it may still wait for that; returns whether it was compacted. `overflows`: it does
+    /// not fit, whatever the estimate says.
+    pub(crate) async fn compact_now(&mut self, head: &request::Parts, overflows: bool) -> bool {
+        // All waits together are bounded.
+        let wait = Duration::from_secs(self.prepared.info.policy.compact.wait_s);
+        let wait = wait.saturating_sub(self.summary_wait);
         let previous_summary = self.in_use();
         let state = ScheduleState { overflows, ..ScheduleState::default() };
         // No job for later: the request is about to be sent, and only its summary counts.
-        drop(self.compact(state, Instant::now() + wait).await);
+        drop(self.compact(head, state, Instant::now() + wait).await);
         self.in_use() != previous_summary
     }
 
     /// Performs one action after another, until the request can be sent.
-    async fn compact(&mut self, mut state: ScheduleState, until: Instant) -> Option<SummaryJob> {
+    async fn compact(
+        &mut self,
+        head: &request::Parts,
+        mut state: ScheduleState,
+        until: Instant,
+    ) -> Option<SummaryJob> {
         let mut event = ScheduleEvent::Planned;
         loop {
             let context = self.schedule_context(state);
@@ -102,11 +87,11 @@ impl<'a> CompactionContext<'a> {
                     self.decline(why);
                     return None;
                 }
-                ScheduleAction::WriteLater => match self.job(context.need, state).await {
+                ScheduleAction::WriteLater => match self.job(head, context.need, state).await {
                     Ok(job) => return Some(job),
                     Err(why) => ScheduleEvent::CannotWrite(why),
                 },
-                ScheduleAction::WriteNow => match self.job(context.need, state).await {
+                ScheduleAction::WriteNow => match self.job(head, context.need, state).await {
                     Ok(job) => {
                         let writing = self.writing();
                         job.begin();
@@ -119,10 +104,6 @@ impl<'a> CompactionContext<'a> {
                 ScheduleAction::Refresh => self.refresh_from_store().await,
             };
         }
-    }
-
-    fn deadline(&self) -> Instant {
-        Instant::now() + Duration::from_secs(self.prepared.info.policy.compact.wait_s)
     }
 
     /// The summary in use, by the prefix that it replaces.
@@ -205,7 +186,7 @@ impl<'a> CompactionContext<'a> {
         if let Some(writing) = writing {
             let began = Instant::now();
             let is_done = wait_until_done(writing, until).await;
-            *self.waited.get_or_insert_default() += began.elapsed();
+            self.summary_wait += began.elapsed();
             if !is_done {
                 return ScheduleEvent::TimedOut;
             }
@@ -217,6 +198,7 @@ impl<'a> CompactionContext<'a> {
     /// The job to write a summary of the request.
     async fn job(
         &self,
+        head: &request::Parts,
         due: CompactionNeed,
         state: ScheduleState,
     ) -> Result<SummaryJob, DecisionReason> {
@@ -234,7 +216,7 @@ impl<'a> CompactionContext<'a> {
         }
         let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
         // Last of what can fail: from here on, others wait for this summary.
-        let writing = begin_summary(self.proxy, &self.key()).ok_or(DecisionReason::NotReady)?;
+        let writing = begin_summary(&self.proxy, &self.key()).ok_or(DecisionReason::NotReady)?;
         let handle = self.opened.handle();
         let mut claim = None;
         if self.has_pending_compaction() {
@@ -242,7 +224,7 @@ impl<'a> CompactionContext<'a> {
         }
         let cached = self.cached(due, &choices).await;
         // The summariser reads what the provider has cached, if it can, because that costs less.
-        let reads = cached.as_ref().unwrap_or(self.planned);
+        let reads = cached.as_ref().unwrap_or(&self.planned);
         let parts = reads.measured.as_ref().unwrap_or(measured).parts.clone();
         Ok(SummaryJob {
             claim,
@@ -253,7 +235,7 @@ impl<'a> CompactionContext<'a> {
             parts,
             tokens: measured.estimate.tokens,
             edits: reads.plan.edits.as_slice().into(),
-            head: self.head.clone(),
+            head: head.clone(),
             choices,
             due,
             writing,
@@ -272,7 +254,7 @@ impl<'a> CompactionContext<'a> {
         if due < CompactionNeed::Must || policy.model.is_some() || policy.upstream.is_some() {
             return None;
         }
-        let cached = self.planned.as_cached(self.prepared).await?;
+        let cached = self.planned.as_cached(&self.prepared).await?;
         let parts = &cached.measured.as_ref()?.parts;
         let request = self.prepared.plan_request();
         let fits = choices.iter().all(|choice| {
@@ -321,10 +303,8 @@ impl<'a> CompactionContext<'a> {
     async fn save_and_replan(&mut self, facts: Vec<Fact>) -> bool {
         let previous_summary = self.in_use();
         let epoch = self.planned.known.epoch;
-        let Ok(saved) = planned_request::save(self.proxy, self.opened, facts, epoch).await else {
-            return false;
-        };
-        self.planned.add_saved(self.prepared, saved).await;
+        let Ok(saved) = self.save(facts, epoch).await else { return false };
+        self.planned.add_saved(&self.prepared, saved).await;
         // The first write wins: another process may have saved another summary in its place.
         self.in_use() != previous_summary
     }
@@ -339,7 +319,7 @@ impl<'a> CompactionContext<'a> {
         if in_use != self.in_use()
             || decisions.summaries.len() != self.planned.known.summaries.len()
         {
-            self.planned.replan_with(self.prepared, decisions).await;
+            self.planned.replan_with(&self.prepared, decisions).await;
         }
     }
 
