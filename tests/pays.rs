@@ -136,7 +136,7 @@ impl Agent {
             catalogue: loaded.config.catalogue.clone(),
             summary_tokens: SUMMARY,
         };
-        what_if::play(&self.session(), &options)
+        what_if::play(&self.session(), &options, |_| ())
     }
 }
 

@@ -49,7 +49,7 @@ fn played(preset: Preset, lines: &[TranscriptLine]) -> WhatIfReport {
         catalogue: loaded.config.catalogue.clone(),
         summary_tokens: SUMMARY,
     };
-    what_if::play(lines, &options)
+    what_if::play(lines, &options, |_| ())
 }
 
 /// The result as comment lines.

@@ -38,7 +38,7 @@ fn lines(texts: &[String]) -> Vec<TranscriptLine> {
 }
 
 fn played(texts: &[String], rules: &[ClassicRules]) -> Vec<EstimatePair> {
-    replay::play(&lines(texts), &Catalogue::new(Vec::new()), rules, None)
+    replay::play(&lines(texts), &Catalogue::new(Vec::new()), rules, None, |_| ())
 }
 
 fn of(pairs: &[EstimatePair], provider: &str) -> Scores {
@@ -74,7 +74,7 @@ fn estimate_bands_hold_for_each_model_and_size_of_new_input() {
     // Few of these calls have comparable usage: most only take time.
     let mut lines = lines(&texts);
     lines.retain(|line| line.source != "entireio-cc");
-    let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &[], None);
+    let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &[], None, |_| ());
     let mut models: BTreeMap<&str, Vec<&EstimatePair>> = BTreeMap::new();
     for pair in pairs.iter().filter(|pair| pair.visible) {
         models.entry(&pair.model).or_default().push(pair);

@@ -77,7 +77,7 @@ fn played_of(name: &str, policy: &str, session: &[TranscriptLine]) -> WhatIfRepo
         catalogue: loaded.config.catalogue.clone(),
         summary_tokens: 500,
     };
-    what_if::play(session, &options)
+    what_if::play(session, &options, |_| ())
 }
 
 #[test]

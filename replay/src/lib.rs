@@ -30,18 +30,19 @@ use transcript::{ClientHistory, TranscriptLine};
 const REPLY: usize = 64 << 20;
 
 /// Replays `lines` (any order, any number of sessions); `rules` are classic rules to compare with, `costs` those of one
-/// family instead of its own.
+/// family instead of its own. `each` hears how many are done, after each line.
 pub fn play(
     lines: &[TranscriptLine],
     catalogue: &Catalogue,
     rules: &[ClassicRules],
     costs: Option<FamilyCosts>,
+    mut each: impl FnMut(usize),
 ) -> Vec<EstimatePair> {
     let mut sessions: HashMap<&str, ReplaySession<'_>> = HashMap::new();
     let mut pairs = Vec::new();
     let mut learned = LearnedModels::default();
     let excesses = transcript::excesses(lines);
-    for (at, line) in in_order(lines) {
+    for (done, (at, line)) in in_order(lines).enumerate() {
         let session = sessions.entry(&line.session).or_default();
         let model = catalogue.model(&line.model, "");
         let state = learned.state(line, model.family);
@@ -53,6 +54,7 @@ pub fn play(
             excess,
             ..pair
         }));
+        each(done + 1);
     }
     pairs
 }

@@ -55,14 +55,19 @@ pub struct WhatIfOptions {
 }
 
 /// Replays `lines` (any order, any number of sessions) under a policy.
-pub fn play(lines: &[TranscriptLine], options: &WhatIfOptions) -> WhatIfReport {
+pub fn play(
+    lines: &[TranscriptLine],
+    options: &WhatIfOptions,
+    mut each: impl FnMut(usize),
+) -> WhatIfReport {
     let mut report = WhatIfReport::default();
     let mut sessions: HashMap<&str, WhatIfSession<'_>> = HashMap::new();
     let mut learned = LearnedModels::default();
-    for (_, line) in in_order(lines) {
+    for (done, (_, line)) in in_order(lines).enumerate() {
         let model = options.catalogue.model(&line.model, "");
         let state = learned.state(line, model.family);
         sessions.entry(&line.session).or_default().call(line, &model, options, state, &mut report);
+        each(done + 1);
     }
     report
 }

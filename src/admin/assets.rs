@@ -28,6 +28,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("range.js", SCRIPT, include_str!("ui/range.js")),
     ("sessions.js", SCRIPT, include_str!("ui/sessions.js")),
     ("session.js", SCRIPT, include_str!("ui/session.js")),
+    ("words.js", SCRIPT, include_str!("ui/words.js")),
     ("live.js", SCRIPT, include_str!("ui/live.js")),
     ("models.js", SCRIPT, include_str!("ui/models.js")),
 ];

@@ -15,6 +15,7 @@ use crate::context::policy::DecisionMode;
 use crate::context::{Millis, Turn};
 use crate::dialect::Usage;
 use crate::telemetry::FailedCall;
+use crate::tokens::learn::Expert;
 
 /// One call to a provider.
 #[derive(Clone, Debug, Default)]
@@ -64,6 +65,10 @@ pub(super) struct EstimateCheck {
     pub ratio: f64,
     /// Whether the reported number was in the range that was predicted; `None` without such a range.
     pub in_band: Option<bool>,
+    /// Half the width of that range, as a share of what was reported.
+    pub band: Option<f64>,
+    /// Whether what earlier replies taught corrected the count.
+    pub corrected: bool,
 }
 
 /// The calls of a session since a time, oldest first.
@@ -170,6 +175,8 @@ impl EstimateCheck {
         Some(Self {
             ratio: error as f64 / actual as f64,
             in_band: band.map(|band| (band.low..=band.high).contains(&actual)),
+            band: band.map(|band| (band.high - band.low) as f64 / 2.0 / actual as f64),
+            corrected: estimate.guess.expert != Expert::Counted,
         })
     }
 }

@@ -14,7 +14,7 @@ use super::routes::{self, AdminQuery, FoundRoute};
 use super::state::Admin;
 use super::{
     assets, caps, compare, count, events, failures, history, lessons, limits, line, listing,
-    messages, openapi, spend, turns,
+    messages, openapi, spend, transcript, turns,
 };
 use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;
@@ -37,7 +37,7 @@ pub(super) async fn answer(
         (Ok(_), Err(error)) => return responses::error_response(&error),
         (Ok(role), Ok(route)) => (role, route),
     };
-    let response = respond(admin, query, &names, request, ending).await;
+    let response = respond(admin, query, role, &names, request, ending).await;
     if let Some(action) = query.audit_name() {
         let name = names.first().map_or("", String::as_str);
         tracing::info!(
@@ -52,6 +52,7 @@ pub(super) async fn answer(
 async fn respond(
     admin: &Admin,
     query: AdminQuery,
+    role: AdminRole,
     names: &[String],
     request: &mut Request<Incoming>,
     ending: watch::Receiver<bool>,
@@ -63,7 +64,7 @@ async fn respond(
         AdminQuery::Metrics => Ok(responses::metrics(admin)),
         AdminQuery::Alive => Ok(responses::text("alive\n")),
         AdminQuery::Ready => responses::ready(admin).await,
-        AdminQuery::About => Ok(responses::about(admin).await),
+        AdminQuery::About => Ok(responses::about(admin, role).await),
         AdminQuery::Sessions => listing::sessions(admin, request.uri().query()).await,
         AdminQuery::Session => responses::session(admin, name(0)).await,
         AdminQuery::Turns => turns::answer(admin, name(0), request.uri().query()).await,
@@ -71,6 +72,9 @@ async fn respond(
         AdminQuery::Compact => responses::compact(admin, name(0), request.uri().query()).await,
         AdminQuery::Count => count::count(admin, name(0)).await,
         AdminQuery::Context => responses::context(admin, name(0), name(1), request).await,
+        AdminQuery::Transcript => {
+            transcript::answer(admin, name(0), name(1), request.uri().query()).await
+        }
         AdminQuery::Exchange => responses::exchange(admin, &name(0).into()).await,
         AdminQuery::Explain => responses::explain(admin, &name(0).into(), request).await,
         AdminQuery::Compare => compare::answer(admin, &name(0).into(), request).await,

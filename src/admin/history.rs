@@ -48,7 +48,7 @@ pub(super) struct HistoryPage {
     pub total: HistorySums,
     /// One for each step, oldest first, those without calls too.
     pub steps: Vec<HistoryStep>,
-    /// By model that answered, the dearest first.
+    /// By model that answered and upstream, the dearest first.
     pub models: Vec<HistoryModel>,
     /// The upper edges of the classes of [`HistoryModel::errors`].
     pub error_edges: Vec<f64>,
@@ -69,10 +69,11 @@ pub(super) struct HistoryStep {
     pub dollars_by_model: BTreeMap<String, f64>,
 }
 
-/// One model.
+/// One model behind one upstream.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, schemars::JsonSchema)]
 pub(super) struct HistoryModel {
     pub model: String,
+    pub upstream: String,
     #[serde(flatten)]
     pub sums: HistorySums,
     /// Estimates by class of error, one more than there are edges.
@@ -137,6 +138,10 @@ pub(super) struct EstimateSums {
     pub banded: u64,
     /// Those with the reported number in that range.
     pub in_band: u64,
+    /// The median of half the width of that range: a share of what was reported.
+    pub band: Option<f64>,
+    /// Those that were corrected by what earlier replies taught.
+    pub corrected: u64,
 }
 
 /// Sums as they grow.
@@ -145,6 +150,8 @@ struct HistoryTally {
     sums: HistorySums,
     /// Errors without sign.
     errors: Vec<f64>,
+    /// Half the widths of predicted ranges.
+    bands: Vec<f64>,
     /// The last session that was counted.
     session: Option<usize>,
 }
@@ -190,12 +197,16 @@ impl HistoryTally {
             estimates.exact += u64::from(check.ratio == 0.0);
             estimates.banded += u64::from(check.in_band.is_some());
             estimates.in_band += u64::from(check.in_band == Some(true));
+            estimates.corrected += u64::from(check.corrected);
             self.errors.push(check.ratio.abs());
+            self.bands.extend(check.band);
         }
     }
 
     fn finish(mut self) -> HistorySums {
         self.errors.sort_by(f64::total_cmp);
+        self.bands.sort_by(f64::total_cmp);
+        self.sums.estimates.band = quantile(&self.bands, 0.5);
         self.sums.estimates.median = quantile(&self.errors, 0.5);
         self.sums.estimates.p95 = quantile(&self.errors, 0.95);
         self.sums
@@ -265,7 +276,7 @@ struct History {
     total: HistoryTally,
     steps: Vec<HistoryTally>,
     dollars: Vec<BTreeMap<String, f64>>,
-    models: BTreeMap<String, (HistoryTally, Vec<u64>)>,
+    models: BTreeMap<(String, String), (HistoryTally, Vec<u64>)>,
     upstreams: BTreeSet<String>,
     tenants: BTreeSet<String>,
 }
@@ -302,7 +313,7 @@ impl History {
     }
 
     fn add_to_models(&mut self, call: &Call, session: Option<usize>) {
-        let (tally, errors) = self.model(&call.model);
+        let (tally, errors) = self.model(&call.model, &call.upstream);
         tally.add(call, session);
         if let Some(check) = call.check {
             errors[ERROR_EDGES.partition_point(|edge| *edge < check.ratio)] += 1;
@@ -313,12 +324,12 @@ impl History {
         // Each model has its own share of the money.
         tally.sums.dollars -= call.dollars.unwrap_or(0.0);
         for (model, share) in &call.shares {
-            self.model(model).0.sums.dollars += share;
+            self.model(model, &call.upstream).0.sums.dollars += share;
         }
     }
 
-    fn model(&mut self, name: &str) -> &mut (HistoryTally, Vec<u64>) {
-        let model = self.models.entry(name.to_owned());
+    fn model(&mut self, name: &str, upstream: &str) -> &mut (HistoryTally, Vec<u64>) {
+        let model = self.models.entry((name.to_owned(), upstream.to_owned()));
         model.or_insert_with(|| (HistoryTally::default(), vec![0; ERROR_EDGES.len() + 1]))
     }
 
@@ -343,8 +354,10 @@ impl History {
             steps.push(HistoryStep { at: time, sums: tally.finish(), dollars_by_model });
             time += step;
         }
-        let models = self.models.into_iter().map(|(model, (tally, errors))| HistoryModel {
+        let models = self.models.into_iter();
+        let models = models.map(|((model, upstream), (tally, errors))| HistoryModel {
             model,
+            upstream,
             sums: tally.finish(),
             errors,
         });

@@ -31,9 +31,11 @@ mod rate_limit;
 mod responses;
 pub mod routes;
 mod savings;
+pub(super) mod secrets;
 mod session_cost;
 pub mod spend;
 mod state;
+mod transcript;
 mod turns;
 pub mod view;
 

@@ -29,6 +29,7 @@ use super::responses::{DEFAULT_PAGE, ErrorBody, LARGEST_PAGE};
 use super::routes::{AdminQuery, ROUTES};
 use super::savings::SavingsPage;
 use super::spend::{SpendBy, SpendPage};
+use super::transcript::{DEFAULT_CALLS, MOST_CALLS, TranscriptPage};
 use super::turns::TurnsPage;
 use super::view::{CompactionRequest, DeleteOutcome, DryRun, ServerInfo, SessionPage, SessionView};
 use crate::context::caps::CapPeriod;
@@ -166,6 +167,7 @@ fn content(query: AdminQuery, schemas: &mut SchemaGenerator) -> Value {
             json_schema!({"anyOf": [request, schemas.subschema_for::<DryRun>()]})
         }
         AdminQuery::Context => schemas.subschema_for::<ContextPage>(),
+        AdminQuery::Transcript => schemas.subschema_for::<TranscriptPage>(),
         AdminQuery::Count => schemas.subschema_for::<CountComparison>(),
         AdminQuery::Exchange => schemas.subschema_for::<LogFields<'_>>(),
         AdminQuery::Explain => schemas.subschema_for::<Explanation>(),
@@ -262,10 +264,9 @@ fn switch() -> Schema {
 }
 
 /// Which page of a list.
-fn page() -> [Parameter; 2] {
-    let limit = json_schema!({
-        "type": "integer", "minimum": 1, "maximum": LARGEST_PAGE, "default": DEFAULT_PAGE
-    });
+fn page(default: usize, most: usize) -> [Parameter; 2] {
+    let limit =
+        json_schema!({"type": "integer", "minimum": 1, "maximum": most, "default": default});
     [
         Parameter::new("skip", "How many to leave out at the beginning.", number()),
         Parameter::new("limit", "How many, at most.", limit),
@@ -274,11 +275,19 @@ fn page() -> [Parameter; 2] {
 
 fn parameters(query: AdminQuery) -> Vec<Parameter> {
     match query {
-        AdminQuery::Sessions => page().into_iter().chain(list_parameters()).collect(),
-        AdminQuery::Savings => page().into_iter().chain([format()]).collect(),
+        AdminQuery::Sessions => {
+            page(DEFAULT_PAGE, LARGEST_PAGE).into_iter().chain(list_parameters()).collect()
+        }
+        AdminQuery::Savings => {
+            page(DEFAULT_PAGE, LARGEST_PAGE).into_iter().chain([format()]).collect()
+        }
         AdminQuery::Turns => {
             let what = "Only turns that ended then or later, ms since 1970.";
             vec![Parameter::new("since", what, number())]
+        }
+        AdminQuery::Transcript => {
+            let what = "The id of the page's first call; without it and `skip`, the newest calls.";
+            page(DEFAULT_CALLS, MOST_CALLS).into_iter().chain([words("request", what)]).collect()
         }
         AdminQuery::Compact => {
             let what = "`true`: only show what it would do.";

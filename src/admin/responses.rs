@@ -23,6 +23,7 @@ use serde::Serialize;
 use super::context;
 use super::explain::Explanation;
 use super::export;
+use super::guard::AdminRole;
 use super::savings::{SavingsPage, SessionSums};
 use super::state::{Admin, EXPORTS};
 use super::view::{
@@ -169,7 +170,7 @@ fn not_ready(why: String) -> AdminError {
     AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "not_ready", why)
 }
 
-pub(super) async fn about(admin: &Admin) -> Response<AdminBody> {
+pub(super) async fn about(admin: &Admin, role: AdminRole) -> Response<AdminBody> {
     let store_failure = match tokio::time::timeout(READY, admin.ledgers.ready()).await {
         Ok(answer) => answer.err().map(|trouble| trouble.to_string()),
         Err(_) => Some("the store does not answer in time".to_owned()),
@@ -177,6 +178,7 @@ pub(super) async fn about(admin: &Admin) -> Response<AdminBody> {
     json(&ServerInfo {
         in_flight: admin.telemetry.in_flight(),
         store_failure,
+        may_read_content: role == AdminRole::Admin,
         ..admin.about.clone()
     })
 }

@@ -36,6 +36,9 @@ pub enum AdminQuery {
     /// Compact a session. The summary starts at once if the configured summariser has a credential of its own, or else
     /// with the session's next request; the first request after it is written uses it.
     Compact,
+    /// The words of a thread's calls, as far as they were stored (`content.keep`), with secrets masked: what each call
+    /// added and what was replied, a page at a time, and what rewriting did to a part.
+    Transcript,
     /// How full a thread's context is.
     Context,
     /// Ask the provider to count the session's newest request now, as it was sent (Anthropic, OpenAI Responses, Gemini).
@@ -106,6 +109,7 @@ pub const ROUTES: &[(Method, &str, AdminQuery)] = &[
     (Method::DELETE, "/api/v1/sessions/{session}", AdminQuery::Forget),
     (Method::POST, "/api/v1/sessions/{session}/compact", AdminQuery::Compact),
     (Method::GET, "/api/v1/sessions/{session}/threads/{thread}/context", AdminQuery::Context),
+    (Method::GET, "/api/v1/sessions/{session}/threads/{thread}/transcript", AdminQuery::Transcript),
     (Method::POST, "/api/v1/sessions/{session}/count", AdminQuery::Count),
     (Method::GET, "/api/v1/requests/{request}", AdminQuery::Exchange),
     (Method::GET, "/api/v1/requests/{request}/explain", AdminQuery::Explain),
@@ -164,6 +168,7 @@ impl AdminQuery {
             // Without content it has only sizes.
             Self::Export if responses::is_without_content(query) => AdminRole::Reader,
             Self::Export
+            | Self::Transcript
             | Self::Forget
             | Self::ForgetLesson
             | Self::ShareLesson

@@ -80,6 +80,12 @@ pub struct ServerInfo {
     /// Whether clients may put tags into their base URL: `/~name=value/v1/…`.
     #[serde(default)]
     pub path_tags: bool,
+    /// Whether the text of exchanges is stored (`content.keep`).
+    #[serde(default)]
+    pub keeps_content: bool,
+    /// Whether the token of this request may read such text.
+    #[serde(default)]
+    pub may_read_content: bool,
     /// Exchanges in flight, or whose turns are still being stored.
     #[serde(default)]
     pub in_flight: usize,
@@ -373,7 +379,9 @@ impl ServerInfo {
             mode: config.mode,
             upstreams: upstreams.collect(),
             path_tags: true,
+            keeps_content: config.content.keep,
             // Filled in when somebody asks.
+            may_read_content: false,
             in_flight: 0,
             store_failure: None,
         }

@@ -4,7 +4,9 @@
 //! [`TerminalControl`]. A reader that went away (`plimsoll sessions | head -1`) is not an error: text that
 //! cannot be written is dropped, and nothing panics.
 
+use std::cell::Cell;
 use std::io::{self, IsTerminal as _, Write};
+use std::time::{Duration, Instant};
 
 use super::style::{self, StyledLine};
 use crate::telemetry::terminal;
@@ -125,19 +127,31 @@ pub(super) fn width() -> Option<usize> {
     terminal_size::terminal_size().map(|(columns, _)| columns.0.into())
 }
 
+/// How long a fast command shows no progress, and how often progress is shown that may come any number of times.
+const SILENT: Duration = Duration::from_secs(1);
+const STEP: Duration = Duration::from_millis(100);
+
 /// The progress of a command, on standard error if that is a terminal: one line, which disappears when this
 /// is dropped. So the user sees at once that the command works.
 #[derive(Debug)]
 pub(super) struct ProgressLine {
     is_shown: bool,
+    /// When the next step is shown.
+    next_step: Cell<Instant>,
 }
 
 impl ProgressLine {
     /// Shows the first text.
     pub(super) fn begin(text: &str) -> Self {
-        let progress = Self { is_shown: io::stderr().is_terminal() };
+        let progress = Self::begin_silent();
         progress.show(text);
         progress
+    }
+
+    /// Shows nothing before a second has passed, and only steps.
+    pub(super) fn begin_silent() -> Self {
+        let next_step = Cell::new(Instant::now() + SILENT);
+        Self { is_shown: io::stderr().is_terminal(), next_step }
     }
 
     /// Replaces the text.
@@ -148,6 +162,15 @@ impl ProgressLine {
                 terminal::visible(text),
                 TerminalControl::ClearLine.sequence()
             ));
+        }
+    }
+
+    /// Says how many of all are done, if the last step was shown a while ago.
+    pub(super) fn step(&self, what: &str, done: usize, all: usize) {
+        let now = Instant::now();
+        if self.is_shown && now >= self.next_step.get() {
+            self.next_step.set(now + STEP);
+            self.show(&format!("{what} {done} of {all}"));
         }
     }
 }

@@ -14,7 +14,7 @@ use plimsoll_replay::score::{EstimatePair, Scores};
 use plimsoll_replay::transcript::TranscriptLine;
 use serde_json::{Value, json};
 
-use super::print::{self, CliError};
+use super::print::{self, CliError, ProgressLine};
 use super::serve::provide_gemini_vocabulary;
 use crate::config::presets::Preset;
 use crate::dialect::models::{Catalogue, Family};
@@ -57,9 +57,11 @@ pub(super) fn run(arguments: &ReplayArguments) -> Result<(), CliError> {
     }
     let costs = arguments.costs.as_deref().map(given_costs).transpose()?;
     let mut lines = Vec::new();
+    let progress = ProgressLine::begin_silent();
     for file in recordings(&arguments.files)? {
-        read(&file, &mut lines)?;
+        read(&file, &mut lines, &progress)?;
     }
+    drop(progress);
     if !lines.iter().any(|line| line.estimate.is_some() || line.dialect().is_some()) {
         let what = "these files contain no recorded call of a known provider \
                     (anthropic, openai, gemini)";
@@ -69,7 +71,11 @@ pub(super) fn run(arguments: &ReplayArguments) -> Result<(), CliError> {
         return what_if::run(&lines, file, arguments.summary_tokens, arguments.json);
     }
     let rules = if arguments.compare { heuristics()? } else { Vec::new() };
-    let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &rules, costs);
+    let progress = ProgressLine::begin_silent();
+    let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &rules, costs, |done| {
+        progress.step("replaying call", done, lines.len());
+    });
+    drop(progress);
     if arguments.pairs {
         for pair in &pairs {
             print::json_text(&format!("{}\n", json!(pair)));
@@ -149,13 +155,19 @@ fn text(file: &Path) -> std::io::Result<String> {
     Ok(text)
 }
 
-fn read(file: &Path, lines: &mut Vec<TranscriptLine>) -> Result<(), CliError> {
+fn read(
+    file: &Path,
+    lines: &mut Vec<TranscriptLine>,
+    progress: &ProgressLine,
+) -> Result<(), CliError> {
     let text = text(file).map_err(|error| cannot(file, &error))?;
+    let count = text.lines().count();
     for (number, line) in text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty()) {
         let line = serde_json::from_str(line).map_err(|error| {
             CliError(format!("{}:{} is not a recorded call: {error}", file.display(), number + 1))
         })?;
         lines.push(line);
+        progress.step("reading call", number + 1, count);
     }
     Ok(())
 }

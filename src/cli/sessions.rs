@@ -14,6 +14,7 @@ use super::transcript::{self, ExportFormat, ExportOptions};
 use super::{style, times};
 use crate::admin::count::CountComparison;
 use crate::admin::failures::FailuresPage;
+use crate::admin::secrets::masked;
 use crate::admin::spend::{SpendBy, SpendPage};
 use crate::admin::view::{CompactionRequest, CompactionStart, DryRun, SessionPage, SessionView};
 use crate::clock::wall;
@@ -240,8 +241,7 @@ pub(super) async fn export(
         client.text(&format!("/api/v1/sessions/{}/export?content={content}", encoded(&id))).await?;
     drop(progress);
     let missing = if content { transcript::unkept(&lines) } else { None };
-    let (lines, secrets) =
-        if content && !unmasked { transcript::masked(&lines) } else { (lines, 0) };
+    let (lines, secrets) = if content && !unmasked { masked(&lines) } else { (lines, 0) };
     if format == ExportFormat::Jsonl {
         print::json_text(&lines);
     } else {

@@ -87,7 +87,7 @@ async fn replay_says_how_wrong_exported_estimates_were() {
     assert_eq!(lines[3]["flags"], json!(["fork"]));
     let lines: Vec<TranscriptLine> =
         lines.into_iter().map(|line| serde_json::from_value(line).unwrap()).collect();
-    let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &[], None);
+    let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &[], None, |_| ());
     let shown: Vec<_> = pairs.iter().map(|pair| (pair.call, pair.tokens, pair.actual)).collect();
     assert_eq!(shown, [(1, 52_100, 51_790), (2, 52_100, 51_790)]);
 }

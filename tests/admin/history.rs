@@ -5,6 +5,7 @@ use plimsoll::context::policy::Mode;
 use plimsoll::context::{Outcome, Turn};
 use plimsoll::dialect::{Attempt, Purpose, Usage};
 use plimsoll::telemetry::Exchange;
+use plimsoll::tokens::learn::{CostPrediction, Expert};
 use serde_json::Value;
 
 use super::place::{self, Place, now, tenant};
@@ -101,6 +102,45 @@ async fn history_counts_ends_and_errors() {
     let nobody = place.json(&format!("/api/v1/history?tenant={}", tenant(9))).await;
     assert_eq!(nobody["total"]["calls"], 0);
     assert_eq!(place.get("/api/v1/history?range=1s").await.status(), 400);
+}
+
+/// A model is calibrated for each upstream.
+#[tokio::test]
+async fn history_has_calibration_by_model_and_upstream() {
+    let place = Place::new().await;
+    let now = now();
+    for (minute, (upstream, low, expert)) in [
+        ("anthropic", 51_000, Expert::Regression),
+        ("anthropic", 52_000, Expert::Counted),
+        ("bedrock", 51_700, Expert::Tool),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut turn = place::turn(&format!("r{minute}"), "main", now - minute as u64 * MINUTE);
+        turn.upstream = upstream.into();
+        let estimate = turn.estimate.as_mut().unwrap();
+        estimate.guess = CostPrediction {
+            tokens: estimate.tokens,
+            low,
+            high: low + 2_000,
+            expert,
+            ..CostPrediction::default()
+        };
+        place.keep(&tenant(1), "s", turn).await;
+    }
+    let page = place.json("/api/v1/history?range=1h").await;
+    let models = page["models"].as_array().unwrap();
+    let of = |upstream: &str| {
+        let model = models.iter().find(|model| model["upstream"] == upstream).unwrap();
+        let estimates = &model["estimates"];
+        let counts = ["compared", "banded", "in_band", "corrected"];
+        let band = estimates["band"].as_f64().unwrap();
+        assert!((band - 1_000.0 / 51_790.0).abs() < 1e-12, "{upstream}: {band}");
+        counts.map(|name| estimates[name].as_u64().unwrap())
+    };
+    assert_eq!(of("anthropic"), [2, 2, 1, 1]);
+    assert_eq!(of("bedrock"), [1, 1, 1, 1]);
 }
 
 /// A turn that ends, one that is replaced and a session that is deleted change the next answer.

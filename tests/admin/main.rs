@@ -11,6 +11,7 @@ mod listing;
 mod openapi;
 mod place;
 mod queued;
+mod transcript;
 
 use http::Method;
 use place::{Place, tenant};

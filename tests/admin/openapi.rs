@@ -72,6 +72,7 @@ async fn responses_match_openapi() {
         (format!("/api/v1/sessions/{}.s/turns", tenant(1)), "TurnsPage"),
         (format!("/api/v1/sessions/{}.s", tenant(1)), "SessionView"),
         (format!("/api/v1/sessions/{}.s/threads/main/context", tenant(1)), "ContextPage"),
+        (format!("/api/v1/sessions/{}.s/threads/main/transcript", tenant(1)), "TranscriptPage"),
         ("/api/v1/requests/abc".to_owned(), "Exchange"),
         ("/api/v1/requests/s-main-1000".to_owned(), "Exchange"),
         ("/api/v1/requests/abc/explain".to_owned(), "Explanation"),

@@ -114,7 +114,7 @@ fn texts(parts: &Value) -> Vec<String> {
 fn pairs(lines: &[Value]) -> Vec<[u64; 6]> {
     let lines: Vec<TranscriptLine> =
         lines.iter().map(|line| serde_json::from_value(line.clone()).unwrap()).collect();
-    let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &[], None);
+    let pairs = replay::play(&lines, &Catalogue::new(Vec::new()), &[], None, |_| ());
     let numbers = |it: &EstimatePair| [it.call, it.tokens, it.low, it.high, it.new, it.actual];
     pairs.iter().map(numbers).collect()
 }

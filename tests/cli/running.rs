@@ -170,12 +170,7 @@ async fn sessions_and_contexts_are_shown() {
 async fn top_ends_with_q() {
     let provider = Provider::start().await;
     let serving = Serving::start(&provider.base(), &[]).await;
-    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
-    grantpt(&ours).unwrap();
-    unlockpt(&ours).unwrap();
-    let name = ptsname(&ours, Vec::new()).unwrap();
-    let name = name.to_str().unwrap();
-    let terminal = File::options().read(true).write(true).open(name).unwrap();
+    let (mut ours, terminal) = open_terminal();
     let before = tcgetattr(&terminal).unwrap().local_modes;
     let mut top = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
         .args(["top", "--data", serving.data.path().to_str().unwrap()])
@@ -184,7 +179,6 @@ async fn top_ends_with_q() {
         .kill_on_drop(true)
         .spawn()
         .unwrap();
-    let mut ours = File::from(ours);
     let looking = tokio::task::spawn_blocking(move || {
         read_until(&mut ours, "q quit");
         ours.write_all(b"?").unwrap();
@@ -202,7 +196,17 @@ async fn top_ends_with_q() {
     drop(ours);
 }
 
-fn read_until(terminal: &mut File, text: &str) {
+/// A terminal: our end of it, and the program's.
+pub fn open_terminal() -> (File, File) {
+    let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+    grantpt(&ours).unwrap();
+    unlockpt(&ours).unwrap();
+    let name = ptsname(&ours, Vec::new()).unwrap();
+    let terminal = File::options().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+    (File::from(ours), terminal)
+}
+
+pub fn read_until(terminal: &mut File, text: &str) {
     let mut shown = Vec::new();
     while !String::from_utf8_lossy(&shown).contains(text) {
         let mut bytes = [0; 4096];

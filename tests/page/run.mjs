@@ -18,66 +18,17 @@ import { chromium } from 'playwright-core';
 
 import { anthropicMessages } from '../sdk/node/drivers.mjs';
 import { BINARY, TestStack } from '../sdk/node/stack.mjs';
+import { TIMEOUT_MS, checkAxe, closePage, goTo, isLive, openPage, waitForSame } from './browser.mjs';
 import { checkBundle, checkMarks } from './bundle.mjs';
+import { checkWords } from './words.mjs';
 
 const BROWSER = process.env.CHROMIUM ?? '/usr/bin/chromium';
 const BROWSER_FLAGS = ['--no-sandbox', '--disable-gpu', '--disable-quic', '--no-first-run', '--disable-background-networking', '--disable-component-update', '--disable-sync'];
 const HERE = fileURLToPath(new URL('.', import.meta.url));
 const FIGURES = path.join(HERE, '../../docs/figures');
-// How soon the page must show an exchange. Without events it would only refresh every 30 s.
-const TIMEOUT_MS = 20_000;
 const MODEL = 'claude-sonnet-4-6';
 const VIEWS = ['overview', 'sessions', 'live', 'models'];
 const DAY_MS = 86_400_000;
-
-// A page that counts its requests and collects its errors.
-async function openPage(browser, stack, { url = stack.pageUrl, origin = stack.admin, ...options } = {}) {
-  const context = await browser.newContext({ viewport: { width: 1280, height: 900 }, ...options });
-  const page = await context.newPage();
-  page.errors = [];
-  page.requests = [];
-  page.on('pageerror', (error) => page.errors.push(error.stack));
-  page.on('console', (message) => message.type() === 'error' && page.errors.push(message.text()));
-  page.on('request', (request) => {
-    page.requests.push(request.url());
-    if (request.url().includes(stack.token) && !request.isNavigationRequest()) page.errors.push(`the token is in ${request.url()}`);
-    if (new URL(request.url()).origin !== origin) page.errors.push(`a request to ${request.url()}`);
-  });
-  await page.goto(url);
-  return page;
-}
-
-async function closePage(page) {
-  assert.deepEqual(page.errors, []);
-  await page.context().close();
-}
-
-const isLive = (page) => page.locator('#state.live').waitFor({ timeout: TIMEOUT_MS });
-
-async function goTo(page, hash) {
-  await page.evaluate((to) => { location.hash = to; }, hash);
-  await page.locator('h1:visible').first().waitFor({ timeout: TIMEOUT_MS });
-}
-
-// Waits until `read` in the page returns what `expected` says.
-async function waitForSame(page, read, expected, what) {
-  for (const deadline = Date.now() + TIMEOUT_MS; ; await page.waitForTimeout(100)) {
-    const [shown, wanted] = [await page.evaluate(read), await expected()];
-    try {
-      assert.deepEqual(shown, wanted, what);
-      return wanted;
-    } catch (error) {
-      if (Date.now() > deadline) throw error;
-    }
-  }
-}
-
-async function checkAxe(page, what) {
-  await page.evaluate(await readFile(path.join(HERE, 'node_modules/axe-core/axe.min.js'), 'utf8'));
-  const { violations } = await page.evaluate(() => globalThis.axe.run(document, { resultTypes: ['violations'] }));
-  const found = violations.map(({ id, nodes }) => `${id}: ${nodes.slice(0, 3).map(({ html, failureSummary }) => `${html} ${failureSummary}`).join('; ')}`);
-  assert.deepEqual(found, [], `${what}: axe`);
-}
 
 // Without a token the page says how to open it, and shows nothing. The link opens it, and leaves the address bar.
 async function checkToken(browser, stack) {
@@ -178,6 +129,23 @@ async function checkViews(browser, stack, scheme) {
     }
     await closePage(page);
   }
+}
+
+// Models show the calibration of each model and upstream, as the API has it.
+async function checkModels(browser, stack) {
+  const page = await openPage(browser, stack);
+  await isLive(page);
+  await goTo(page, '#/models');
+  const percent = (share) => (share !== 0 && share < 0.001 ? '<0.1%' : `${(share * 100).toFixed(share < 0.0995 ? 1 : 0).replace(/\.0$/, '')}%`);
+  const rows = () => [...document.querySelector('tbody').rows].map(({ children }) => [0, 2, 5, 7].map((at) => (at === 0 ? [...children[0].children].map(({ textContent }) => textContent).join(' ') : children[at].textContent)));
+  const calibrations = async () => (await stack.getJson('/api/v1/history?range=24h')).models.map(({ model, upstream, estimates }) => {
+    const share = (count, all) => (all ? percent(count / all) : '–');
+    return [`${model} ${upstream}`, estimates.median === null ? '–' : percent(estimates.median), share(estimates.in_band, estimates.banded), share(estimates.corrected, estimates.compared)];
+  });
+  await page.getByRole('button', { name: '24h' }).click();
+  const shown = await waitForSame(page, rows, calibrations, 'calibrations');
+  assert(shown.some(([name]) => name === `${MODEL} anthropic`), `${shown}`);
+  await closePage(page);
 }
 
 // What is not known is not shown as something else: a price, the end of an interrupted call, calls that are still being read. A
@@ -427,6 +395,9 @@ try {
     await checkViews(browser, stack, scheme);
     console.log(`ok page, ${scheme}`);
   }
+  await checkWords(browser, stack);
+  console.log('ok page, words');
+  await checkModels(browser, stack);
   await checkUnknown(browser, stack);
   await checkLoad(browser, stack);
   console.log('ok page, load');

@@ -40,6 +40,7 @@ mod stage;
 mod stripped;
 mod summary_cache;
 mod thinking;
+mod transcript;
 mod trouble;
 mod unanswered;
 mod waits;

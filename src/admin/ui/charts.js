@@ -122,8 +122,9 @@ export function stackedBars(height, label, names, format, span, more = {}) {
   }));
 }
 
-// The context over its turns: parts that stack up to the line. `marks(turn)`: names of what happened there.
-export function contextChart({ label, sync, lines, marks, moved, chosen, fits }) {
+// The context over its turns: parts that stack up to the line. `marks(turn)`: names of what happened there. `picked()`: the
+// turn that was chosen, if it is one of them.
+export function contextChart({ label, sync, lines, marks, picked, moved, chosen, fits }) {
   const parts = ["system", "tools", "messages", "reasoning"];
   return chart(300, label, () => ({
     ...none, padding: [14, besides(), 0, 0],
@@ -137,7 +138,7 @@ export function contextChart({ label, sync, lines, marks, moved, chosen, fits })
       stroke: colour(name), fill: `${colour(name)}${name === "reasoning" ? "dd" : "cc"}`, width: 1, points: { show: plotIsShort, size: 5, fill: colour(name) }, paths: uPlot.paths.linear(),
     }))],
     hooks: {
-      draw: [(plot) => drawLines(plot, lines()), (plot) => drawMarks(plot, marks)],
+      draw: [(plot) => drawPicked(plot, picked()), (plot) => drawLines(plot, lines()), (plot) => drawMarks(plot, marks)],
       setCursor: [(plot) => moved(plot.cursor.idx)],
       ready: [(plot) => plot.over.addEventListener("click", () => chosen(plot.cursor.idx))],
     },
@@ -150,6 +151,21 @@ const turnAxis = () => axis((_, ticks) => ticks.map((tick) => (Number.isInteger(
 function shortTokens(tokens) {
   if (tokens >= 1e6) return `${tokens / 1e6}M`;
   return tokens >= 1000 ? `${tokens / 1000}k` : String(tokens);
+}
+
+function drawPicked(plot, at) {
+  const turn = plot.data[0][at];
+  if (turn === undefined) return;
+  const { ctx, bbox } = plot;
+  const x = Math.round(plot.valToPos(turn, "x", true));
+  ctx.save();
+  ctx.strokeStyle = colour("ink");
+  ctx.lineWidth = devicePixelRatio;
+  ctx.beginPath();
+  ctx.moveTo(x, bbox.top);
+  ctx.lineTo(x, bbox.top + bbox.height);
+  ctx.stroke();
+  ctx.restore();
 }
 
 // The window, drawn as ships carry it: a ring with a line through it. Softer limits are thinner lines.

@@ -5,11 +5,22 @@ import { getHistory, rangeSwitch, shownRange } from "./range.js";
 
 const BAND_GOAL = 0.9;
 
-function makeRow() {
-  return h("tr", {},
-    h("td", { class: "wide" }, h("span")),
-    h("td", { class: "wide" }, h("span", { class: "errors", role: "img" })),
-    ...["Median", "p95", "Exact", "In band", "Estimates", "Calls", "Tokens", "From cache", "Spend"].map((label) => h("td", { class: "number", "data-label": label })));
+const cells = (labels) => labels.map((label) => h("td", { class: "number", "data-label": label }));
+const ESTIMATES = ["Median", "p95", "Exact", "In band", "Band", "Corrected", "Estimates"];
+const USE = ["Calls", "Tokens", "From cache", "Spend"];
+const nameCell = () => h("td", { class: "wide" }, h("span"), h("small"));
+const makeCalibration = () => h("tr", {}, nameCell(), h("td", { class: "wide" }, h("span", { class: "errors", role: "img" })), cells(ESTIMATES));
+const makeUse = () => h("tr", {}, nameCell(), cells(USE));
+const share = (part, whole) => (whole ? percent(part / whole) : "–");
+
+function table(heads, labels, body) {
+  const head = h("tr", {}, heads.map((title) => h("th", { scope: "col" }, title)), labels.map((title) => h("th", { scope: "col", class: "number" }, title)));
+  return h("div", { class: "scroll" }, h("table", { class: "cards" }, h("thead", {}, head), body));
+}
+
+function setName(cell, { model, upstream }) {
+  setText(cell.firstChild, model);
+  setText(cell.lastChild, upstream);
 }
 
 function edgeName(edges, at) {
@@ -18,9 +29,9 @@ function edgeName(edges, at) {
   return at === edges.length ? `above ${name(edges.at(-1))}` : `${name(edges[at - 1])} to ${name(edges[at])}`;
 }
 
-function updateRow(row, model, edges) {
-  const [name, errors, median, p95, exact, band, compared, calls, tokens, cached, spend] = row.children;
-  setText(name.firstChild, model.model);
+function updateCalibration(row, model, edges) {
+  const [name, errors, median, p95, exact, inBand, band, corrected, compared] = row.children;
+  setName(name, model);
   const most = Math.max(1, ...model.errors);
   const bars = errors.firstChild;
   if (!bars.childElementCount) bars.append(...model.errors.map((_, at) => h("i", { class: at < edges.length && edges[at] > 0 && edges[at] <= 0.001 ? "zero" : "" })));
@@ -30,13 +41,19 @@ function updateRow(row, model, edges) {
   });
   bars.setAttribute("aria-label", model.errors.map((count, at) => (count ? `${edgeName(edges, at)}: ${count}` : "")).filter(Boolean).join(", ") || "no estimate to compare");
   const { estimates } = model;
-  const share = (part, whole) => (whole ? percent(part / whole) : "–");
   setText(median, percent(estimates.median));
   setText(p95, percent(estimates.p95));
   setText(exact, share(estimates.exact, estimates.compared));
-  setText(band, share(estimates.in_band, estimates.banded));
-  band.classList.toggle("warn", estimates.banded > 20 && estimates.in_band / estimates.banded < BAND_GOAL - 0.05);
+  setText(inBand, share(estimates.in_band, estimates.banded));
+  inBand.classList.toggle("warn", estimates.banded > 20 && estimates.in_band / estimates.banded < BAND_GOAL - 0.05);
+  setText(band, estimates.band === null ? "–" : `±${percent(estimates.band)}`);
+  setText(corrected, share(estimates.corrected, estimates.compared));
   setText(compared, grouped(estimates.compared));
+}
+
+function updateUse(row, model) {
+  const [name, calls, tokens, cached, spend] = row.children;
+  setName(name, model);
   setText(calls, grouped(model.calls));
   setText(tokens, short(model.input + model.output));
   setText(cached, share(model.cache_read, model.input));
@@ -45,19 +62,21 @@ function updateRow(row, model, edges) {
 }
 
 export function models(place) {
-  const body = h("tbody");
+  const calibration = h("tbody");
+  const use = h("tbody");
   const empty = h("p", { class: "empty", hidden: true }, "No call in this range.");
-  const heads = [["Model"], ["Error of estimates"], ["Median", 1], ["p95", 1], ["Exact", 1], ["In band", 1], ["Estimates", 1], ["Calls", 1], ["Tokens", 1], ["From cache", 1], ["Spend", 1]];
   const ranges = rangeSwitch(() => refresh().catch(() => {}));
   place.append(h("div", { class: "top" }, h("h1", {}, "Models"), ranges),
-    h("section", { class: "card" }, h("div", { class: "scroll" }, h("table", { class: "cards" },
-      h("thead", {}, h("tr", {}, heads.map(([title, isNumber]) => h("th", { scope: "col", class: isNumber ? "number" : "" }, title)))), body)), empty),
-    h("p", { class: "soft" }, "An error is the estimate less what the provider reported, as a share of that: too low at the left, too high at the right, within 0.1% in green. The band is the range that an estimate promises; nine of ten reports should be in it."));
+    h("section", { class: "card" }, h("header", {}, h("h2", {}, "Calibration")), table(["Model", "Error of estimates"], ESTIMATES, calibration)),
+    h("p", { class: "soft" }, "An error is the estimate less what the provider reported, as a share of that: too low at the left, too high at the right, within 0.1% in green. The band is the range that an estimate promises; nine of ten reports should be in it. Corrected are estimates that were changed by what earlier replies of this model and upstream taught."),
+    h("section", { class: "card" }, h("header", {}, h("h2", {}, "Use")), table(["Model"], USE, use), empty));
 
   async function refresh() {
     const page = await getHistory();
     ranges.show(shownRange());
-    keyed(body, page.models, (model) => model.model, makeRow, (row, model) => updateRow(row, model, page.error_edges));
+    const keyOf = (model) => `${model.model} ${model.upstream}`;
+    keyed(calibration, page.models, keyOf, makeCalibration, (row, model) => updateCalibration(row, model, page.error_edges));
+    keyed(use, page.models, keyOf, makeUse, updateUse);
     empty.hidden = page.models.length > 0;
     return page.reading;
   }

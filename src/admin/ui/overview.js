@@ -44,6 +44,18 @@ const TOKEN_KINDS = [
   { name: "output", colour: "output", of: (sums) => sums.output },
 ];
 
+// A model may be used through several upstreams.
+function dearest(models) {
+  const sums = new Map();
+  for (const { model, dollars: amount } of models) sums.set(model, (sums.get(model) ?? 0) + amount);
+  return [...sums].filter(([, amount]) => amount > 0).sort(([, one], [, other]) => other - one).map(([model]) => model);
+}
+
+function countModels(models) {
+  const { size } = new Set(models.map(({ model }) => model));
+  return `${size} ${size === 1 ? "model" : "models"}`;
+}
+
 function recentRows() {
   const body = h("tbody");
   body.show = (list) => keyed(body, list, (session) => session.id, (session) => {
@@ -97,7 +109,7 @@ export function overview(place) {
     const perCall = `${dollars(total.calls ? total.dollars / total.calls : 0)} a call`;
     all.spend.show(cost(total.dollars, total.unpriced), `${dollars(page.today)} today, UTC · ${unpricedNote(total.unpriced) || perCall}`, series((step) => step.dollars), times);
     all.tokens.show(short(total.input + total.output), `${percent(total.input ? total.cache_read / total.input : 0)} of input from cache`, series((step) => step.input + step.output), times);
-    all.sessions.show(grouped(total.sessions), `${page.models.length} ${page.models.length === 1 ? "model" : "models"}`, series((step) => step.sessions), times);
+    all.sessions.show(grouped(total.sessions), countModels(page.models), series((step) => step.sessions), times);
     all.error.show(estimates.compared ? percent(estimates.median) : "–", estimates.compared ? `median · p95 ${percent(estimates.p95)} · ${percent(estimates.exact / estimates.compared)} exact` : "nothing to compare yet", series((step) => step.estimates.median), times);
     all.calls.show(grouped(total.calls), total.summaries ? `and ${grouped(total.summaries)} ${total.summaries === 1 ? "summary" : "summaries"} of our own` : "by clients", series((step) => step.calls), times);
     const known = page.failures_since > page.since ? `; refused ones since ${when(page.failures_since)}` : "";
@@ -110,8 +122,7 @@ export function overview(place) {
   }
 
   function drawCharts(page, times) {
-    const dearest = page.models.filter((model) => model.dollars > 0);
-    const named = dearest.slice(0, MODEL_COLOURS).map((model) => model.model);
+    const named = dearest(page.models).slice(0, MODEL_COLOURS);
     const hasOthers = page.steps.some((step) => Object.keys(step.dollars_by_model).some((model) => !named.includes(model)));
     const names = hasOthers ? [...named, "others"] : named;
     const values = names.map((name) => page.steps.map((step) => (name !== "others" ? step.dollars_by_model[name] ?? 0

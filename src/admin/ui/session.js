@@ -5,6 +5,7 @@ import { MARKS, contextChart, errorDots, stacked, turnBars } from "./charts.js";
 import { copyable, calls, cost as costText, dateTime, dollars, duration, grouped, h, hasFailed, keyed, outcomeName, percent, sessionName, setClass, setText, short, signedPercent, unpricedNote, when } from "./dom.js";
 import { chartCard } from "./overview.js";
 import { segments } from "./range.js";
+import { words } from "./words.js";
 
 const PARTS = ["system", "tools", "messages", "reasoning"];
 const CACHE = [["read", "read from cache"], ["write", "written to cache"], ["fresh", "new input"], ["output", "output"]];
@@ -177,7 +178,7 @@ export function session(place, [id, asked]) {
   const context = contextChart({
     ...pointed, label: "The context of the conversation over its turns, as a stacked area below the model's window",
     lines: () => ({ window: line.at(-1)?.context.window ?? 0, softer: softLines(line.at(-1)) }),
-    marks: (at) => marksOf(line[at] ?? { new: {} }), fits: () => isFitted,
+    marks: (at) => marksOf(line[at] ?? { new: {} }), picked: () => line.findIndex(({ request }) => request === chosen), fits: () => isFitted,
   });
   const cache = turnBars(96, "Tokens of each turn: read from cache, written to cache, new, output", CACHE.map(([name]) => name), short, pointed);
   const cost = turnBars(76, "Cost of each turn, US dollars", ["accent"], dollars, pointed);
@@ -189,10 +190,20 @@ export function session(place, [id, asked]) {
   scale.show("window");
   contextCard.querySelector("header").append(scale);
   const below = h("section", { class: "card stack chart" }, h("header", {}, h("h2", {}, "Tokens"), tokenLegend()), cache, h("h2", {}, "Cost"), cost, h("h2", {}, "Error of the estimate"), error);
-  const tree = waterfall((wanted) => { thread = wanted; chosen = null; show(); });
+  const tree = waterfall((wanted) => {
+    thread = wanted;
+    chosen = null;
+    show();
+    conversation.refresh(thread, ownTurns().length).catch(() => {});
+  });
   const table = turnTable((request, scrolls) => choose(request, scrolls));
+  // A turn has one number, in the table and above its words.
+  const ownTurns = () => turns.filter((turn) => turn.thread === thread);
+  const numberOf = (request) => ownTurns().findIndex((turn) => turn.request === request) + 1;
+  const conversation = words(id, { numberOf, choose: (request) => { choose(request); contextCard.scrollIntoView({ block: "nearest" }); } });
   const explanation = h("section", { class: "card", hidden: true });
-  place.append(h("div", { class: "top" }, title, h("a", { href: "#/sessions" }, "All sessions")), crumbs, loop, figures, contextCard, below,
+  place.append(h("div", { class: "top" }, title, h("a", { href: "#/sessions" }, "All sessions")), crumbs, loop, figures,
+    h("div", { class: "beside" }, h("div", { class: "body" }, contextCard, below), conversation.card), conversation.note,
     h("section", { class: "card" }, h("header", {}, h("h2", {}, "Threads in time")), tree), explanation,
     h("section", { class: "card" }, h("header", {}, h("h2", {}, "Calls")), table));
 
@@ -214,6 +225,7 @@ export function session(place, [id, asked]) {
     chosen = request;
     show();
     explained = request;
+    conversation.show(request).catch(() => {});
     try {
       const [why, how] = await Promise.all([getText(`requests/${encodeURIComponent(request)}/explain?format=text`), getText(`sessions/${encodeURIComponent(id)}/threads/${encodeURIComponent(thread)}/context?format=text`)]);
       if (explained !== request) return;
@@ -230,7 +242,7 @@ export function session(place, [id, asked]) {
     const own = line;
     const x = own.map((_, at) => at + 1);
     tree.show(turns, main, thread, chosen);
-    table.show(turns.filter((turn) => turn.thread === thread), chosen);
+    table.show(ownTurns(), chosen);
     const hasChart = own.length > 0;
     contextCard.hidden = !hasChart;
     below.hidden = !hasChart;
@@ -290,6 +302,7 @@ export function session(place, [id, asked]) {
     }
     show();
     head(known);
+    await conversation.refresh(thread, ownTurns().length, chosen);
   }
 
   const keys = (event) => {

@@ -8,7 +8,7 @@ use std::path::Path;
 use plimsoll_replay::transcript::TranscriptLine;
 use plimsoll_replay::what_if::{self, WhatIfEvent, WhatIfOptions, WhatIfReport};
 
-use crate::cli::print::{self, CliError};
+use crate::cli::print::{self, CliError, ProgressLine};
 use crate::config::{self, ConfigSources};
 
 /// The most changes that are listed individually; JSON has all.
@@ -48,7 +48,11 @@ pub(super) fn run(
         catalogue: loaded.config.catalogue.clone(),
         summary_tokens,
     };
-    let report = what_if::play(lines, &options);
+    let progress = ProgressLine::begin_silent();
+    let report = what_if::play(lines, &options, |done| {
+        progress.step("replaying call", done, lines.len());
+    });
+    drop(progress);
     if as_json {
         print::json(&report);
     } else {
