@@ -4,6 +4,7 @@
 //! sub-agent's context for the conversation's.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
@@ -122,6 +123,29 @@ pub(super) const MAIN: &str = "main";
 /// Its earlier name.
 const LATEST: &str = "latest";
 
+/// A thread with its turns.
+type ThreadTurns = (ThreadId, Vec<Arc<Turn>>);
+
+/// The thread that a path names: by its id or as its client calls it, else as [`MAIN`]; and whether it is meant by that.
+pub(super) fn named_thread<'t>(
+    threads: &'t [ThreadTurns],
+    line: Option<&MainLine<'_>>,
+    name: &str,
+) -> (Option<&'t ThreadTurns>, bool) {
+    let stored = threads.iter().find(|(id, turns)| {
+        let named = turns.last().and_then(|turn| turn.position.client_thread.as_deref());
+        *id == *name || named == Some(name)
+    });
+    let is_main = stored.is_none() && matches!(name, MAIN | LATEST);
+    // A session may have side calls alone.
+    let stored = match (line, is_main) {
+        (Some(line), true) => threads.iter().find(|(id, _)| id == line.thread()),
+        (None, true) => threads.iter().max_by_key(|(_, turns)| turns.last().map(|turn| turn.ended)),
+        (_, false) => stored,
+    };
+    (stored, is_main)
+}
+
 /// How full a thread's context is. `open_exchanges`: the session's requests in flight, the newest first.
 pub(super) fn context(
     ledger: &Ledger,
@@ -132,17 +156,7 @@ pub(super) fn context(
 ) -> Option<ContextPage> {
     let line = MainLine::from_ledger(ledger);
     let threads = ledger.threads();
-    let stored = threads.iter().find(|(id, turns)| {
-        let named = turns.last().and_then(|turn| turn.position.client_thread.as_deref());
-        *id == *thread || named == Some(thread)
-    });
-    let is_main = stored.is_none() && matches!(thread, MAIN | LATEST);
-    // A session may have side calls alone.
-    let stored = match (&line, is_main) {
-        (Some(line), true) => threads.iter().find(|(id, _)| id == line.thread()),
-        (None, true) => threads.iter().max_by_key(|(_, turns)| turns.last().map(|turn| turn.ended)),
-        (_, false) => stored,
-    };
+    let (stored, is_main) = named_thread(&threads, line.as_ref(), thread);
     // As the newest request in flight will make it; without one, after the thread's newest turn for which that
     // is known.
     let open_exchange = open_exchanges.iter().find(|open_exchange| {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use http::StatusCode;
 use serde::Serialize;
 
+use super::context::named_thread;
 use super::responses::{self, AdminError, AdminResponse, json, number, text_parameter};
 use super::secrets::masked;
 use super::state::Admin;
@@ -20,7 +21,7 @@ use crate::context::ledger::Ledger;
 use crate::context::plan::DecisionReason;
 use crate::context::policy::DecisionMode;
 use crate::context::{
-    CompactionRecord, Cut, DecisionEpoch, ExchangeId, Millis, PromptSection, SessionNames, Turn,
+    CompactionRecord, Cut, DecisionEpoch, ExchangeId, MainLine, Millis, PromptSection, Turn,
 };
 use crate::dialect::PartKey;
 use crate::store::{Scope, StoreError};
@@ -157,12 +158,9 @@ impl TranscriptQuery {
 
     /// `None` if there is no such thread, or no such call in it.
     fn turns(&self, ledger: &Ledger) -> Option<TranscriptTurns> {
-        let main = SessionNames::from_ledger(ledger).main_thread;
-        let mut threads = ledger.threads().into_iter();
-        let (_, mut turns) = threads.find(|(id, _)| match &*self.thread {
-            "main" | "latest" => main.as_ref() == Some(id),
-            name => *id == *name,
-        })?;
+        let threads = ledger.threads();
+        let line = MainLine::from_ledger(ledger);
+        let mut turns = named_thread(&threads, line.as_ref(), &self.thread).0?.1.clone();
         turns.sort_by_key(|turn| turn.at);
         let total = turns.len();
         let skip = match (&self.request, self.skip) {

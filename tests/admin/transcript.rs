@@ -15,6 +15,7 @@ fn part(role: &str, kind: &str, text: &str) -> Value {
 async fn call(place: &Place, number: u64, messages: &[Value]) {
     let request = format!("r{number}");
     let mut turn = place::turn(&request, "thread-1", 1_000 + number);
+    turn.position.client_thread = Some("reviewer".into());
     turn.position.parent = number.checked_sub(1).map(|parent| format!("r{parent}").into());
     place.keep(&tenant(1), "s", turn).await;
     let content = json!({
@@ -56,6 +57,10 @@ async fn transcript_is_paged() {
     }
     for (query, status) in [("?request=other", 404), ("?limit=x", 400)] {
         assert_eq!(place.get(&path(query)).await.status(), status, "{query}");
+    }
+    // By its id, and as its client calls it, as everywhere.
+    for name in ["thread-1", "reviewer"] {
+        assert_eq!(place.json(&path("").replace("main", name)).await["total"], 5, "{name}");
     }
     let other = path("").replace("main", "nobody");
     assert_eq!(place.get(&other).await.status(), 404);
