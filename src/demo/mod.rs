@@ -32,7 +32,7 @@ pub fn count_tokens(text: &str) -> usize {
 ///
 /// # Errors
 /// If one of the two does not respond as expected.
-pub(super) async fn play(
+pub async fn play(
     listen: SocketAddr,
     admin: SocketAddr,
     token: &str,

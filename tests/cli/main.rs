@@ -22,6 +22,7 @@ mod program;
 mod replaying;
 mod request_ids;
 mod running;
+mod strict_demo;
 
 use std::process::Stdio;
 
