@@ -31,6 +31,8 @@ const MANY: usize = 1500;
 const TIMEOUT: Duration = Duration::from_secs(120);
 /// How long a process has nothing to do before what it holds is held for good.
 const IDLE: Duration = Duration::from_secs(60);
+/// One that works for so long after a flood never ends it.
+const ENDLESS: Duration = Duration::from_secs(600);
 /// As much work as one that has nothing to do may do in half a second.
 const A_LITTLE: Duration = Duration::from_millis(20);
 const PATH: &str = "/v1/chat/completions";
@@ -114,10 +116,11 @@ fn status_of(serving: &Serving, name: &str) -> u64 {
 /// Waits until the process has at most this many resident bytes, or has had nothing to do for a while: on a busy machine it
 /// takes long to end what a flood began. Returns how many it has.
 async fn settled(serving: &Serving, most: u64) -> u64 {
+    let began = Instant::now();
     let mut worked = (processor_time_of(serving), Instant::now());
     loop {
         let resident = resident_of(serving);
-        if resident <= most || worked.1.elapsed() > IDLE {
+        if resident <= most || worked.1.elapsed() > IDLE || began.elapsed() > ENDLESS {
             return resident;
         }
         sleep(Duration::from_millis(500)).await;
