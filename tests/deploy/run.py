@@ -25,6 +25,7 @@ import compose
 import releases
 import roll
 from charts import KUBERNETES_VERSIONS
+from ports import free_port
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -91,12 +92,6 @@ def wait_for(what, condition):
             pass
         assert time.monotonic() < deadline, f"timed out waiting for: {what}"
         time.sleep(0.1)
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Monitoring:
@@ -426,17 +421,17 @@ def user_of_the_image_owns_only_the_data_folder():
 
 
 def main():
-    results = []
+    passed, failed = [], []
 
     def run(check, *args):
         start = time.monotonic()
         try:
             check(*args)
         except Exception:
-            results.append(False)
+            failed.append(check.__name__)
             print(f"FAILED {check.__name__}\n{traceback.format_exc()}", flush=True)
         else:
-            results.append(True)
+            passed.append(check.__name__)
             print(f"ok {check.__name__} ({time.monotonic() - start:.1f} s)", flush=True)
 
     def run_all(checks):
@@ -453,13 +448,13 @@ def main():
             run(metrics_need_the_read_token, monitoring)
             run(every_panel_has_data, monitoring)
     except Exception:
-        results.append(False)
+        failed.append("Monitoring")
         print(f"FAILED to start Prometheus and the demo\n{traceback.format_exc()}", flush=True)
     for group in groups:
         group.join()
     releases.remove_release()
-    print(f"deploy: {results.count(True)} passed, {results.count(False)} failed", flush=True)
-    return 0 if all(results) else 1
+    print(f"deploy: {len(passed)} passed, {len(failed)} failed", *failed, flush=True)
+    return 1 if failed else 0
 
 
 CHECKS = (

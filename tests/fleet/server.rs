@@ -4,6 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
 use plimsoll::store::redis::RedisServer;
@@ -144,8 +145,17 @@ impl Drop for Server {
     }
 }
 
+/// A port below those that the system gives to connections: another test's client could have one of those before its
+/// server starts.
 pub fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = std::process::id() as u16;
+    loop {
+        let port = 20_000 + first.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % 12_000;
+        if std::net::TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 fn launch(engine: Engine, port: u16, folder: &Path, options: &[String]) -> Child {
