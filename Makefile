@@ -81,7 +81,7 @@ mutants: ## Mutation testing of the code that decides, a shard at a time (SHARD=
 image: ## The container image, built and run here (ARGS=--from-source: in the image, as docker build does)
 	scripts/image $(ARGS)
 
-agents: ## Codex, Gemini CLI, opencode, aider and mini-swe-agent through the proxy, also with content that providers refuse; PLIMSOLL_CLAUDE_CODE=1: Claude Code, too; ARGS=launch: these and four others under `plimsoll run`; ARGS=pays: what rewriting costs and saves with these and nine others; ARGS="pays cliff": what CliffCompaction does
+agents: ## Codex, Gemini CLI, opencode, aider and mini-swe-agent through the proxy, also with content that providers refuse; PLIMSOLL_CLAUDE_CODE=1: Claude Code, too; ARGS=launch: these and four others under `plimsoll run`; ARGS=pays: what rewriting costs and saves with these and nine others; ARGS="pays cliff": what CliffCompaction does; ARGS=--newest: what their newest releases do otherwise
 	@scripts/agents $(ARGS)
 
 deny: ## cargo-deny: licences, bans, sources, duplicates, and advisories if their database is here

@@ -435,7 +435,7 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
         Command::Compare { request, with, at } => at.ask(async |client| {
             sessions::compare(&client, request.as_deref(), with.as_deref(), at.json).await
         })?,
-        Command::Mcp { at } => at.ask(mcp::serve)?,
+        Command::Mcp { at } => mcp::serve(at.sources())?,
         Command::Compact { session, dry_run, focus, at } => {
             let focus = focus.as_deref();
             at.ask(async |client| {

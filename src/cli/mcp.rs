@@ -1,5 +1,8 @@
 //! `plimsoll mcp`: a server of the Model Context Protocol on standard input and output, by which an agent asks for its own
 //! context, cost and limits. It only reads, and shows no content.
+//!
+//! It starts with its client, so it may be there before the proxy, and stay when that restarts: each question finds the
+//! proxy anew.
 
 use std::sync::Arc;
 
@@ -14,10 +17,11 @@ use rmcp::{ErrorData, RoleServer, ServerHandler, ServiceExt as _};
 use serde_json::{Value, json};
 use strum::VariantNames as _;
 
-use super::admin_client::AdminClient;
+use super::admin_client::{AdminClient, load_config};
 use super::print::CliError;
 use super::sessions::{newest, request_path};
 use crate::admin::spend::SpendBy;
+use crate::config::ConfigSources;
 use crate::dialect::percent::encoded;
 
 /// What the server says that it is for.
@@ -135,7 +139,8 @@ impl Given {
 }
 
 struct McpServer {
-    client: AdminClient,
+    /// Where the configuration is read from, which says where the proxy is.
+    sources: ConfigSources,
 }
 
 impl ServerHandler for McpServer {
@@ -174,15 +179,23 @@ impl ServerHandler for McpServer {
 
 impl McpServer {
     async fn ask(&self, question: Question, given: &Given) -> Result<String, CliError> {
-        self.client.text(&question.path(&self.client, given).await?).await
+        let client = AdminClient::configured(&self.sources).await?;
+        client.text(&question.path(&client, given).await?).await
     }
 }
 
 /// Serves until standard input ends.
-pub(super) async fn serve(client: AdminClient) -> Result<(), CliError> {
+///
+/// # Errors
+/// If the configuration is wrong, or the client breaks off. A proxy that is not there is said in answers.
+pub(super) fn serve(sources: ConfigSources) -> Result<(), CliError> {
+    load_config(&sources)?;
     let failed =
         |error: &dyn std::fmt::Display| CliError(format!("the MCP client went away: {error}"));
-    let running = McpServer { client }.serve(stdio()).await.map_err(|error| failed(&error))?;
-    running.waiting().await.map_err(|error| failed(&error))?;
-    Ok(())
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let running = McpServer { sources }.serve(stdio()).await.map_err(|error| failed(&error))?;
+        running.waiting().await.map_err(|error| failed(&error))?;
+        Ok(())
+    })
 }

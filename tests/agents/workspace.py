@@ -10,7 +10,7 @@ import time
 import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-AGENTS = ROOT / ".tools/agents"
+AGENTS = pathlib.Path(os.environ.get("PLIMSOLL_NEWEST_AGENTS", ROOT / ".tools/agents"))
 NPM_BIN = AGENTS / "node_modules/.bin"
 # Some agents need a newer Node.js than machines have.
 NODE_BIN = AGENTS / "node_modules/.node/bin"

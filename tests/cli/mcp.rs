@@ -105,3 +105,19 @@ async fn agent_asks_for_its_own_context() {
     drop(client.stdin);
     assert!(within("its end", client.child.wait()).await.unwrap().success());
 }
+
+/// A client starts its servers when it starts: the proxy may be there later, or again.
+#[tokio::test]
+async fn proxy_that_is_not_there_is_said_in_answers() {
+    let folder = tempfile::tempdir().unwrap();
+    let data = folder.path().to_str().unwrap();
+    let mut client = McpClient::start(data).await;
+    let refused = client.call("sessions", json!({})).await;
+    assert_eq!(refused["isError"], true, "{refused}");
+    let reason = refused["content"][0]["text"].as_str().unwrap();
+    assert!(reason.contains("plimsoll serve"), "{reason}");
+    let provider = Provider::start().await;
+    let _serving = Serving::start(&provider.base(), &["--data", data]).await;
+    let told = client.told("sessions", json!({})).await;
+    assert!(told.contains("sessions"), "{told}");
+}

@@ -194,10 +194,10 @@ function drawLines(plot, { window: limit, softer }) {
       ctx.arc(right + 12 * scale, y, 5.5 * scale, 0, 2 * Math.PI);
       ctx.stroke();
     }
-    if (Math.abs(y - lowest) < 13 * scale) continue;
-    lowest = y;
+    // The lines come from the top; where two are close, the lower one's name moves down.
+    lowest = Math.max(y, lowest + 13 * scale);
     ctx.fillStyle = colour(isWindow ? "mark" : "soft");
-    ctx.fillText(isWindow ? `${shortTokens(tokens)}` : name, right + (isWindow ? 26 : 10) * scale, y);
+    ctx.fillText(isWindow ? `${shortTokens(tokens)}` : name, right + (isWindow ? 26 : 10) * scale, lowest);
   }
   ctx.restore();
 }

@@ -7,6 +7,8 @@ import { getHistory, rangeSwitch, shownRange } from "./range.js";
 
 const MODEL_COLOURS = 5;
 const RECENT = 6;
+// A space at which no line breaks: a note of several phrases breaks between them.
+const NO_BREAK = "\u00a0";
 
 function stat(title, name) {
   const value = h("p", { class: "value" }, "–");
@@ -15,8 +17,7 @@ function stat(title, name) {
   const element = h("section", { class: "card stat" }, h("h2", {}, title), value, note, h("div", { class: "spark" }, line));
   element.show = (text, words, points, times) => {
     setText(value, text);
-    setText(note, words);
-    note.title = words;
+    setText(note, words.split(" · ").map((phrase, at, all) => (all.length > 1 ? phrase.replaceAll(" ", NO_BREAK) : phrase)).join(`${NO_BREAK}· `));
     line.update([times, points]);
   };
   return element;

@@ -23,7 +23,7 @@ function marksOf(turn) {
 // The softer limits below the window.
 function softLines(turn) {
   const limits = turn?.context.limits ?? {};
-  return [{ tokens: limits.compacting, name: "compact" }, { tokens: limits.preparing, name: "prepare" }, { tokens: limits.pruning, name: "prune" }].filter((line) => line.tokens);
+  return [{ tokens: limits.compacting, name: "compact" }, { tokens: limits.preparing, name: "prepare" }, { tokens: limits.pruning, name: "prune" }].filter((line) => line.tokens).sort((one, other) => other.tokens - one.tokens);
 }
 
 // Threads as a tree: a sub-agent below the one that started it. Returns them in order, with their depth.
