@@ -17,6 +17,8 @@ use crate::config::raw::RawCap;
 use crate::config::{CapFault, check_cap};
 use crate::context::Millis;
 use crate::context::caps::{Cap, CapOrigin, CapPeriod, CapState, UnknownCap};
+use crate::store::StoreError;
+use crate::store::ledgers::CapChangeError;
 use crate::telemetry::log::clean;
 
 /// The caps, the fullest first.
@@ -33,19 +35,22 @@ pub(super) async fn answer(admin: &Admin, request: &Request<Incoming>) -> AdminR
     Ok(negotiated(&page(admin), request))
 }
 
-pub(super) fn lift(admin: &Admin, name: &str, query: Option<&str>) -> AdminResponse {
+pub(super) async fn lift(admin: &Admin, name: &str, query: Option<&str>) -> AdminResponse {
     let subject = text_parameter(query, "subject");
-    admin.ledgers.caps().lift(name, subject.as_deref(), now()).map_err(|unknown| {
-        let what = match unknown {
-            UnknownCap::Name => format!("There is no cap {name:?}; /api/v1/caps lists them."),
-            UnknownCap::Subject => format!(
-                "{:?} has spent nothing of the cap {name:?}; /api/v1/caps lists who has.",
-                subject.as_deref().unwrap_or_default()
-            ),
-        };
-        AdminError::new(StatusCode::NOT_FOUND, "not_found", what)
-    })?;
-    Ok(json(&page(admin)))
+    match admin.ledgers.lift_cap(name, subject.as_deref(), now()).await {
+        Ok(()) => Ok(json(&page(admin))),
+        Err(CapChangeError::Store(error)) => Err(not_kept(&error)),
+        Err(CapChangeError::Unknown(unknown)) => {
+            let what = match unknown {
+                UnknownCap::Name => format!("There is no cap {name:?}; /api/v1/caps lists them."),
+                UnknownCap::Subject => format!(
+                    "{:?} has spent nothing of the cap {name:?}; /api/v1/caps lists who has.",
+                    subject.as_deref().unwrap_or_default()
+                ),
+            };
+            Err(AdminError::new(StatusCode::NOT_FOUND, "not_found", what))
+        }
+    }
 }
 
 /// What is not given stays as it is in the cap of this name.
@@ -85,11 +90,13 @@ pub(super) async fn take_back(admin: &Admin, name: &str) -> AdminResponse {
 }
 
 async fn keep(admin: &Admin, name: &str, cap: Option<Cap>) -> AdminResponse {
-    admin.ledgers.set_cap(name, cap, now()).await.map_err(|error| {
-        let what = format!("The cap cannot be kept in the data folder: {error}.");
-        AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "store_failed", what)
-    })?;
+    admin.ledgers.set_cap(name, cap, now()).await.map_err(|error| not_kept(&error))?;
     Ok(json(&page(admin)))
+}
+
+fn not_kept(error: &StoreError) -> AdminError {
+    let what = format!("The change of the cap cannot be kept: {error}.");
+    AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "store_failed", what)
 }
 
 fn bad_query(what: String) -> AdminError {

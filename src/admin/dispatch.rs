@@ -83,7 +83,7 @@ async fn respond(
         AdminQuery::Caps => caps::answer(admin, request).await,
         AdminQuery::SetCap => caps::set(admin, name(0), request.uri().query()).await,
         AdminQuery::UnsetCap => caps::take_back(admin, name(0)).await,
-        AdminQuery::LiftCap => caps::lift(admin, name(0), request.uri().query()),
+        AdminQuery::LiftCap => caps::lift(admin, name(0), request.uri().query()).await,
         AdminQuery::Line => line::answer(admin, request).await,
         AdminQuery::Spend => spend::answer(admin, request).await,
         AdminQuery::History => history::answer(admin, request).await,

@@ -398,7 +398,7 @@ pub(super) async fn answer(admin: &Admin, request: &Request<Incoming>) -> AdminR
     drop(index);
     history.add_failures(admin.telemetry.failures(history.query.since));
     let failures_since = admin.telemetry.failures_complete_since();
-    let today = admin.ledgers.caps().today(now()).dollars;
+    let today = admin.ledgers.today(now()).await.dollars;
     Ok(json(&HistoryPage { complete_since, reading, failures_since, today, ..history.page() }))
 }
 

@@ -51,7 +51,7 @@ pub(crate) struct StatusLine {
 pub(super) async fn answer(admin: &Admin, request: &Request<Incoming>) -> AdminResponse {
     let mut line = StatusLine {
         now: wall(),
-        today: admin.ledgers.caps().today(now()).dollars,
+        today: admin.ledgers.today(now()).await.dollars,
         ..StatusLine::default()
     };
     let named = parameter(request.uri().query(), "session").and_then(decoded_whole);

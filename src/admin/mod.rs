@@ -54,6 +54,7 @@ use tokio::task::AbortHandle;
 
 use crate::activity::Activity;
 use crate::telemetry::AdminRefusal;
+pub(crate) use events::tell_others;
 use guard::AdminPeer;
 pub(crate) use listener::AdminListener;
 use listener::{AdminConnection, AdminStream};

@@ -18,7 +18,7 @@ pub(super) struct CapChange {
     /// Take back what was set; a cap of this name in the configuration holds again.
     #[arg(long, value_name = "NAME", conflicts_with = "lift")]
     unset: Option<String>,
-    /// Let this cap stop nothing until its period ends, or until Plimsoll restarts.
+    /// Let this cap stop nothing until its period ends.
     #[arg(long, value_name = "NAME")]
     lift: Option<String>,
     /// Whose spending it limits, as in the configuration: all, session, tag:team=core. With --lift: only this one, as the

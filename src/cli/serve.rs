@@ -283,6 +283,7 @@ impl Server {
             drained = proxy::serve(self.proxy, self.clients, becomes_true(stop)) => drained,
             never = reclaim::run() => match never {},
             never = catalogue::follow(&followed, &fetching) => match never {},
+            never = admin::tell_others(admin) => match never {},
         };
         if let DrainOutcome::Broken(left) = drained {
             tracing::warn!("{left} exchanges were aborted at the deadline (limits.drain_s)");

@@ -15,6 +15,7 @@ use aes::cipher::{BlockCipherDecrypt as _, BlockCipherEncrypt as _, KeyInit as _
 use bytes::Bytes;
 
 use super::drafts::Draft;
+use super::live_events::{ToldEvent, ToldEvents};
 use super::precondition::Precondition;
 use super::record::{RecordKey, RecordValue};
 use super::redis::{RedisServer, RedisStore};
@@ -23,7 +24,7 @@ use super::{
     LogPlace, Record, RecordKind, Scope, ScopeLine, ScopePage, SessionGain, Store, StoreError,
     StoreFuture, SweepStep, WriteOutcome, folder,
 };
-use crate::context::caps::{Spending, SumChange, SumKey};
+use crate::context::caps::{AdditionId, Spending, SumChange, SumKey};
 use crate::context::{Millis, SessionId, TenantId};
 use crate::dialect::PartKey;
 
@@ -397,11 +398,36 @@ impl<S: Store> Store for KeyedStore<S> {
 
     fn change_sums(
         &self,
-        id: u128,
+        id: AdditionId,
         sums: Vec<(SumKey, Spending)>,
         change: SumChange,
     ) -> StoreFuture<'_, Vec<Spending>> {
         self.store.change_sums(id, sums, change)
+    }
+
+    fn cap_changes(&self) -> StoreFuture<'_, Option<Bytes>> {
+        self.store.cap_changes()
+    }
+
+    fn replace_cap_changes(&self, known: Option<Bytes>, new: Bytes) -> StoreFuture<'_, bool> {
+        self.store.replace_cap_changes(known, new)
+    }
+
+    fn tell_events(&self, events: Vec<ToldEvent>) -> StoreFuture<'_, ()> {
+        let keyed =
+            |event: ToldEvent| ToldEvent { text: self.cipher.encrypt_value(&event.text), ..event };
+        self.store.tell_events(events.into_iter().map(keyed).collect())
+    }
+
+    fn events_since(&self, place: Option<u64>) -> StoreFuture<'_, ToldEvents> {
+        let told = self.store.events_since(place);
+        Box::pin(async move {
+            let mut told = told.await?;
+            for event in &mut told.events {
+                event.text = self.cipher.open_value(std::mem::take(&mut event.text));
+            }
+            Ok(told)
+        })
     }
 
     fn ready(&self) -> StoreFuture<'_, ()> {

@@ -5,6 +5,7 @@
 //! argument.
 
 mod beside;
+mod cap_changes;
 mod caps;
 mod claimed_compactions;
 mod content;
@@ -15,6 +16,7 @@ mod fingerprint_keys;
 mod fingerprints;
 mod late_replies;
 mod latest_requests;
+mod live_events;
 mod lock;
 mod opened_session;
 mod parsers;
@@ -22,7 +24,6 @@ mod past_spending;
 mod pending_compactions;
 mod records;
 mod session_cache;
-mod set_caps;
 mod shared;
 mod shared_caps;
 mod writes;
@@ -42,6 +43,7 @@ use crate::context::plan::RecordedDecisions;
 use crate::context::{ExchangeId, Millis, SessionId, SessionWitness};
 use crate::dialect::{Conversation, Purpose, Role};
 use beside::{Opening, OpeningRequest, SessionsInUse};
+pub(crate) use cap_changes::CapChangeError;
 pub use caps::{CapBoard, TurnCost};
 pub(crate) use claimed_compactions::ClaimedCompaction;
 use continued_end::ContinuedEnd;

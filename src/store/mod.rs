@@ -11,6 +11,7 @@ pub(super) mod folder;
 pub(super) mod keyed;
 pub mod ledgers;
 pub mod lessons;
+pub mod live_events;
 #[cfg(any(test, feature = "test-support"))]
 #[path = "testing/memory.rs"]
 pub mod memory;
@@ -42,8 +43,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use self::drafts::Draft;
+use self::live_events::{ToldEvent, ToldEvents};
 use self::precondition::Precondition;
-use crate::context::caps::{Spending, SumChange, SumKey};
+use crate::context::caps::{AdditionId, Spending, SumChange, SumKey};
 use crate::context::{Millis, SessionId, TenantId};
 
 /// The future of a store's answer.
@@ -291,15 +293,38 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Changes sums of spending that several processes add up, and returns them: adding nothing reads them. What is added
-    /// again under the same `id`, within an hour, is added once. Only a store that several processes share is asked.
+    /// again is added once: what has a lower number than an earlier addition of its process, within a day, was added before. Only a store that several processes share is asked.
     fn change_sums(
         &self,
-        id: u128,
+        id: AdditionId,
         sums: Vec<(SumKey, Spending)>,
         change: SumChange,
     ) -> StoreFuture<'_, Vec<Spending>> {
         let _ = (id, change);
         Box::pin(std::future::ready(Ok(sums.into_iter().map(|(_, spending)| spending).collect())))
+    }
+
+    /// What people changed of the caps, as one document. Only a store that several processes share is asked.
+    fn cap_changes(&self) -> StoreFuture<'_, Option<Bytes>> {
+        Box::pin(std::future::ready(Ok(None)))
+    }
+
+    /// Replaces that document, if it is still the known one; else returns `false`.
+    fn replace_cap_changes(&self, known: Option<Bytes>, new: Bytes) -> StoreFuture<'_, bool> {
+        let _ = (known, new);
+        Box::pin(std::future::ready(Ok(false)))
+    }
+
+    /// Tells other processes of live events. Only a store that several processes share is asked.
+    fn tell_events(&self, events: Vec<ToldEvent>) -> StoreFuture<'_, ()> {
+        let _ = events;
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// The live events that were told since a place, also by this process; without one, only where to begin.
+    fn events_since(&self, place: Option<u64>) -> StoreFuture<'_, ToldEvents> {
+        let _ = place;
+        Box::pin(std::future::ready(Ok(ToldEvents::default())))
     }
 
     /// Whether it can answer now, for `/readyz`.

@@ -6,6 +6,7 @@
 //! time limits are ours.
 
 mod drafts;
+mod events;
 mod keys;
 mod link;
 mod list;
@@ -26,17 +27,18 @@ use redis::RedisError;
 
 use self::keys::{Keys, SessionKeys, field};
 use self::link::Link;
-use self::scripts::{Acks, Script};
+use self::scripts::{Acks, Script, ScriptCall};
 use self::server::Connection;
 pub use self::server::{RedisServer, ServerTls};
 use super::drafts::Draft;
+use super::live_events::{ToldEvent, ToldEvents};
 use super::precondition::Precondition;
 use super::random::random;
 use super::{
     LogPlace, Record, RecordKind, Scope, ScopeLine, ScopePage, SessionGain, Store, StoreError,
     StoreFuture, SweepStep, WriteOutcome,
 };
-use crate::context::caps::{Spending, SumChange, SumKey};
+use crate::context::caps::{AdditionId, Spending, SumChange, SumKey};
 use crate::context::{Millis, SessionId, TenantId};
 
 /// How long a deletion on request is remembered: nothing begun before it is in flight for longer.
@@ -135,16 +137,12 @@ impl RedisStore {
     }
 
     /// Writes records of a session; replicas have them too, if they must.
-    async fn put_script(
-        &self,
-        keys: &[String],
-        arguments: &[Vec<u8>],
-    ) -> Result<Vec<redis::Value>, StoreError> {
+    async fn put_script(&self, call: ScriptCall<'_>) -> Result<Vec<redis::Value>, StoreError> {
         let Some((link, acks)) = &self.acked else {
-            return self.script(Access::Write, &scripts::PUT, keys, arguments).await;
+            return self.call(Access::Write, &scripts::PUT, call).await;
         };
         let answer = link.run(async |mut connection| {
-            scripts::PUT.run_with_acks(&mut connection, keys, arguments, *acks).await
+            scripts::PUT.run_with_acks(&mut connection, call, *acks).await
         });
         let answer = match answer.await {
             // It is on the primary, and may be lost with it: nobody is told that it is safe.
@@ -162,8 +160,17 @@ impl RedisStore {
         keys: &[String],
         arguments: &[Vec<u8>],
     ) -> Result<T, StoreError> {
-        self.run(access, async |mut connection| script.run(&mut connection, keys, arguments).await)
-            .await
+        self.call(access, script, ScriptCall { keys, since: None, arguments }).await
+    }
+
+    /// Runs a script on the keys of a session, with what only some are told.
+    async fn call<T: redis::FromRedisValue>(
+        &self,
+        access: Access,
+        script: &Script,
+        call: ScriptCall<'_>,
+    ) -> Result<T, StoreError> {
+        self.run(access, async |mut connection| script.run_call(&mut connection, call).await).await
     }
 }
 
@@ -177,11 +184,6 @@ async fn all<T: redis::FromRedisValue>(
         async move { command.query_async(&mut connection).await }
     });
     try_join_all(runs).await
-}
-
-/// How long ago something was known, us.
-fn age(since: std::time::Instant) -> Vec<u8> {
-    since.elapsed().as_micros().to_string().into_bytes()
 }
 
 impl Store for RedisStore {
@@ -295,11 +297,27 @@ impl Store for RedisStore {
 
     fn change_sums(
         &self,
-        id: u128,
+        id: AdditionId,
         sums: Vec<(SumKey, Spending)>,
         change: SumChange,
     ) -> StoreFuture<'_, Vec<Spending>> {
         Box::pin(async move { self.change(id, &sums, change).await })
+    }
+
+    fn cap_changes(&self) -> StoreFuture<'_, Option<Bytes>> {
+        Box::pin(async move { self.kept_cap_changes().await })
+    }
+
+    fn replace_cap_changes(&self, known: Option<Bytes>, new: Bytes) -> StoreFuture<'_, bool> {
+        Box::pin(async move { self.replace_kept_cap_changes(known, new).await })
+    }
+
+    fn tell_events(&self, events: Vec<ToldEvent>) -> StoreFuture<'_, ()> {
+        Box::pin(async move { self.tell(&events).await })
+    }
+
+    fn events_since(&self, place: Option<u64>) -> StoreFuture<'_, ToldEvents> {
+        Box::pin(async move { self.told(place).await })
     }
 
     fn ready(&self) -> StoreFuture<'_, ()> {

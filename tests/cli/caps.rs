@@ -47,7 +47,7 @@ async fn cap_survives_kill_and_is_lifted() {
     assert_eq!(talk(&serving, &provider, true).await.status(), 200);
     serving.signal("KILL").await;
     serving.gone().await;
-    let serving = start().await;
+    let mut serving = start().await;
     let refused = talk(&serving, &provider, false).await;
     assert_eq!(refused.status(), 402, "{}", refused.text());
     assert!(refused.text().contains("15 of 15 tokens"), "{}", refused.text());
@@ -65,6 +65,10 @@ async fn cap_survives_kill_and_is_lifted() {
     let lifted = run(&["caps", "--lift", "daily", "--of", who, "--data", &data]).await;
     assert!(lifted.out.contains("lifted until"), "{}{}", lifted.out, lifted.err);
     assert_eq!(talk(&serving, &provider, true).await.status(), 200);
+    serving.signal("KILL").await;
+    serving.gone().await;
+    let serving = start().await;
+    assert_eq!(talk(&serving, &provider, true).await.status(), 200, "it is still lifted");
 }
 
 /// A cap that was set while it ran counts what was spent before, survives a kill, and is taken back.

@@ -119,7 +119,7 @@ impl Cluster {
 }
 
 /// Waits until something holds.
-pub async fn until(what: &str, holds: impl AsyncFn() -> bool) {
+pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     for _ in 0..1000 {
         if holds().await {
             return;

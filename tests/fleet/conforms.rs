@@ -225,3 +225,39 @@ async fn breaker_opens_and_closes() {
     }
     assert_eq!(store.scan(here(), 9).await.unwrap(), [turn(1, "a")]);
 }
+
+/// A turn of a session that its client does not name leaves some three fingerprints. Those of all sessions share hashes, in
+/// which each takes little more than its text; a key for each took 280 bytes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fingerprints_take_little() {
+    const SESSIONS: u128 = 2_000;
+    const EACH: u128 = 120;
+    let server = Server::start(Engine::Redis).await;
+    let store = RedisStore::new(server.settings("p:"), LIFE);
+    store.ready().await.unwrap();
+    let used = async || {
+        let info: String = server.ask(&["INFO", "memory"]).await;
+        let line = info.lines().find_map(|line| line.strip_prefix("used_memory:"));
+        line.unwrap().trim().parse::<u64>().unwrap()
+    };
+    let fill = async |each: u128| {
+        let before = used().await;
+        for number in 0..SESSIONS {
+            let scope = Scope {
+                tenant: "e766c2f944764f40".into(),
+                session: format!("line-{each:04x}{number:020x}").into(),
+            };
+            let fingerprints = (0..each).map(|nth| {
+                let key =
+                    (number * 1_000 + nth).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+                Record { kind: RecordKind::Fingerprint, ..turn(key, "") }
+            });
+            let records: Vec<Record> = [turn(1, "{}")].into_iter().chain(fingerprints).collect();
+            store.put_if_absent(scope, records).await.unwrap();
+        }
+        used().await - before
+    };
+    let without = fill(0).await;
+    let each = (fill(EACH).await - without) / (SESSIONS * EACH) as u64;
+    assert!(each < 140, "{each} bytes for a fingerprint");
+}

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use plimsoll::context::caps::{Cap, CapOrigin, CapPeriod, CapSubject, Spending, SumChange, SumKey};
+use plimsoll::context::caps::{
+    AdditionId, Cap, CapOrigin, CapPeriod, CapSubject, Spending, SumChange, SumKey,
+};
 use plimsoll::store::Store;
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::redis::RedisStore;
@@ -69,7 +71,7 @@ async fn caps_hold_for_all_replicas() {
     assert!(total <= TOKENS + CLIENTS as u64 * largest, "{total}: a call each, of {largest}");
     // Were each replica to count alone, four times as much were spent.
     assert!(total < 2 * TOKENS, "{total}");
-    let keys: Vec<String> = server.ask(&["KEYS", "p:{index}:spent:*"]).await;
+    let keys: Vec<String> = server.ask(&["KEYS", "p:{index}:spent:all:*"]).await;
     assert_eq!(keys.len(), 1);
     let mut counted: u64 = server.ask(&["HGET", &keys[0], "tokens"]).await;
     for call in 0..40 {
@@ -120,9 +122,11 @@ async fn spending_is_one_sum<S: Store>(store: Arc<S>) {
     let here = key("team=ci", Some(u64::MAX / 4096));
     let there = key("team:web {x}", None);
     let spent = |dollars, tokens| Spending { dollars, tokens };
-    let adds = (1..=20).map(|id| {
+    let id = |instance, number| AdditionId { instance, number };
+    let adds = (1..=20).map(|instance| {
         let sums = vec![(here.clone(), spent(0.25, 3)), (there.clone(), spent(0.0, 1))];
         let store = store.clone();
+        let id = id(instance, 1);
         tokio::spawn(async move { store.change_sums(id, sums, SumChange::Add).await.unwrap() })
     });
     let mut largest = 0;
@@ -132,17 +136,19 @@ async fn spending_is_one_sum<S: Store>(store: Arc<S>) {
     assert_eq!(largest, 60, "whoever is last sees all");
     let read = async |key: &SumKey| {
         let nothing = vec![(key.clone(), Spending::default())];
-        store.change_sums(0, nothing, SumChange::Add).await.unwrap()[0]
+        store.change_sums(id(0, 0), nothing, SumChange::Add).await.unwrap()[0]
     };
     assert_eq!(read(&here).await, spent(5.0, 60));
     assert_eq!(read(&there).await, spent(0.0, 20));
     let again = vec![(here.clone(), spent(0.25, 3))];
-    store.change_sums(20, again, SumChange::Add).await.unwrap();
+    store.change_sums(id(20, 1), again.clone(), SumChange::Add).await.unwrap();
     assert_eq!(read(&here).await, spent(5.0, 60), "what is added again is added once");
+    store.change_sums(id(20, 2), again, SumChange::Add).await.unwrap();
+    assert_eq!(read(&here).await, spent(5.25, 63), "the next one is another");
     let raise = async |least| {
-        store.change_sums(0, vec![(here.clone(), least)], SumChange::Raise).await.unwrap()[0]
+        store.change_sums(id(0, 0), vec![(here.clone(), least)], SumChange::Raise).await.unwrap()[0]
     };
-    assert_eq!(raise(spent(4.0, 70)).await, spent(5.0, 70));
+    assert_eq!(raise(spent(4.0, 70)).await, spent(5.25, 70));
     assert_eq!(raise(spent(6.5, 1)).await, spent(6.5, 70));
     let next = SumKey { period: 8, ..here.clone() };
     assert_eq!(read(&next).await, Spending::default(), "another period");

@@ -3,6 +3,7 @@
 //! The sums are of stored turns, at the prices of their time, and of our own summaries. A cap that is reached stops the next
 //! request; those in flight end as they would have. Periods are of UTC. Pure: the time is an argument.
 
+mod changes;
 mod shared;
 
 use std::collections::HashMap;
@@ -15,7 +16,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumString, VariantNames};
 
-pub use self::shared::SumKey;
+pub use self::changes::CapChanges;
+pub use self::shared::{AdditionId, SumKey};
 use super::budget::grouped;
 use super::{CompactionRecord, Millis, SessionId, TenantId, Turn};
 use crate::dialect::Usage;
@@ -158,6 +160,17 @@ pub enum SumChange {
     Raise,
 }
 
+/// A period in which a cap stops nothing.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CapLift {
+    /// The cap's name and what it adds up.
+    cap: Box<str>,
+    /// Whom it does not stop; `None`: nobody is stopped.
+    subject: Option<Box<str>>,
+    /// The number of the period.
+    period: u64,
+}
+
 /// Why a cap cannot be lifted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnknownCap {
@@ -182,8 +195,7 @@ pub struct CapSums {
     caps: Vec<Cap>,
     /// By the cap's place in the list, and by its subject.
     sums: HashMap<(usize, Box<str>), CapSum>,
-    /// The period in which a cap, by its place in the list, stops nothing: for one subject, or for all.
-    lifted: HashMap<(usize, Option<Box<str>>), u64>,
+    lifted: Vec<CapLift>,
     /// Everything of the newest day.
     today: CapSum,
 }
@@ -368,9 +380,8 @@ impl CapSums {
         self.caps.iter().find(|cap| *cap.name == *name)
     }
 
-    /// Has these caps from now on. What is spent of those that were there before stays, and so does that they are lifted.
-    /// Returns whether `name` is one whose sums begin at 0.
-    pub fn replace(&mut self, caps: Vec<Cap>, name: &str) -> bool {
+    /// Has these caps from now on. What is spent of those that were there before stays. Returns those whose sums begin at 0.
+    fn replace(&mut self, caps: Vec<Cap>) -> Vec<Cap> {
         let old_caps = std::mem::replace(&mut self.caps, caps);
         let mut numbers = HashMap::new();
         for (old, cap) in old_caps.iter().enumerate() {
@@ -382,12 +393,8 @@ impl CapSums {
         self.sums = sums
             .filter_map(|((old, subject), sum)| Some(((*numbers.get(&old)?, subject), sum)))
             .collect();
-        let lifted = std::mem::take(&mut self.lifted).into_iter();
-        self.lifted = lifted
-            .filter_map(|((old, subject), end)| Some(((*numbers.get(&old)?, subject), end)))
-            .collect();
-        let number = self.caps.iter().position(|cap| *cap.name == *name);
-        number.is_some_and(|number| !numbers.values().any(|new| *new == number))
+        let new_caps = self.caps.iter();
+        new_caps.filter(|cap| !old_caps.iter().any(|old| cap.has_sums_of(old))).cloned().collect()
     }
 
     /// Adds what was spent of a cap before it was set. `sums`: of this cap alone.
@@ -475,33 +482,12 @@ impl CapSums {
         fullest
     }
 
-    /// Lets a cap stop nothing until its period ends: for one subject that it limits, or for all.
-    ///
-    /// # Errors
-    /// If there is no cap of this name, or if nothing is spent of it by this subject.
-    pub fn lift(
-        &mut self,
-        name: &str,
-        subject: Option<&str>,
-        now: Millis,
-    ) -> Result<(), UnknownCap> {
-        let number = self.caps.iter().position(|cap| *cap.name == *name);
-        let number = number.ok_or(UnknownCap::Name)?;
-        let period = self.caps[number].per.number(now);
-        if let Some(subject) = subject
-            && self.sums.get(&(number, subject.into())).is_none_or(|sum| sum.period != period)
-        {
-            return Err(UnknownCap::Subject);
-        }
-        // What was lifted in an earlier period holds no longer.
-        self.lifted.retain(|(other, _), lifted| *other != number || *lifted == period);
-        self.lifted.insert((number, subject.map(Box::from)), period);
-        Ok(())
-    }
-
-    fn is_lifted(&self, number: usize, subject: &str, period: u64) -> bool {
-        self.lifted.get(&(number, None)) == Some(&period)
-            || self.lifted.get(&(number, Some(subject.into()))) == Some(&period)
+    fn is_lifted(&self, cap: &Cap, subject: &str, period: u64) -> bool {
+        self.lifted.iter().any(|lift| {
+            lift.period == period
+                && lift.subject.as_deref().is_none_or(|one| one == subject)
+                && *lift.cap == *cap.sums_name()
+        })
     }
 
     /// What is spent of each cap now, the fullest first. A cap that nobody has spent of yet has a line, too.
@@ -542,7 +528,7 @@ impl CapSums {
             most_dollars: cap.dollars,
             most_tokens: cap.tokens,
             used: cap.used(spending),
-            lifted: self.is_lifted(number, subject, period),
+            lifted: self.is_lifted(cap, subject, period),
             ends: cap.per.end(at),
         }
     }

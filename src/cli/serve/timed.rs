@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use crate::context::caps::{Spending, SumChange, SumKey};
+use crate::context::caps::{AdditionId, Spending, SumChange, SumKey};
 use crate::context::{Millis, SessionId, TenantId};
 use crate::store::drafts::Draft;
+use crate::store::live_events::{ToldEvent, ToldEvents};
 use crate::store::precondition::Precondition;
 use crate::store::{
     LogPlace, Record, RecordKind, Scope, ScopeLine, ScopePage, SessionGain, Store, StoreError,
@@ -179,11 +180,27 @@ impl Store for TimedStore {
 
     fn change_sums(
         &self,
-        id: u128,
+        id: AdditionId,
         sums: Vec<(SumKey, Spending)>,
         change: SumChange,
     ) -> StoreFuture<'_, Vec<Spending>> {
         self.time(StoreOperation::Put, self.store.change_sums(id, sums, change))
+    }
+
+    fn cap_changes(&self) -> StoreFuture<'_, Option<Bytes>> {
+        self.time(StoreOperation::Get, self.store.cap_changes())
+    }
+
+    fn replace_cap_changes(&self, known: Option<Bytes>, new: Bytes) -> StoreFuture<'_, bool> {
+        self.time(StoreOperation::Put, self.store.replace_cap_changes(known, new))
+    }
+
+    fn tell_events(&self, events: Vec<ToldEvent>) -> StoreFuture<'_, ()> {
+        self.time(StoreOperation::Put, self.store.tell_events(events))
+    }
+
+    fn events_since(&self, place: Option<u64>) -> StoreFuture<'_, ToldEvents> {
+        self.time(StoreOperation::Get, self.store.events_since(place))
     }
 
     fn ready(&self) -> StoreFuture<'_, ()> {

@@ -69,8 +69,10 @@ pub async fn serve(
     // Each connection watches it, so that it tells when all have ended.
     let phase = watch::Sender::new(ServingPhase::Serving);
     // Ends when this function ends.
-    let mut drafting = JoinSet::new();
-    drafting.spawn(drafts::run(proxy.clone()));
+    let mut background = JoinSet::new();
+    background.spawn(drafts::run(proxy.clone()));
+    let ledgers = proxy.ledgers.clone();
+    background.spawn(async move { match ledgers.follow_caps().await {} });
     tokio::select! {
         () = shutdown => {}
         never = accept_all(&proxy, &listener, &phase) => match never {}
@@ -85,7 +87,7 @@ pub async fn serve(
     // From here on, new clients are refused by the system, and can go elsewhere.
     drop(listener);
     let outcome = drain(&proxy, phase, deadline).await;
-    drop(drafting);
+    drop(background);
     compaction::finish(&proxy).await;
     drafts::finish(&proxy.ledgers).await;
     outcome

@@ -48,6 +48,19 @@ async fn conforms() {
     conformance::check(|| KeyedStore::over(MemoryStore::default(), cipher())).await;
 }
 
+/// Live events are on the server for others, and so for whoever can read there.
+#[tokio::test]
+async fn told_events_have_only_keyed_hashes() {
+    let hash = format!("{:032x}", 7u128 << 100);
+    let event =
+        ToldEvent { instance: 1, text: format!("data: {{\"thread\":\"{hash}\"}}\n\n").into() };
+    let store = KeyedStore::over(MemoryStore::default(), cipher());
+    store.tell_events(vec![event.clone()]).await.unwrap();
+    let kept = store.store.events_since(Some(0)).await.unwrap();
+    assert!(!String::from_utf8_lossy(&kept.events[0].text).contains(&hash));
+    assert_eq!(store.events_since(Some(0)).await.unwrap().events, [event]);
+}
+
 #[tokio::test]
 async fn store_has_only_keyed_hashes() {
     let folder = crate::store::conformance::folder();

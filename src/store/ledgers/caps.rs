@@ -6,13 +6,15 @@
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 
+use bytes::Bytes;
 use tokio::sync::broadcast;
 
 use super::lock::lock;
 use super::opened_session::{OpenedSession, SessionHandle};
-use crate::context::caps::{Cap, CapState, CapSums, Spender, Spending, SumKey, UnknownCap};
+use crate::context::caps::{AdditionId, Cap, CapState, CapSums, Spender, Spending, SumKey};
 use crate::context::ledger::Ledger;
 use crate::context::{CompactionRecord, Millis, Turn};
 use crate::store::Scope;
@@ -27,9 +29,11 @@ pub type TurnCost = Arc<dyn Fn(&Turn) -> Option<f64> + Send + Sync>;
 pub struct CapBoard {
     pub(super) sums: Mutex<CapSums>,
     configured: OnceLock<Vec<Cap>>,
-    pub(super) set_caps: tokio::sync::Mutex<SetCaps>,
+    pub(super) kept: tokio::sync::Mutex<KeptCapChanges>,
     /// Additions that the shared store has not confirmed, oldest first.
     pub(super) unconfirmed: Mutex<VecDeque<SumAddition>>,
+    /// How many there were.
+    pub(super) additions: AtomicU64,
     passed: broadcast::Sender<CapState>,
     cost: OnceLock<TurnCost>,
 }
@@ -37,25 +41,15 @@ pub struct CapBoard {
 /// What a call spent, to be added once to sums that several processes share.
 #[derive(Clone)]
 pub(super) struct SumAddition {
-    pub(super) id: u128,
+    pub(super) id: AdditionId,
     pub(super) sums: Vec<(SumKey, Spending)>,
 }
 
-/// The caps that were set, and where they are kept.
+/// The document of what was changed of the caps, as it was read or written last, and the folder of its file.
 #[derive(Default)]
-pub(super) struct SetCaps {
-    pub(super) caps: Vec<Cap>,
+pub(super) struct KeptCapChanges {
+    pub(super) text: Option<Bytes>,
     pub(super) folder: Option<PathBuf>,
-}
-
-impl SetCaps {
-    /// These over the configured ones.
-    pub(super) fn over(&self, configured: &[Cap]) -> Vec<Cap> {
-        let mut caps = configured.to_vec();
-        caps.retain(|cap| !self.caps.iter().any(|set| set.name == cap.name));
-        caps.extend(self.caps.iter().cloned());
-        caps
-    }
 }
 
 impl Default for CapBoard {
@@ -63,8 +57,9 @@ impl Default for CapBoard {
         Self {
             sums: Mutex::default(),
             configured: OnceLock::new(),
-            set_caps: tokio::sync::Mutex::default(),
+            kept: tokio::sync::Mutex::default(),
             unconfirmed: Mutex::default(),
+            additions: AtomicU64::default(),
             passed: broadcast::channel(BEHIND).0,
             cost: OnceLock::new(),
         }
@@ -120,19 +115,6 @@ impl CapBoard {
         lock(&self.sums).today(now)
     }
 
-    /// Lets a cap stop nothing until its period ends: for one subject, or for all.
-    ///
-    /// # Errors
-    /// As [`CapSums::lift`].
-    pub(crate) fn lift(
-        &self,
-        name: &str,
-        subject: Option<&str>,
-        now: Millis,
-    ) -> Result<(), UnknownCap> {
-        lock(&self.sums).lift(name, subject, now)
-    }
-
     /// Subscribes to caps of which 80 % or the whole was just spent.
     pub fn passed(&self) -> broadcast::Receiver<CapState> {
         self.passed.subscribe()
@@ -175,7 +157,7 @@ impl CapBoard {
             return self.add(&opened.spender(&turn.upstream), spending, turn.at);
         }
         lock(&self.sums).add_to_day(spending, turn.at);
-        Vec::new()
+        vec![(CapSums::day_key(turn.at), spending)]
     }
 
     /// Adds a turn whose reply came after its exchange. `earlier`: what was added of it then.

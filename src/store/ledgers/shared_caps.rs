@@ -1,15 +1,17 @@
-//! Spending that several processes add up on the store that they share: one sum for each cap and subject.
+//! Spending that several processes add up on the store that they share: one sum for each cap and subject, and one for the day.
 //!
 //! What is spent is added there before the client sees the end of its reply, and all is read before a request is sent. So
 //! past a cap only calls end that were in flight. If the store does not answer, each process counts on from what it knows, and
-//! sends its additions again with the next call, each under an id by which the store adds it once.
+//! sends its additions again with the next call, in their order and numbered, so that the store adds each once.
+
+use std::sync::atomic::Ordering;
 
 use super::Ledgers;
 use super::caps::SumAddition;
 use super::lock::lock;
 use crate::clock::now;
 use crate::context::Millis;
-use crate::context::caps::{CapState, Spender, Spending, SumChange, SumKey};
+use crate::context::caps::{AdditionId, CapState, Spender, Spending, SumChange, SumKey};
 use crate::store::StoreError;
 use crate::store::recall::ReadBudget;
 
@@ -50,7 +52,9 @@ impl Ledgers {
         if self.is_shared() {
             let running = lock(&self.caps.sums).running(now);
             for sums in running.chunks(AT_ONCE) {
-                let _ = self.change_sums(0, sums.to_vec(), SumChange::Raise, now).await;
+                let _ = self
+                    .change_sums(AdditionId::default(), sums.to_vec(), SumChange::Raise, now)
+                    .await;
             }
         }
     }
@@ -60,15 +64,11 @@ impl Ledgers {
         if sums.is_empty() || !self.is_shared() {
             return;
         }
-        // Without randomness it would be taken for another one.
-        let Ok([high, low]) = getrandom::u64().and_then(|high| Ok([high, getrandom::u64()?]))
-        else {
-            return;
-        };
-        let id = u128::from(high) << 64 | u128::from(low);
         {
             let mut unconfirmed = lock(&self.caps.unconfirmed);
-            unconfirmed.push_back(SumAddition { id, sums });
+            let instance = self.drafts.instance();
+            let number = self.caps.additions.fetch_add(1, Ordering::Relaxed) + 1;
+            unconfirmed.push_back(SumAddition { id: AdditionId { instance, number }, sums });
             if unconfirmed.len() > UNCONFIRMED {
                 unconfirmed.pop_front();
             }
@@ -76,11 +76,12 @@ impl Ledgers {
         self.confirm_additions(now).await;
     }
 
-    async fn read_sums(&self, keys: Vec<SumKey>, now: Millis) {
+    pub(super) async fn read_sums(&self, keys: Vec<SumKey>, now: Millis) {
         self.confirm_additions(now).await;
         let sums: Vec<_> = keys.into_iter().map(|key| (key, Spending::default())).collect();
         for some in sums.chunks(AT_ONCE) {
-            let _ = self.change_sums(0, some.to_vec(), SumChange::Add, now).await;
+            let _ =
+                self.change_sums(AdditionId::default(), some.to_vec(), SumChange::Add, now).await;
         }
     }
 
@@ -100,7 +101,7 @@ impl Ledgers {
     /// Changes common sums, and learns what they are then.
     async fn change_sums(
         &self,
-        id: u128,
+        id: AdditionId,
         sums: Vec<(SumKey, Spending)>,
         change: SumChange,
         now: Millis,

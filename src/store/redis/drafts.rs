@@ -8,7 +8,8 @@ use std::sync::{MutexGuard, PoisonError};
 use foldhash::HashMap;
 
 use super::keys::{SessionKeys, member, scope_of};
-use super::{Access, REMEMBERED, RedisStore, age, scripts};
+use super::scripts::ScriptCall;
+use super::{Access, REMEMBERED, RedisStore, scripts};
 use crate::store::drafts::Draft;
 use crate::store::{Record, RecordKind, Scope, StoreError, WriteOutcome};
 
@@ -32,9 +33,11 @@ impl RedisStore {
             let mut text = format!("{instance} {at} ").into_bytes();
             text.extend_from_slice(value);
             let arguments =
-                [age(draft.since), format!("{key:032x}").into_bytes(), text, life.clone().into()];
-            let written: u64 =
-                self.script(Access::Other, &scripts::DRAFT, &[drafts, gone], &arguments).await?;
+                [Vec::new(), format!("{key:032x}").into_bytes(), text, life.clone().into()];
+            let keys = [drafts, gone];
+            let since = Some(draft.since);
+            let call = ScriptCall { keys: &keys, since, arguments: &arguments };
+            let written: u64 = self.call(Access::Other, &scripts::DRAFT, call).await?;
             // None is written of a session that was deleted meanwhile.
             if written > 0 {
                 self.list_draft(&instance, draft).await?;

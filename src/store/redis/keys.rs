@@ -3,7 +3,9 @@
 //! All keys of a session have its name as hash tag, those of the list of sessions have `{index}`, so that a script has
 //! its keys in one place.
 
-use xxhash_rust::xxh3::xxh3_64;
+use std::fmt;
+
+use xxhash_rust::xxh3::{xxh3_64, xxh3_128_with_seed};
 
 use crate::context::caps::SumKey;
 use crate::context::{SessionId, TenantId};
@@ -19,7 +21,7 @@ pub(super) struct SessionKeys {
     pub(super) facts: String,
     pub(super) log: String,
     pub(super) meta: String,
-    pub(super) signs: String,
+    pub(super) fingerprints: String,
     pub(super) drafts: String,
     pub(super) gone: String,
 }
@@ -27,7 +29,34 @@ pub(super) struct SessionKeys {
 impl SessionKeys {
     /// All, in the order in which scripts take them.
     pub(super) fn all(self) -> [String; 6] {
-        [self.facts, self.log, self.meta, self.signs, self.drafts, self.gone]
+        [self.facts, self.log, self.meta, self.fingerprints, self.drafts, self.gone]
+    }
+}
+
+/// Where a fingerprint of a tenant is: all are spread over 65,536 hashes, which the server stores without a pointer for each
+/// entry while they are small. 80 bits are enough: who finds a session looks whether this tenant has it.
+pub(super) struct FingerprintPlace {
+    hash: u16,
+    field: u64,
+}
+
+impl FingerprintPlace {
+    pub(super) fn new(tenant: &TenantId, key: u128) -> Self {
+        let place = xxh3_128_with_seed(&key.to_le_bytes(), xxh3_64(tenant.as_str().as_bytes()));
+        Self { hash: (place >> 64) as u16, field: place as u64 }
+    }
+
+    /// As it is listed by its session.
+    pub(super) fn parse(listed: &str) -> Option<Self> {
+        let (hash, field) = listed.split_at_checked(4)?;
+        let hash = u16::from_str_radix(hash, 16).ok()?;
+        Some(Self { hash, field: u64::from_str_radix(field, 16).ok()? })
+    }
+}
+
+impl fmt::Display for FingerprintPlace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04x}{:016x}", self.hash, self.field)
     }
 }
 
@@ -42,7 +71,7 @@ impl Keys {
             facts: format!("{base}:facts"),
             log: format!("{base}:log"),
             meta: format!("{base}:meta"),
-            signs: format!("{base}:signs"),
+            fingerprints: format!("{base}:fingerprints"),
             drafts: format!("{base}:drafts"),
             gone: format!("{base}:gone"),
         }
@@ -57,23 +86,30 @@ impl Keys {
         format!("{}{{index}}:name:{session}", self.prefix)
     }
 
-    pub(super) fn fingerprint(&self, tenant: &TenantId, key: u128) -> String {
-        format!("{}sign:{tenant}:{key:032x}", self.prefix)
+    /// The hash that has a fingerprint, and its field there.
+    pub(super) fn fingerprint(&self, place: &FingerprintPlace) -> (String, String) {
+        let FingerprintPlace { hash, field } = place;
+        (format!("{}fingerprints:{hash:04x}", self.prefix), format!("{field:016x}"))
     }
 
     pub(super) fn claim(&self, what: u128) -> String {
         self.index(&format!("claim:{what:032x}"))
     }
 
-    /// What was spent of a cap.
-    /// What remembers an addition to sums.
-    pub(super) fn added(&self, id: u128) -> String {
-        self.index(&format!("added:{id:032x}"))
+    /// The number of a process's last addition to sums.
+    pub(super) fn added(&self, instance: u64) -> String {
+        self.index(&format!("added:{instance:016x}"))
     }
 
+    /// What was spent of a cap, or on a day.
     pub(super) fn sum(&self, sum: &SumKey) -> String {
         let SumKey { cap, subject, period, .. } = sum;
         self.index(&format!("spent:{cap}:{period}:{subject}"))
+    }
+
+    /// Live events, and how many there ever were.
+    pub(super) fn events(&self) -> [String; 2] {
+        ["events", "told"].map(|name| self.index(name))
     }
 
     /// The list of sessions: times of use, sizes, the sum of sizes.

@@ -2,9 +2,11 @@
 //!
 //! It is written beside a session's own keys, so an entry may lead to a session that is gone: every reader looks.
 
-use redis::FromRedisValue;
+use futures_util::future::try_join_all;
+use redis::{FromRedisValue, RedisError};
 
-use super::keys::{SessionKeys, capped, field, id, member, scope_of};
+use super::keys::{FingerprintPlace, SessionKeys, capped, field, id, member, scope_of};
+use super::server::Connection;
 use super::{Access, REMEMBERED, RedisStore, all, scripts};
 use crate::context::{Millis, SessionId, TenantId};
 use crate::store::{Cursor, RecordKind, Scope, ScopeLine, ScopePage, StoreError, SweepStep};
@@ -30,13 +32,16 @@ impl RedisStore {
         if fingerprints.is_empty() {
             return Ok(None);
         }
-        let mut command = redis::cmd("MGET");
-        for fingerprint in fingerprints {
-            command.arg(self.keys.fingerprint(tenant, *fingerprint));
-        }
-        let sessions: Vec<Option<String>> = self
-            .run(Access::Read, async |mut connection| command.query_async(&mut connection).await)
-            .await?;
+        let asks = fingerprints.iter().map(|fingerprint| {
+            let place = FingerprintPlace::new(tenant, *fingerprint);
+            let (hash, field) = self.keys.fingerprint(&place);
+            let mut ask = redis::cmd("HGET");
+            ask.arg(hash).arg(field);
+            ask
+        });
+        let asks: Vec<redis::Cmd> = asks.collect();
+        let sessions: Vec<Option<String>> =
+            self.run(Access::Read, async |connection| all(&connection, &asks).await).await?;
         let mut scopes: Vec<Scope> = Vec::new();
         for session in sessions.into_iter().flatten() {
             let scope = Scope { tenant: tenant.clone(), session: session.as_str().into() };
@@ -191,20 +196,30 @@ impl RedisStore {
         };
         let keys = [used, sizes, total, self.keys.name(&scope.session)];
         let unlisting = [member(scope).into_bytes(), scope.tenant.as_str().into()];
-        let signs = reply.filter_map(|sign| redis::from_redis_value::<String>(sign).ok());
-        let signs: Vec<String> = signs.collect();
+        let listed = reply.filter_map(|listed| redis::from_redis_value::<String>(listed).ok());
+        let listed: Vec<String> = listed.collect();
+        let is_on_request = unless_since.is_none();
         self.run(Access::Other, async |mut link| {
             scripts::UNLIST.run::<()>(&mut link, &keys, &unlisting).await?;
-            for sign in &signs {
-                let Ok(key) = u128::from_str_radix(sign, 16) else { continue };
-                let keys = [self.keys.fingerprint(&scope.tenant, key)];
-                let session = [scope.session.as_str().into()];
-                scripts::DELETE_IF.run::<()>(&mut link, &keys, &session).await?;
+            if is_on_request {
+                self.forget_events().exec_async(&mut link).await?;
             }
-            Ok(())
+            let forgets = listed.iter().filter_map(|listed| FingerprintPlace::parse(listed));
+            try_join_all(forgets.map(|place| self.forget_fingerprint(&link, place, scope))).await
         })
         .await?;
         Ok(Some(records))
+    }
+
+    async fn forget_fingerprint(
+        &self,
+        link: &Connection,
+        place: FingerprintPlace,
+        scope: &Scope,
+    ) -> Result<(), RedisError> {
+        let (hash, field) = self.keys.fingerprint(&place);
+        let arguments = [field.into_bytes(), scope.session.as_str().into()];
+        scripts::FORGET.run(&mut link.clone(), &[hash], &arguments).await
     }
 
     /// Deletes a few of the sessions that are too old or too many.

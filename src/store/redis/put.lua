@@ -1,9 +1,9 @@
 -- Writes records that do not exist yet, all in one step.
--- KEYS: facts, log, meta, signs, drafts, gone
+-- KEYS: facts, log, meta, fingerprints, drafts, gone
 -- ARGV: age of the data in us or '', lifetime in ms or '', most records of a series or '', then for each record its
 --       kind, key, time, value, and for a turn: outcome, input, output, cache_read
 -- Returns {'deleted'}, or {'ok'} with one outcome per record: nothing if it was written, else what exists.
-local facts, log, meta, signs, drafts, gone = unpack(KEYS)
+local facts, log, meta, fingerprints, drafts, gone = unpack(KEYS)
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 if ARGV[1] ~= '' then
@@ -58,8 +58,11 @@ for index = 4, #ARGV, 8 do
     local entry = field .. ' ' .. at
     local written
     if kind == '5' then
-        written = redis.call('SADD', signs, key) == 1
-        if written then add('records', 1) end
+        written = not redis.call('LPOS', fingerprints, key)
+        if written then
+            redis.call('RPUSH', fingerprints, key)
+            add('records', 1)
+        end
     else
         if kind == '1' then
             entry = table.concat(words, ' ')

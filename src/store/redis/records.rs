@@ -5,9 +5,11 @@
 use redis::Value;
 use serde::Deserialize;
 
-use super::keys::{SessionKeys, capped, member};
+use super::keys::{FingerprintPlace, SessionKeys, capped, member};
+use super::scripts::ScriptCall;
 use super::values::{restored, stored};
-use super::{Access, RedisStore, age, all, scripts};
+use super::{Access, RedisStore, all, scripts};
+use crate::context::TenantId;
 use crate::dialect::Usage;
 use crate::store::precondition::{Precondition, WriteToken};
 use crate::store::{LogPlace, Record, RecordKind, Scope, SessionGain, StoreError, WriteOutcome};
@@ -16,8 +18,11 @@ use crate::store::{LogPlace, Record, RecordKind, Scope, SessionGain, StoreError,
 const SERIES: &str = "8";
 /// How long a series lives that nobody adds to, ms: models change within that time.
 const SERIES_LIFE: &str = "7776000000";
+
 /// The size of a record beside its value, bytes, roughly.
-const ROW: usize = 200;
+fn row(kind: RecordKind) -> usize {
+    if kind == RecordKind::Fingerprint { 100 } else { 200 }
+}
 
 /// What the script has to know of a turn.
 #[derive(Deserialize, Default)]
@@ -31,10 +36,13 @@ fn push(arguments: &mut Vec<Vec<u8>>, argument: impl ToString) {
     arguments.push(argument.to_string().into_bytes());
 }
 
-/// A record as the script takes it.
-fn push_record(arguments: &mut Vec<Vec<u8>>, record: &Record, stored: Vec<u8>) {
+/// A record of a tenant as the script takes it.
+fn push_record(arguments: &mut Vec<Vec<u8>>, tenant: &TenantId, record: &Record, stored: Vec<u8>) {
     push(arguments, record.kind.layout().code);
-    push(arguments, format_args!("{:032x}", record.key));
+    match record.kind {
+        RecordKind::Fingerprint => push(arguments, FingerprintPlace::new(tenant, record.key)),
+        _ => push(arguments, format_args!("{:032x}", record.key)),
+    }
     push(arguments, capped(record.at));
     arguments.push(stored);
     let turn: TurnSums = match record.kind {
@@ -73,7 +81,8 @@ impl RedisStore {
         }
         let is_learned = records.iter().any(|record| record.kind == RecordKind::Learned);
         let mut arguments = Vec::with_capacity(3 + 8 * records.len());
-        arguments.push(only_if.since.map(age).unwrap_or_default());
+        // The age of what is written.
+        arguments.push(Vec::new());
         push(
             &mut arguments,
             match (is_learned, scope.is_series()) {
@@ -86,15 +95,16 @@ impl RedisStore {
         let mut bytes = 0;
         for record in records {
             let stored = stored(record);
-            bytes += stored.len() + ROW;
-            push_record(&mut arguments, record, stored);
+            bytes += stored.len() + row(record.kind);
+            push_record(&mut arguments, &scope.tenant, record, stored);
         }
         // Last of all: once it is sent, it cannot be cancelled.
         if !only_if.token.as_ref().is_none_or(WriteToken::begin) {
             return Err(StoreError::Cancelled);
         }
         let keys = self.keys.session(scope).all();
-        let writing = self.put_script(&keys, &arguments);
+        let call = ScriptCall { keys: &keys, since: only_if.since, arguments: &arguments };
+        let writing = self.put_script(call);
         let put = match is_learned {
             true => writing.await,
             // In the same round trip. Without it, the session is found once it is written to again; if the session was
@@ -123,20 +133,23 @@ impl RedisStore {
         push(&mut arguments, bytes);
         push(&mut arguments, &scope.tenant);
         push(&mut arguments, &life);
-        let signs = records.iter().filter(|record| record.kind == RecordKind::Fingerprint);
-        let signs = signs.map(|sign| {
-            let mut sets = redis::cmd("SET");
-            let key = self.keys.fingerprint(&scope.tenant, sign.key);
-            sets.arg(key).arg(scope.session.as_str()).arg("PX").arg(&life);
-            sets
+        let fingerprints = records.iter().filter(|it| it.kind == RecordKind::Fingerprint);
+        let marks = fingerprints.flat_map(|fingerprint| {
+            let place = FingerprintPlace::new(&scope.tenant, fingerprint.key);
+            let (hash, field) = self.keys.fingerprint(&place);
+            let mut set = redis::cmd("HSET");
+            set.arg(&hash).arg(field).arg(scope.session.as_str());
+            let mut lives = redis::cmd("PEXPIRE");
+            lives.arg(hash).arg(&life);
+            [set, lives]
         });
-        let signs: Vec<redis::Cmd> = signs.collect();
+        let marks: Vec<redis::Cmd> = marks.collect();
         let listing = self.run(Access::Beside, async |connection| {
-            let signing = all::<()>(&connection, &signs);
+            let marking = all::<()>(&connection, &marks);
             let indexing = async {
                 scripts::INDEX.run::<()>(&mut connection.clone(), &keys, &arguments).await
             };
-            tokio::try_join!(indexing, signing).map(drop)
+            tokio::try_join!(indexing, marking).map(drop)
         });
         // The caller's session is written: what failed here shows in the state of the store.
         let _ = listing.await;
@@ -160,12 +173,13 @@ impl RedisStore {
         place: LogPlace,
     ) -> Result<SessionGain, StoreError> {
         let SessionKeys { facts, log, meta, gone, .. } = self.keys.session(scope);
-        let mut arguments = vec![known_since.map(age).unwrap_or_default()];
+        // The age of what the reader knows.
+        let mut arguments = vec![Vec::new()];
         push(&mut arguments, place.born);
         push(&mut arguments, place.length);
         let keys = [facts, log, meta, gone];
-        let reply: Vec<Value> =
-            self.script(Access::Read, &scripts::SCAN, &keys, &arguments).await?;
+        let call = ScriptCall { keys: &keys, since: known_since, arguments: &arguments };
+        let reply: Vec<Value> = self.call(Access::Read, &scripts::SCAN, call).await?;
         let mut reply = reply.into_iter();
         let mut number = || redis::from_redis_value::<u64>(reply.next().unwrap_or(Value::Nil));
         let (is_deleted, born, length) = match (number(), number(), number()) {

@@ -3,7 +3,7 @@
 //! One that a server does not have, or lost, is sent again as a whole, to that server alone.
 
 use std::sync::LazyLock;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redis::{Cmd, ErrorKind, FromRedisValue, RedisError, ServerErrorKind};
 
@@ -22,16 +22,35 @@ pub(super) struct Acks {
     pub(super) within: Duration,
 }
 
+/// What a script is told.
+#[derive(Clone, Copy)]
+pub(super) struct ScriptCall<'a> {
+    pub(super) keys: &'a [String],
+    /// Since when something is known: the first argument, which is empty, becomes its age. That is taken as it is sent,
+    /// because making a connection takes time, and the server's clock may be another.
+    pub(super) since: Option<Instant>,
+    pub(super) arguments: &'a [Vec<u8>],
+}
+
+impl ScriptCall<'_> {
+    fn command(&self, name: &str, script: &str) -> Cmd {
+        let mut command = redis::cmd(name);
+        command.arg(script).arg(self.keys.len()).arg(self.keys);
+        match self.since {
+            Some(since) => {
+                command.arg(since.elapsed().as_micros().to_string());
+                command.arg(self.arguments.get(1..).unwrap_or_default());
+            }
+            None => _ = command.arg(self.arguments),
+        }
+        command
+    }
+}
+
 impl Script {
     fn new(code: &'static str) -> Self {
         let hash = redis::Script::new(code).get_hash().to_owned();
         Self { code, hash }
-    }
-
-    fn command(name: &str, script: &str, keys: &[String], arguments: &[Vec<u8>]) -> Cmd {
-        let mut command = redis::cmd(name);
-        command.arg(script).arg(keys.len()).arg(keys).arg(arguments);
-        command
     }
 
     /// Runs it.
@@ -41,10 +60,18 @@ impl Script {
         keys: &[String],
         arguments: &[Vec<u8>],
     ) -> Result<T, RedisError> {
-        let command = Self::command("EVALSHA", &self.hash, keys, arguments);
-        match command.query_async(connection).await {
+        self.run_call(connection, ScriptCall { keys, since: None, arguments }).await
+    }
+
+    /// Runs it with what only some scripts are told.
+    pub(super) async fn run_call<T: FromRedisValue>(
+        &self,
+        connection: &mut Connection,
+        call: ScriptCall<'_>,
+    ) -> Result<T, RedisError> {
+        match call.command("EVALSHA", &self.hash).query_async(connection).await {
             Err(error) if is_unknown(&error) => {
-                Self::command("EVAL", self.code, keys, arguments).query_async(connection).await
+                call.command("EVAL", self.code).query_async(connection).await
             }
             answer => answer,
         }
@@ -54,8 +81,7 @@ impl Script {
     pub(super) async fn run_with_acks<T: FromRedisValue>(
         &self,
         connection: &mut Connection,
-        keys: &[String],
-        arguments: &[Vec<u8>],
+        call: ScriptCall<'_>,
         acks: Acks,
     ) -> Result<(T, u32), RedisError> {
         let within = acks.within.as_millis() as u64;
@@ -64,10 +90,10 @@ impl Script {
             pipeline.add_command(command).cmd("WAIT").arg(acks.replicas).arg(within);
             pipeline
         };
-        let pipeline = waiting(Self::command("EVALSHA", &self.hash, keys, arguments));
+        let pipeline = waiting(call.command("EVALSHA", &self.hash));
         match pipeline.query_async(connection).await {
             Err(error) if is_unknown(&error) => {
-                let pipeline = waiting(Self::command("EVAL", self.code, keys, arguments));
+                let pipeline = waiting(call.command("EVAL", self.code));
                 pipeline.query_async(connection).await
             }
             answer => answer,
@@ -97,5 +123,9 @@ scripts! {
     UNLIST: "unlist.lua",
     CLAIM: "claim.lua",
     DELETE_IF: "delete_if.lua",
+    FORGET: "forget.lua",
     SUMS: "sums.lua",
+    REPLACE: "replace.lua",
+    TELL: "tell.lua",
+    TOLD: "told.lua",
 }

@@ -1,21 +1,24 @@
--- Changes sums of spending. KEYS: what remembers an addition, then the sums.
--- ARGV: 'add' or 'raise', how long an addition is remembered in ms, then for each sum US dollars, tokens, and how long it lives
--- from now on in ms
+-- Changes sums of spending. KEYS: the number of the process's last addition, then the sums.
+-- ARGV: 'add' or 'raise', how long that is remembered in ms, the number of this addition, then for each sum US dollars, tokens,
+-- and how long it lives from now on in ms
 -- Returns dollars, tokens, dollars, tokens, … Adding nothing writes nothing, and what is added again is added once.
 local is_repeated = false
 local function adds()
-    for at = 3, #ARGV, 3 do
+    for at = 4, #ARGV, 3 do
         if tonumber(ARGV[at]) > 0 or tonumber(ARGV[at + 1]) > 0 then return true end
     end
     return false
 end
 if ARGV[1] == 'add' and adds() then
-    is_repeated = not redis.call('SET', KEYS[1], '1', 'NX', 'PX', ARGV[2])
+    is_repeated = tonumber(ARGV[3]) <= tonumber(redis.call('GET', KEYS[1]) or 0)
+    if not is_repeated then
+        redis.call('SET', KEYS[1], ARGV[3], 'PX', ARGV[2])
+    end
 end
 local reply = {}
 for index = 1, #KEYS - 1 do
     local key = KEYS[index + 1]
-    local dollars, tokens, life = unpack(ARGV, 3 * index, 3 * index + 2)
+    local dollars, tokens, life = unpack(ARGV, 3 * index + 1, 3 * index + 3)
     local known = redis.call('HMGET', key, 'dollars', 'tokens')
     local more = {tonumber(dollars), tonumber(tokens)}
     if ARGV[1] == 'raise' then

@@ -12,6 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::drafts::Draft;
+use super::live_events::{ToldEvent, ToldEvents};
 use super::precondition::Precondition;
 use super::random::random;
 use super::tombstones::Tombstones;
@@ -19,7 +20,7 @@ use super::{
     Cursor, LogPlace, Record, RecordKind, Scope, ScopeLine, ScopePage, SessionGain, Store,
     StoreError, StoreFuture, SweepStep, WriteOutcome,
 };
-use crate::context::caps::{Spending, SumChange, SumKey};
+use crate::context::caps::{AdditionId, Spending, SumChange, SumKey};
 use crate::context::{Millis, Outcome, SessionId, TenantId};
 use crate::dialect::Usage;
 
@@ -37,13 +38,15 @@ pub struct MemoryStore {
     /// The holder of each piece of work, and until when.
     claims: Mutex<BTreeMap<u128, (u64, Instant)>>,
     sums: Mutex<SpendingSums>,
+    cap_changes: Mutex<Option<Bytes>>,
+    events: Mutex<Vec<ToldEvent>>,
 }
 
 #[derive(Debug, Default)]
 struct SpendingSums {
     sums: BTreeMap<SumKey, Spending>,
-    /// What was added, by its ids.
-    added: BTreeSet<u128>,
+    /// The last number of each process's additions.
+    added: BTreeMap<u64, u64>,
 }
 
 impl MemoryStore {
@@ -355,13 +358,17 @@ impl Store for MemoryStore {
 
     fn change_sums(
         &self,
-        id: u128,
+        id: AdditionId,
         sums: Vec<(SumKey, Spending)>,
         change: SumChange,
     ) -> StoreFuture<'_, Vec<Spending>> {
         let mut known = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         let adds = sums.iter().any(|(_, spending)| *spending != Spending::default());
-        let is_repeated = change == SumChange::Add && adds && !known.added.insert(id);
+        let last = known.added.entry(id.instance).or_default();
+        let is_repeated = change == SumChange::Add && adds && id.number <= *last;
+        if change == SumChange::Add && adds {
+            *last = id.number.max(*last);
+        }
         let totals = sums.into_iter().map(|(key, spending)| {
             let sum = known.sums.entry(key).or_default();
             match change {
@@ -372,6 +379,31 @@ impl Store for MemoryStore {
             *sum
         });
         answer(totals.collect())
+    }
+
+    fn cap_changes(&self) -> StoreFuture<'_, Option<Bytes>> {
+        answer(self.cap_changes.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
+    fn replace_cap_changes(&self, known: Option<Bytes>, new: Bytes) -> StoreFuture<'_, bool> {
+        let mut kept = self.cap_changes.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_known = *kept == known;
+        if is_known {
+            *kept = Some(new);
+        }
+        answer(is_known)
+    }
+
+    fn tell_events(&self, events: Vec<ToldEvent>) -> StoreFuture<'_, ()> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner).extend(events);
+        answer(())
+    }
+
+    fn events_since(&self, place: Option<u64>) -> StoreFuture<'_, ToldEvents> {
+        let told = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let from = place.map_or(told.len(), |place| place as usize);
+        let events = told[from..].to_vec();
+        answer(ToldEvents { place: told.len() as u64, missed: 0, events })
     }
 
     fn ready(&self) -> StoreFuture<'_, ()> {

@@ -7,11 +7,12 @@ use std::time::Duration;
 use bytes::Bytes;
 
 use super::drafts::Draft;
+use super::live_events::{ToldEvent, ToldEvents};
 use super::precondition::Precondition;
 use super::{
     Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreFuture, SweepStep, WriteOutcome,
 };
-use crate::context::caps::{Spending, SumChange, SumKey};
+use crate::context::caps::{AdditionId, Spending, SumChange, SumKey};
 use crate::context::{Millis, SessionId, TenantId};
 
 /// Declares the methods of a store twice: passed on to the inner store, and called on the wrapper.
@@ -72,7 +73,11 @@ passed_on! {
     expire(before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep>;
     claim(what: u128, holder: u64, lasts: Duration) -> StoreFuture<'_, bool>;
     release(what: u128, holder: u64) -> StoreFuture<'_, ()>;
-    change_sums(id: u128, sums: Vec<(SumKey, Spending)>, change: SumChange) -> StoreFuture<'_, Vec<Spending>>;
+    change_sums(id: AdditionId, sums: Vec<(SumKey, Spending)>, change: SumChange) -> StoreFuture<'_, Vec<Spending>>;
+    cap_changes() -> StoreFuture<'_, Option<Bytes>>;
+    replace_cap_changes(known: Option<Bytes>, new: Bytes) -> StoreFuture<'_, bool>;
+    tell_events(events: Vec<ToldEvent>) -> StoreFuture<'_, ()>;
+    events_since(place: Option<u64>) -> StoreFuture<'_, ToldEvents>;
     ready() -> StoreFuture<'_, ()>;
     tenant_key() -> StoreFuture<'_, [u8; 32]>;
 }
