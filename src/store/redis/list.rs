@@ -77,7 +77,7 @@ impl RedisStore {
     ) -> Result<Option<Scope>, StoreError> {
         let mut cursor = None;
         loop {
-            let page = self.page(cursor).await?;
+            let page = self.page(cursor, AT_ONCE).await?;
             let Some(last) = page.last() else { return Ok(None) };
             cursor = Some(last.cursor);
             let scopes: Vec<Scope> = page.into_iter().map(|listed| listed.scope).collect();
@@ -94,8 +94,8 @@ impl RedisStore {
         }
     }
 
-    /// The next entries of the list, the most recently used first.
-    async fn page(&self, after: Option<Cursor>) -> Result<Vec<Listed>, StoreError> {
+    /// The next entries of the list, the most recently used first, at most `most`.
+    async fn page(&self, after: Option<Cursor>, most: usize) -> Result<Vec<Listed>, StoreError> {
         let [used, ..] = self.keys.list();
         let mut offset = 0;
         loop {
@@ -103,13 +103,13 @@ impl RedisStore {
             // From the time itself on, because several sessions may have been used in the same millisecond.
             let newest = after.map_or("+inf".to_owned(), |after| after.used.to_string());
             command.arg(&used).arg(newest).arg("-inf").arg("BYSCORE").arg("REV");
-            command.arg("LIMIT").arg(offset).arg(AT_ONCE).arg("WITHSCORES");
+            command.arg("LIMIT").arg(offset).arg(most).arg("WITHSCORES");
             let entries: Vec<(String, f64)> = self
                 .run(Access::Other, async |mut connection| {
                     command.query_async(&mut connection).await
                 })
                 .await?;
-            let is_last = entries.len() < AT_ONCE;
+            let is_last = entries.len() < most;
             offset += entries.len();
             let mut page = Vec::new();
             for (name, used) in entries {
@@ -131,7 +131,8 @@ impl RedisStore {
         let mut cursor = page.after;
         let mut skip = page.skip;
         while lines.len() < page.count {
-            let entries = self.page(cursor).await?;
+            let wanted = skip.saturating_add(page.count - lines.len());
+            let entries = self.page(cursor, wanted.min(AT_ONCE)).await?;
             let Some(last) = entries.last() else { break };
             cursor = Some(last.cursor);
             let scopes: Vec<Scope> = entries.iter().map(|listed| listed.scope.clone()).collect();
