@@ -24,6 +24,7 @@ const WAITING: usize = 256;
 
 /// One diagnostic.
 #[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "otel"), allow(dead_code))]
 pub(crate) struct Diagnostic {
     pub(crate) at: Millis,
     pub(crate) level: Level,
