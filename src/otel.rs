@@ -1,38 +1,34 @@
-//! Traces and metrics of exchanges for an OpenTelemetry collector, by OTLP.
+//! Traces, metrics and logs for an OpenTelemetry collector, by OTLP.
 //!
 //! One task hears of each exchange at its end, as the metrics do, and makes spans of it if it is sampled. What a collector
 //! does not take in time is dropped and counted: nothing on the way of a request waits for this task, or fails with it.
-//! Names follow OpenTelemetry's conventions for generative AI (`conventions`); no text of a conversation is in a span.
+//! Names follow OpenTelemetry's conventions for generative AI (`conventions`); no text of a conversation is in what is sent.
 
+mod attributes;
 mod conventions;
+mod logs;
 mod metrics;
 mod providers;
+mod queue;
 mod spans;
 mod transport;
 
-use std::collections::VecDeque;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::logs::v1::LogRecord;
 use opentelemetry_proto::tonic::trace::v1::Span;
-use prost::Message as _;
 use tokio::sync::{broadcast, mpsc, oneshot};
 use tokio::task::JoinHandle;
 use tokio::time::MissedTickBehavior;
 
 use self::metrics::InferenceMetrics;
 use self::providers::Providers;
-use self::transport::{Collector, ExportError};
-use crate::config::{Config, OtelSignal};
-use crate::telemetry::{Exchange, OtelOutcome, Telemetry};
+use self::queue::{ExportItem, ExportQueue};
+use self::transport::Collector;
+use crate::config::{Config, OtelSignal, OtelTarget};
+use crate::telemetry::{Diagnostic, Exchange, OtelOutcome, Telemetry};
 
-/// Spans that wait, at most; past it the oldest are dropped.
-const MOST_WAITING: usize = 2048;
-/// Spans in one request, at most.
-const MOST_SENT: usize = 512;
 /// How long the last export may take when the process ends.
 const LAST: Duration = Duration::from_secs(3);
 
@@ -45,14 +41,11 @@ pub struct OtelExport {
 impl OtelExport {
     /// Starts it, if the configuration asks for it. If it cannot be started, that is told: traffic does not need it.
     pub fn start(config: &Config, telemetry: &Arc<Telemetry>) -> Option<Self> {
+        // Dropped if they are not sent, so that none is kept.
+        let diagnostics = telemetry.diagnostics();
         let settings = config.otel.as_ref()?;
         let tls = crate::tls::client_config(config);
         let tls = tls.inspect_err(|reason| tracing::warn!("OpenTelemetry: off: {reason}")).ok()?;
-        let providers = Arc::new(Providers::new(config));
-        let traces = settings.traces.as_ref().map(|target| {
-            let collector = Collector::new(target, OtelSignal::Traces, &tls);
-            SpanQueue::new(collector, spans::Resource::new(settings), telemetry.clone())
-        });
         let (to_send, exported) = mpsc::channel(1);
         let metrics = settings.metrics.as_ref().map(|target| {
             let collector = Collector::new(target, OtelSignal::Metrics, &tls);
@@ -61,12 +54,16 @@ impl OtelExport {
         let (metrics, collector) = metrics.unzip();
         let sending =
             collector.map(|it| tokio::spawn(send_metrics(it, exported, telemetry.clone())));
+        let resource = attributes::resource(settings);
+        let logs = settings.logs.as_ref();
         let (stop, stopped) = oneshot::channel();
         let export = Export {
             exchanges: telemetry.subscribe(),
+            diagnostics: if logs.is_some() { diagnostics } else { None },
             telemetry: telemetry.clone(),
-            providers,
-            traces,
+            providers: Arc::new(Providers::new(config)),
+            traces: settings.traces.as_ref().map(|it| queue(it, &resource, telemetry, &tls)),
+            logs: logs.map(|it| queue(it, &resource, telemetry, &tls)),
             metrics,
             sending,
         };
@@ -84,12 +81,25 @@ impl OtelExport {
     }
 }
 
+fn queue<I: ExportItem>(
+    target: &OtelTarget,
+    resource: &opentelemetry_proto::tonic::resource::v1::Resource,
+    telemetry: &Arc<Telemetry>,
+    tls: &rustls::ClientConfig,
+) -> ExportQueue<I> {
+    let collector = Collector::new(target, I::SIGNAL, tls);
+    ExportQueue::new(collector, resource.clone(), telemetry.clone())
+}
+
 /// What the task holds.
 struct Export {
     exchanges: broadcast::Receiver<Arc<Exchange>>,
+    /// `None` if they are not sent, or if somebody else took them.
+    diagnostics: Option<mpsc::Receiver<Diagnostic>>,
     telemetry: Arc<Telemetry>,
     providers: Arc<Providers>,
-    traces: Option<SpanQueue>,
+    traces: Option<ExportQueue<Span>>,
+    logs: Option<ExportQueue<LogRecord>>,
     metrics: Option<InferenceMetrics>,
     /// The task that sends metrics.
     sending: Option<JoinHandle<()>>,
@@ -107,28 +117,47 @@ impl Export {
                     Err(broadcast::error::RecvError::Lagged(missed)) => self.missed(missed),
                     Err(broadcast::error::RecvError::Closed) => break,
                 },
+                Some(diagnostic) = received(&mut self.diagnostics) => self.tell(&diagnostic),
                 _ = tick.tick() => {
-                    if let Some(traces) = &mut self.traces {
-                        traces.begin();
-                    }
+                    self.traces.iter_mut().for_each(ExportQueue::begin);
+                    self.logs.iter_mut().for_each(ExportQueue::begin);
                 }
                 () = sent(&mut self.traces) => {}
+                () = sent(&mut self.logs) => {}
                 _ = &mut stopped => break,
             }
         }
+        self.finish().await;
+    }
+
+    async fn finish(mut self) {
         while let Ok(exchange) = self.exchanges.try_recv() {
             self.take(&exchange);
         }
-        if let Some(traces) = &mut self.traces {
-            traces.drain().await;
+        while let Some(diagnostic) = self.diagnostics.as_mut().and_then(|it| it.try_recv().ok()) {
+            self.tell(&diagnostic);
         }
-        // Its last export, for which it waits in a thread of its own.
-        if let Some(metrics) = self.metrics.take() {
-            let _ = tokio::task::spawn_blocking(move || metrics.finish()).await;
-        }
-        if let Some(sending) = self.sending.take() {
-            let _ = sending.await;
-        }
+        let Self { traces, logs, metrics, sending, .. } = self;
+        let traces = async {
+            if let Some(mut traces) = traces {
+                traces.drain().await;
+            }
+        };
+        let logs = async {
+            if let Some(mut logs) = logs {
+                logs.drain().await;
+            }
+        };
+        let metrics = async {
+            // Its last export, for which it waits in a thread of its own.
+            if let Some(metrics) = metrics {
+                let _ = tokio::task::spawn_blocking(move || metrics.finish()).await;
+            }
+            if let Some(sending) = sending {
+                let _ = sending.await;
+            }
+        };
+        tokio::join!(traces, logs, metrics);
     }
 
     fn take(&mut self, exchange: &Exchange) {
@@ -138,107 +167,42 @@ impl Export {
         if let (Some(traces), Some(trace)) = (&mut self.traces, &exchange.trace) {
             traces.add(spans::spans(exchange, trace, &self.providers));
         }
+        if let Some(logs) = &mut self.logs {
+            logs.add([logs::of_exchange(exchange)]);
+        }
+    }
+
+    fn tell(&mut self, diagnostic: &Diagnostic) {
+        if let Some(logs) = &mut self.logs {
+            logs.dropped(self.telemetry.lost_diagnostics());
+            logs.add([logs::of_diagnostic(diagnostic)]);
+        }
     }
 
     fn missed(&self, exchanges: u64) {
         // How many of them were sampled is not known.
-        self.telemetry.count_otel(OtelSignal::Traces, OtelOutcome::Dropped, exchanges as usize);
+        if let Some(traces) = &self.traces {
+            traces.dropped(exchanges as usize);
+        }
+        if let Some(logs) = &self.logs {
+            logs.dropped(exchanges as usize);
+        }
     }
 }
 
-/// Ready when the spans under way were taken or refused.
-async fn sent(traces: &mut Option<SpanQueue>) {
-    match traces {
-        Some(traces) if traces.sending.is_some() => traces.sent().await,
-        _ => std::future::pending().await,
+/// The next diagnostic; never, if they are not sent.
+async fn received(diagnostics: &mut Option<mpsc::Receiver<Diagnostic>>) -> Option<Diagnostic> {
+    match diagnostics {
+        Some(diagnostics) => diagnostics.recv().await,
+        None => std::future::pending().await,
     }
 }
 
-type SpanExport = Pin<Box<dyn Future<Output = (Vec<Span>, Result<(), ExportError>)> + Send>>;
-
-/// The spans that wait, and those under way.
-struct SpanQueue {
-    collector: Arc<Collector>,
-    resource: spans::Resource,
-    telemetry: Arc<Telemetry>,
-    waiting: VecDeque<Span>,
-    sending: Option<SpanExport>,
-}
-
-impl SpanQueue {
-    fn new(collector: Collector, resource: spans::Resource, telemetry: Arc<Telemetry>) -> Self {
-        let collector = Arc::new(collector);
-        Self { collector, resource, telemetry, waiting: VecDeque::new(), sending: None }
-    }
-
-    fn add(&mut self, spans: Vec<Span>) {
-        self.waiting.extend(spans);
-        self.bound();
-        if self.waiting.len() >= MOST_SENT {
-            self.begin();
-        }
-    }
-
-    fn bound(&mut self) {
-        let over = self.waiting.len().saturating_sub(MOST_WAITING);
-        self.waiting.drain(..over);
-        self.dropped(over);
-    }
-
-    fn dropped(&self, spans: usize) {
-        if spans > 0 {
-            self.telemetry.count_otel(OtelSignal::Traces, OtelOutcome::Dropped, spans);
-        }
-    }
-
-    /// Begins to send, unless some are under way.
-    fn begin(&mut self) {
-        if self.sending.is_some() || self.waiting.is_empty() {
-            return;
-        }
-        let count = self.waiting.len().min(MOST_SENT);
-        let spans: Vec<Span> = self.waiting.drain(..count).collect();
-        let collector = self.collector.clone();
-        let mut request = ExportTraceServiceRequest::default();
-        let resource = self.resource.clone();
-        self.sending = Some(Box::pin(async move {
-            request.resource_spans = vec![resource.around(spans)];
-            let outcome = collector.send(request.encode_to_vec()).await;
-            (spans::Resource::spans(request), outcome)
-        }));
-    }
-
-    async fn sent(&mut self) {
-        let Some(sending) = &mut self.sending else { return };
-        let (spans, sent) = sending.await;
-        self.sending = None;
-        match sent {
-            Ok(()) => self.telemetry.count_otel(OtelSignal::Traces, OtelOutcome::Sent, spans.len()),
-            Err(ExportError::Refused) => self.dropped(spans.len()),
-            // Again with the next ones, as far as there is room.
-            Err(ExportError::Unavailable) => {
-                for span in spans.into_iter().rev() {
-                    self.waiting.push_front(span);
-                }
-                self.bound();
-            }
-        }
-    }
-
-    /// Sends all, until the first failure.
-    async fn drain(&mut self) {
-        loop {
-            self.begin();
-            if self.sending.is_none() {
-                return;
-            }
-            let waiting = self.waiting.len();
-            self.sent().await;
-            if self.waiting.len() > waiting {
-                self.dropped(self.waiting.len());
-                return;
-            }
-        }
+/// Ready when what is under way was taken or refused.
+async fn sent<I: ExportItem>(queue: &mut Option<ExportQueue<I>>) {
+    match queue {
+        Some(queue) => queue.sent().await,
+        None => std::future::pending().await,
     }
 }
 
@@ -254,38 +218,5 @@ async fn send_metrics(
             Err(_) => OtelOutcome::Dropped,
         };
         telemetry.count_otel(OtelSignal::Metrics, outcome, 1);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::config::{OtelProtocol, OtelTarget};
-
-    #[tokio::test]
-    async fn waiting_spans_are_bounded() {
-        let telemetry = Telemetry::silent().unwrap();
-        let target = OtelTarget {
-            url: "http://127.0.0.1:1/v1/traces".parse().unwrap(),
-            protocol: OtelProtocol::Http,
-            headers: Vec::new(),
-            timeout: Duration::from_secs(1),
-        };
-        let tls = crate::tls::client_config(&Config::for_tests("http://127.0.0.1:1")).unwrap();
-        let collector = Collector::new(&target, OtelSignal::Traces, &tls);
-        let mut queue = SpanQueue::new(collector, spans::Resource::default(), telemetry.clone());
-        for _ in 0..6 {
-            queue.add(vec![Span::default(); MOST_SENT]);
-        }
-        // One request is under way, and its spans come back.
-        assert_eq!(queue.waiting.len(), MOST_WAITING);
-        queue.sent().await;
-        assert_eq!(queue.waiting.len(), MOST_WAITING);
-        let dropped = format!(
-            "plimsoll_otel_items_total{{outcome=\"dropped\",signal=\"traces\"}} {}",
-            6 * MOST_SENT - MOST_WAITING
-        );
-        let metrics = telemetry.render();
-        assert!(metrics.contains(&dropped), "{metrics}");
     }
 }

@@ -4,6 +4,8 @@
 //! configured names, so their number is bounded by types; past a limit unknown model names become `other`. No
 //! prompt, reply or credential is in an event (invariant 9).
 
+mod chunks;
+mod diagnostics;
 mod event;
 mod failures;
 mod labels;
@@ -22,8 +24,13 @@ use std::time::Duration;
 
 use foldhash::HashMap;
 use jiff::civil::Date;
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, mpsc};
 
+#[cfg_attr(not(feature = "otel"), allow(unused_imports))]
+pub(crate) use self::chunks::CHUNK_SECONDS;
+pub use self::chunks::ChunkTimes;
+#[cfg_attr(not(feature = "otel"), allow(unused_imports))]
+pub(crate) use self::diagnostics::Diagnostic;
 pub use self::event::{Compaction, Exchange, ExchangeTiming, OpenExchange};
 pub(crate) use self::event::{StoreState, micros};
 pub(crate) use self::failures::FailedCall;
@@ -36,7 +43,7 @@ pub use self::labels::{CountEstimate, FailOpen, RefusalOutcome, SummaryOutcome};
 pub use self::live::{ContextReduction, MessageEvent, MessageStep};
 use self::log::Log;
 use self::metrics::Metrics;
-pub(crate) use self::metrics::UpstreamMetrics;
+pub(crate) use self::metrics::{MetricsFormat, UpstreamMetrics};
 pub(crate) use self::open::GaugeGuard;
 use self::quotas::QuotaBoard;
 pub use self::quotas::QuotaState;
@@ -275,10 +282,15 @@ impl Telemetry {
 
     /// The metrics, in Prometheus' text format.
     pub fn render(&self) -> String {
+        self.render_as(MetricsFormat::Prometheus)
+    }
+
+    /// The metrics, in this format.
+    pub(crate) fn render_as(&self, format: MetricsFormat) -> String {
         for ((upstream, kind), used) in self.quotas.largest(wall()) {
             self.metrics.show_quota(&upstream, kind, used);
         }
-        self.metrics.render(self.log.dropped())
+        self.metrics.render(self.log.dropped(), format)
     }
 
     /// Counts a client connection as open while the guard is held.
@@ -433,6 +445,18 @@ impl Telemetry {
         is_new
     }
 
+    /// The process's diagnostics since its start, once. If what is returned is dropped, none is kept any more.
+    #[cfg_attr(not(feature = "otel"), allow(dead_code))]
+    pub(crate) fn diagnostics(&self) -> Option<mpsc::Receiver<Diagnostic>> {
+        self.log.feed.take()
+    }
+
+    /// How many of them were lost since this was asked, because they were not taken in time.
+    #[cfg_attr(not(feature = "otel"), allow(dead_code))]
+    pub(crate) fn lost_diagnostics(&self) -> usize {
+        self.log.feed.take_lost()
+    }
+
     /// Spans or metrics were sent to a collector, or dropped.
     #[cfg_attr(not(feature = "otel"), allow(dead_code))]
     pub(crate) fn count_otel(&self, signal: OtelSignal, outcome: OtelOutcome, items: usize) {
@@ -456,5 +480,7 @@ impl Telemetry {
     }
 }
 
+#[cfg(test)]
+mod series_tests;
 #[cfg(test)]
 mod tests;

@@ -14,7 +14,7 @@ use super::routes::{self, AdminQuery, FoundRoute};
 use super::state::Admin;
 use super::{
     assets, caps, compare, count, events, failures, history, lessons, limits, line, listing,
-    messages, openapi, spend, transcript, turns,
+    messages, openapi, scrape, spend, transcript, turns,
 };
 use crate::telemetry::AdminRefusal;
 use crate::telemetry::log::clean;
@@ -61,7 +61,7 @@ async fn respond(
     let answered = match query {
         AdminQuery::Page => Ok(assets::page()),
         AdminQuery::Asset => assets::asset(name(0)),
-        AdminQuery::Metrics => Ok(responses::metrics(admin)),
+        AdminQuery::Metrics => Ok(scrape::answer(admin, request.headers())),
         AdminQuery::Alive => Ok(responses::text("alive\n")),
         AdminQuery::Ready => responses::ready(admin).await,
         AdminQuery::About => Ok(responses::about(admin, role).await),

@@ -31,6 +31,7 @@ mod rate_limit;
 mod responses;
 pub mod routes;
 mod savings;
+mod scrape;
 pub(super) mod secrets;
 mod session_cost;
 pub mod spend;

@@ -29,7 +29,7 @@ use super::state::{Admin, EXPORTS};
 use super::view::{
     self, CompactionRequest, CompactionStart, DeleteOutcome, DryRun, ServerInfo, SessionView, id_of,
 };
-use crate::clock::{now, wall};
+use crate::clock::wall;
 use crate::context::ExchangeId;
 use crate::context::ledger::Ledger;
 use crate::dialect::percent::decoded_whole;
@@ -114,14 +114,6 @@ pub(super) fn error_response(error: &AdminError) -> Response<AdminBody> {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
     response
-}
-
-pub(super) fn metrics(admin: &Admin) -> Response<AdminBody> {
-    // The fullest subject of each cap comes last, so that it is the one that shows.
-    for state in admin.ledgers.caps().list(now()).iter().rev() {
-        admin.telemetry.show_cap(&state.cap, state.used);
-    }
-    whole("text/plain; version=0.0.4; charset=utf-8", admin.telemetry.render())
 }
 
 pub(super) fn text(text: impl Into<Bytes>) -> Response<AdminBody> {

@@ -17,7 +17,7 @@ pub enum AdminQuery {
     Page,
     /// A script, style or picture of the page.
     Asset,
-    /// Metrics in Prometheus' text format; docs/metrics.md lists them. Needs no token if metrics_open is configured.
+    /// Metrics in Prometheus' text format, or in OpenMetrics' if it is asked for; docs/metrics.md lists them. Needs no token if metrics_open is configured.
     Metrics,
     /// Whether the process is alive.
     Alive,

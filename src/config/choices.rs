@@ -144,4 +144,6 @@ pub enum OtelSignal {
     Traces,
     /// Counts and durations.
     Metrics,
+    /// The log: a record for each exchange, and what else it tells.
+    Logs,
 }

@@ -85,12 +85,12 @@ impl ConfigErrors {
         what: impl Into<String>,
         todo: impl Into<String>,
     ) {
-        self.0.push(ConfigError {
-            place,
-            key: key.to_owned(),
-            what: what.into(),
-            todo: todo.into(),
-        });
+        let (key, what, todo) = (key.to_owned(), what.into(), todo.into());
+        let error = ConfigError { place, key, what, todo };
+        // Several settings may come from one value.
+        if !self.0.contains(&error) {
+            self.0.push(error);
+        }
     }
 
     /// Whether there is no fault.

@@ -16,13 +16,15 @@ pub struct OtelSettings {
     pub traces: Option<OtelTarget>,
     /// Where metrics go; `None`: nowhere.
     pub metrics: Option<OtelTarget>,
+    /// Where the log goes, besides where it is written; `None`: nowhere.
+    pub logs: Option<OtelTarget>,
     /// Which exchanges get spans.
     pub sampler: TraceSampler,
     /// Whether the upstream gets our `traceparent`.
     pub propagate: bool,
     /// The attributes of this process, `service.name` among them.
     pub resource: Vec<(Box<str>, Box<str>)>,
-    /// How long spans are gathered.
+    /// How long spans and records of the log are gathered.
     pub span_delay: Duration,
     /// How often metrics are sent.
     pub metric_interval: Duration,

@@ -247,7 +247,7 @@ pub struct RawOtel {
     /// `OTEL_EXPORTER_OTLP_HEADERS`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub headers: Option<String>,
-    /// What is sent: `traces`, `metrics`.
+    /// What is sent: `traces`, `metrics`, `logs`.
     pub signals: Vec<OtelSignal>,
     /// Share of traces that are sent, 0 to 1. A client that continues a trace decides instead. Default:
     /// `OTEL_TRACES_SAMPLER`, else all.
@@ -264,7 +264,7 @@ impl Default for RawOtel {
             endpoint: None,
             protocol: None,
             headers: None,
-            signals: vec![OtelSignal::Traces, OtelSignal::Metrics],
+            signals: vec![OtelSignal::Traces, OtelSignal::Metrics, OtelSignal::Logs],
             sample: None,
             propagate: false,
         }

@@ -12,27 +12,49 @@ pub(super) const SCHEMA_URL: &str = "https://opentelemetry.io/schemas/gen-ai/0.1
 /// The instrumentation scope.
 pub(super) const SCOPE: &str = "plimsoll";
 
-pub(super) const OPERATION: &str = "gen_ai.operation.name";
-pub(super) const PROVIDER: &str = "gen_ai.provider.name";
-pub(super) const CONVERSATION: &str = "gen_ai.conversation.id";
-pub(super) const COMPACTED: &str = "gen_ai.conversation.compacted";
-pub(super) const REQUEST_MODEL: &str = "gen_ai.request.model";
-pub(super) const STREAM: &str = "gen_ai.request.stream";
-pub(super) const RESPONSE_MODEL: &str = "gen_ai.response.model";
-pub(super) const FINISH_REASONS: &str = "gen_ai.response.finish_reasons";
-pub(super) const FIRST_CHUNK: &str = "gen_ai.response.time_to_first_chunk";
-pub(super) const INPUT: &str = "gen_ai.usage.input_tokens";
-pub(super) const OUTPUT: &str = "gen_ai.usage.output_tokens";
-pub(super) const CACHE_READ: &str = "gen_ai.usage.cache_read.input_tokens";
-pub(super) const CACHE_WRITE: &str = "gen_ai.usage.cache_write.input_tokens";
-pub(super) const REASONING: &str = "gen_ai.usage.reasoning.output_tokens";
-pub(super) const MODALITY: &str = "gen_ai.token.modality";
-pub(super) const ERROR: &str = "error.type";
-pub(super) const SERVER: &str = "server.address";
-pub(super) const PORT: &str = "server.port";
-pub(super) const METHOD: &str = "http.request.method";
-pub(super) const STATUS: &str = "http.response.status_code";
-pub(super) const PATH: &str = "url.path";
+/// Declares names, and of all of them a list for the test that compares them with the conventions.
+macro_rules! names {
+    ($($name:ident = $text:literal;)+) => {
+        $(pub(super) const $name: &str = $text;)+
+        #[cfg(test)]
+        const NAMES: &[&str] = &[$($text),+];
+    };
+}
+
+names! {
+    // Metrics.
+    DURATION = "gen_ai.client.inference.duration";
+    TIME_TO_FIRST_CHUNK = "gen_ai.client.inference.time_to_first_chunk";
+    TIME_PER_OUTPUT_CHUNK = "gen_ai.client.inference.time_per_output_chunk";
+    INPUT_TOKENS = "gen_ai.client.inference.usage.input_tokens";
+    OUTPUT_TOKENS = "gen_ai.client.inference.usage.output_tokens";
+    CACHE_READ_TOKENS = "gen_ai.client.inference.usage.cache_read.input_tokens";
+    CACHE_WRITE_TOKENS = "gen_ai.client.inference.usage.cache_write.input_tokens";
+    REASONING_TOKENS = "gen_ai.client.inference.usage.reasoning.output_tokens";
+
+    // Attributes.
+    OPERATION = "gen_ai.operation.name";
+    PROVIDER = "gen_ai.provider.name";
+    CONVERSATION = "gen_ai.conversation.id";
+    COMPACTED = "gen_ai.conversation.compacted";
+    REQUEST_MODEL = "gen_ai.request.model";
+    STREAM = "gen_ai.request.stream";
+    RESPONSE_MODEL = "gen_ai.response.model";
+    FINISH_REASONS = "gen_ai.response.finish_reasons";
+    FIRST_CHUNK = "gen_ai.response.time_to_first_chunk";
+    INPUT = "gen_ai.usage.input_tokens";
+    OUTPUT = "gen_ai.usage.output_tokens";
+    CACHE_READ = "gen_ai.usage.cache_read.input_tokens";
+    CACHE_WRITE = "gen_ai.usage.cache_write.input_tokens";
+    REASONING = "gen_ai.usage.reasoning.output_tokens";
+    MODALITY = "gen_ai.token.modality";
+    ERROR = "error.type";
+    SERVER = "server.address";
+    PORT = "server.port";
+    METHOD = "http.request.method";
+    STATUS = "http.response.status_code";
+    PATH = "url.path";
+}
 
 /// Whether a model is called, so that the conventions for inference apply.
 pub(super) fn is_inference(exchange: &Exchange) -> bool {
@@ -82,4 +104,40 @@ pub(super) fn response_model(exchange: &Exchange) -> Option<&str> {
         None => None,
     };
     exchange.served.as_deref().or(requested)
+}
+
+#[cfg(test)]
+mod tests {
+    use strum::IntoEnumIterator as _;
+
+    use super::super::providers::HOSTS;
+    use super::*;
+
+    const FACTS: &str = include_str!("../../tests/data/conventions/gen-ai-0.1.0.tsv");
+
+    fn facts(kind: &str) -> impl Iterator<Item = (&'static str, &'static str)> {
+        let rows = FACTS.lines().map(|row| row.split('\t').collect::<Vec<_>>());
+        rows.filter(move |row| row[0] == kind).map(|row| (row[1], row[2]))
+    }
+
+    #[test]
+    fn names_are_those_of_pinned_version() {
+        let known = || facts("attribute").chain(facts("metric")).map(|(name, _)| name);
+        for name in NAMES {
+            assert!(known().any(|known| known == *name), "{name}");
+        }
+        assert!(NAMES.len() > 25 && SCHEMA_URL.ends_with("/gen-ai/0.1.0"));
+    }
+
+    #[test]
+    fn values_are_those_of_pinned_version() {
+        let known = |name: &str, value: &str| facts("value").any(|fact| fact == (name, value));
+        for (host, provider) in HOSTS {
+            assert!(known(PROVIDER, provider), "{host}: {provider}");
+        }
+        for dialect in Dialect::iter() {
+            assert!(known(OPERATION, operation(Some(dialect))), "{dialect:?}");
+        }
+        assert!(!known(PROVIDER, "plimsoll"));
+    }
 }

@@ -20,17 +20,14 @@ use tokio::sync::mpsc;
 use super::conventions as name;
 use super::providers::Providers;
 use crate::config::{OtelSettings, OtelSignal};
-use crate::telemetry::{Exchange, OtelOutcome, Telemetry};
-
-/// Bounds of durations, seconds: those of the conventions.
-const SECONDS: [f64; 14] =
-    [0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92];
+use crate::telemetry::{CHUNK_SECONDS, Exchange, OtelOutcome, Telemetry};
 
 /// The instruments.
 pub(super) struct InferenceMetrics {
     provider: SdkMeterProvider,
     duration: Histogram<f64>,
     first_chunk: Histogram<f64>,
+    per_chunk: Histogram<f64>,
     input: Counter<u64>,
     output: Counter<u64>,
     cache_read: Counter<u64>,
@@ -58,19 +55,15 @@ impl InferenceMetrics {
             .with_version(env!("CARGO_PKG_VERSION"))
             .with_schema_url(name::SCHEMA_URL);
         let meter = provider.meter_with_scope(scope.build());
-        let tokens = |kind: &str| counter(&meter, kind);
         Self {
-            duration: histogram(&meter, "duration", "GenAI client inference operation duration."),
-            first_chunk: histogram(
-                &meter,
-                "time_to_first_chunk",
-                "Time to receive the first chunk.",
-            ),
-            input: tokens("input_tokens"),
-            output: tokens("output_tokens"),
-            cache_read: tokens("cache_read.input_tokens"),
-            cache_write: tokens("cache_write.input_tokens"),
-            reasoning: tokens("reasoning.output_tokens"),
+            duration: histogram(&meter, name::DURATION),
+            first_chunk: histogram(&meter, name::TIME_TO_FIRST_CHUNK),
+            per_chunk: histogram(&meter, name::TIME_PER_OUTPUT_CHUNK),
+            input: counter(&meter, name::INPUT_TOKENS),
+            output: counter(&meter, name::OUTPUT_TOKENS),
+            cache_read: counter(&meter, name::CACHE_READ_TOKENS),
+            cache_write: counter(&meter, name::CACHE_WRITE_TOKENS),
+            reasoning: counter(&meter, name::REASONING_TOKENS),
             provider,
         }
     }
@@ -98,6 +91,12 @@ impl InferenceMetrics {
         }
         if let (true, Some(first)) = (exchange.streamed, exchange.timing.first_byte_us) {
             self.first_chunk.record(seconds(first), &labels);
+        }
+        if let Some(chunks) = &exchange.timing.chunks {
+            // Each counts; together, those of a bucket took as long as their mean so many times.
+            for (mean, chunks) in chunks.means() {
+                (0..chunks).for_each(|_| self.per_chunk.record(mean, &labels));
+            }
         }
         self.count_tokens(exchange, &labels);
         if let Some(error) = name::error(exchange) {
@@ -141,14 +140,12 @@ fn seconds(us: u64) -> f64 {
     Duration::from_micros(us).as_secs_f64()
 }
 
-fn histogram(meter: &Meter, kind: &str, help: &'static str) -> Histogram<f64> {
-    let name = format!("gen_ai.client.inference.{kind}");
-    let builder = meter.f64_histogram(name).with_unit("s").with_description(help);
-    builder.with_boundaries(SECONDS.to_vec()).build()
+fn histogram(meter: &Meter, name: &'static str) -> Histogram<f64> {
+    let builder = meter.f64_histogram(name).with_unit("s");
+    builder.with_boundaries(CHUNK_SECONDS.to_vec()).build()
 }
 
-fn counter(meter: &Meter, kind: &str) -> Counter<u64> {
-    let name = format!("gen_ai.client.inference.usage.{kind}");
+fn counter(meter: &Meter, name: &'static str) -> Counter<u64> {
     meter.u64_counter(name).with_unit("{token}").build()
 }
 

@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::dialect::Dialect;
 
 /// Ends of hosts, and `gen_ai.provider.name`.
-const HOSTS: &[(&str, &str)] = &[
+pub(super) const HOSTS: &[(&str, &str)] = &[
     ("anthropic.com", "anthropic"),
     ("openai.azure.com", "azure.ai.openai"),
     ("azure.com", "azure.ai.inference"),

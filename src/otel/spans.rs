@@ -7,18 +7,16 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
-use opentelemetry_proto::tonic::common::v1::any_value::Value;
-use opentelemetry_proto::tonic::common::v1::{
-    AnyValue, ArrayValue, InstrumentationScope, KeyValue,
-};
-use opentelemetry_proto::tonic::resource::v1::Resource as ProtoResource;
+use opentelemetry_proto::tonic::resource::v1::Resource;
 use opentelemetry_proto::tonic::trace::v1::span::{Event, SpanKind};
 use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, Status};
 
+use super::attributes::{Attributes, scope};
 use super::conventions as name;
 use super::providers::{Providers, UpstreamProvider};
-use crate::config::OtelSettings;
+use super::queue::ExportItem;
+use crate::config::OtelSignal;
 use crate::context::Outcome;
 use crate::telemetry::{Exchange, ExchangeTrace, StepKind, TraceStep};
 
@@ -27,87 +25,21 @@ const FLAGS: u32 = 0x101;
 /// The parent is in another process.
 const REMOTE: u32 = 0x200;
 
-/// What is said of this process with all spans.
-#[derive(Clone, Default)]
-pub(super) struct Resource(ProtoResource);
+impl ExportItem for Span {
+    const SIGNAL: OtelSignal = OtelSignal::Traces;
+    type Request = ExportTraceServiceRequest;
 
-impl Resource {
-    pub(super) fn new(settings: &OtelSettings) -> Self {
-        let mut attributes = Attributes::default();
-        for (key, value) in &settings.resource {
-            attributes.text(key, value);
-        }
-        Self(ProtoResource { attributes: attributes.0, ..ProtoResource::default() })
-    }
-
-    pub(super) fn around(self, spans: Vec<Span>) -> ResourceSpans {
-        let scope = InstrumentationScope {
-            name: name::SCOPE.to_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            ..InstrumentationScope::default()
-        };
+    fn request(resource: Resource, spans: Vec<Self>) -> Self::Request {
         let schema_url = name::SCHEMA_URL.to_owned();
-        let scope_spans = vec![ScopeSpans { scope: Some(scope), spans, schema_url }];
-        ResourceSpans { resource: Some(self.0), scope_spans, schema_url: String::new() }
+        let scope_spans = vec![ScopeSpans { scope: Some(scope()), spans, schema_url }];
+        let resource = Some(resource);
+        let of_resource = ResourceSpans { resource, scope_spans, schema_url: String::new() };
+        ExportTraceServiceRequest { resource_spans: vec![of_resource] }
     }
 
-    /// The spans of a request, back.
-    pub(super) fn spans(request: ExportTraceServiceRequest) -> Vec<Span> {
+    fn items(request: Self::Request) -> Vec<Self> {
         let scopes = request.resource_spans.into_iter().flat_map(|one| one.scope_spans);
         scopes.flat_map(|one| one.spans).collect()
-    }
-}
-
-/// Attributes of a span. What is not known is left out.
-#[derive(Default)]
-struct Attributes(Vec<KeyValue>);
-
-impl Attributes {
-    fn push(&mut self, key: &str, value: Value) {
-        let value = Some(AnyValue { value: Some(value) });
-        self.0.push(KeyValue { key: key.to_owned(), value, ..KeyValue::default() });
-    }
-
-    fn text(&mut self, key: &str, value: &str) {
-        self.push(key, Value::StringValue(value.to_owned()));
-    }
-
-    fn may_text(&mut self, key: &str, value: Option<&str>) {
-        if let Some(value) = value {
-            self.text(key, value);
-        }
-    }
-
-    fn number(&mut self, key: &str, value: impl TryInto<i64>) {
-        if let Ok(value) = value.try_into() {
-            self.push(key, Value::IntValue(value));
-        }
-    }
-
-    fn may_number(&mut self, key: &str, value: Option<impl TryInto<i64>>) {
-        if let Some(value) = value {
-            self.number(key, value);
-        }
-    }
-
-    fn may_real(&mut self, key: &str, value: Option<f64>) {
-        if let Some(value) = value {
-            self.push(key, Value::DoubleValue(value));
-        }
-    }
-
-    fn flag(&mut self, key: &str, value: bool) {
-        if value {
-            self.push(key, Value::BoolValue(true));
-        }
-    }
-
-    fn list<'t>(&mut self, key: &str, texts: impl Iterator<Item = &'t str>) {
-        let texts = texts.map(|text| AnyValue { value: Some(Value::StringValue(text.to_owned())) });
-        let values: Vec<AnyValue> = texts.collect();
-        if !values.is_empty() {
-            self.push(key, Value::ArrayValue(ArrayValue { values }));
-        }
     }
 }
 

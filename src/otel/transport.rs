@@ -173,6 +173,9 @@ fn with_method(url: &Uri, protocol: OtelProtocol, signal: OtelSignal) -> Uri {
         (OtelProtocol::Grpc, OtelSignal::Metrics) => {
             "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
         }
+        (OtelProtocol::Grpc, OtelSignal::Logs) => {
+            "/opentelemetry.proto.collector.logs.v1.LogsService/Export"
+        }
     };
     let mut parts = url.clone().into_parts();
     parts.path_and_query = Some(http::uri::PathAndQuery::from_static(method));

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::chunks::ChunkTimes;
 use super::labels::{CountEstimate, FailOpen, SummaryOutcome};
 use super::refusal::RefusalReport;
 use super::trace::ExchangeTrace;
@@ -204,6 +205,9 @@ pub struct ExchangeTiming {
     /// when the last byte of the request was sent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub longest_gap_us: Option<u64>,
+    /// How long its chunks took; only of a stream, and if they are exported.
+    #[serde(skip)]
+    pub chunks: Option<Box<ChunkTimes>>,
     /// Whether the stream was broken off because the upstream sent nothing for `limits.silent_stream_s`.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub silent_stream: bool,

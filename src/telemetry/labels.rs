@@ -90,7 +90,7 @@ pub(crate) enum MemoryKind {
 }
 
 /// What is cached in memory beyond its exchange; a metric label.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, AsRefStr, EnumIter)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum CacheKind {
     /// Sessions with their turns and decisions.

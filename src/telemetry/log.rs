@@ -11,9 +11,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use serde::Serialize;
-use tracing_subscriber::filter::{LevelFilter, Targets};
-use tracing_subscriber::reload;
 
+use super::diagnostics::{self, ChangeLevel, DiagnosticFeed};
 use super::event::{Exchange, ExchangeTiming};
 use super::labels::tokens_by_kind;
 use super::refusal::RefusalReport;
@@ -51,14 +50,14 @@ pub struct Log {
     sink: Option<Arc<LogSink>>,
     /// Changes the level of diagnostics, if they are written to this log.
     level: Arc<OnceLock<ChangeLevel>>,
+    /// Its diagnostics, for an exporter.
+    pub(super) feed: Arc<DiagnosticFeed>,
 }
-
-type ChangeLevel = Box<dyn Fn(Targets) + Send + Sync>;
 
 impl Log {
     /// A log that writes nothing.
     pub(super) fn none() -> Self {
-        Self { form: LogFormat::Text, sink: None, level: Arc::default() }
+        Self { form: LogFormat::Text, sink: None, level: Arc::default(), feed: Arc::default() }
     }
 
     /// Writes lines in `form` to `out`, on a thread of its own.
@@ -69,7 +68,7 @@ impl Log {
         let sink = Arc::new(LogSink::default());
         let writer = sink.clone();
         std::thread::Builder::new().name("log".into()).spawn(move || writer.run(out))?;
-        Ok(Self { form, sink: Some(sink), level: Arc::default() })
+        Ok(Self { form, sink: Some(sink), level: Arc::default(), feed: Arc::default() })
     }
 
     /// Writes the line of one exchange.
@@ -98,7 +97,7 @@ impl Log {
     /// Sets the level of diagnostics from now on, if they are written to this log.
     pub fn set_level(&self, level: &str) {
         if let Some(change) = self.level.get() {
-            change(ours(level));
+            change(level);
         }
     }
 
@@ -114,51 +113,15 @@ impl Log {
         self.sink.as_ref().map_or(0, |sink| sink.state().dropped)
     }
 
-    /// Writes this process's diagnostics (`tracing`) to this log, but only our own: those of libraries about
-    /// headers and frames could contain private data. An invalid `level` means `info`. Panics are reported
-    /// here too, only with their location: their message could quote a prompt. Does nothing if diagnostics
-    /// already have a subscriber.
+    /// Writes this process's diagnostics to this log, up to `level`. Does nothing if they already have a subscriber.
     pub fn take_diagnostics(&self, level: &str) {
-        use tracing_subscriber::layer::SubscriberExt as _;
-        use tracing_subscriber::util::SubscriberInitExt as _;
-
         let log = self.clone();
-        let lines = tracing_subscriber::fmt()
-            // The filter below decides, because it can change while the process runs.
-            .with_max_level(LevelFilter::TRACE)
-            .with_ansi(false)
-            .with_target(false)
-            .with_writer(move || log.clone());
-        let (taken, change): (_, ChangeLevel) = match self.form {
-            LogFormat::Text => {
-                let (ours, change) = reload::Layer::new(ours(level));
-                (
-                    lines.compact().finish().with(ours).try_init(),
-                    Box::new(move |ours| drop(change.reload(ours))),
-                )
-            }
-            LogFormat::Json => {
-                let (ours, change) = reload::Layer::new(ours(level));
-                (
-                    lines.json().flatten_event(true).finish().with(ours).try_init(),
-                    Box::new(move |ours| drop(change.reload(ours))),
-                )
-            }
-        };
-        if taken.is_ok() {
+        let writer = move || log.clone();
+        let is_json = self.form == LogFormat::Json;
+        if let Some(change) = diagnostics::install(writer, is_json, level, self.feed.clone()) {
             let _ = self.level.set(change);
-            std::panic::set_hook(Box::new(|panic| match panic.location() {
-                Some(place) => tracing::error!("panicked at {place}; please report it"),
-                None => tracing::error!("panicked; please report it"),
-            }));
         }
     }
-}
-
-/// A filter for our own diagnostics up to a level; `info` if the level is invalid.
-fn ours(level: &str) -> Targets {
-    let level = level.parse().unwrap_or(LevelFilter::INFO);
-    Targets::new().with_target(env!("CARGO_CRATE_NAME"), level)
 }
 
 impl Write for Log {
@@ -250,7 +213,7 @@ impl LogSink {
 }
 
 /// The line for people.
-fn text(exchange: &Exchange) -> String {
+pub(crate) fn text(exchange: &Exchange) -> String {
     let mut line = LogLine(String::with_capacity(512));
     let time = SystemTime::UNIX_EPOCH + Duration::from_millis(exchange.at);
     line.push_display(humantime::format_rfc3339_millis(time));

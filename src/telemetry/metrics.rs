@@ -6,8 +6,10 @@
 
 mod accuracy;
 mod compacting;
+mod exemplars;
 mod family;
 mod memory;
+mod openmetrics;
 mod rewriting;
 mod store;
 mod traffic;
@@ -16,15 +18,16 @@ mod upstreams;
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, PoisonError};
 
-use prometheus::{Encoder, IntCounter, IntGauge, Registry, TextEncoder};
+use prometheus::{IntCounter, IntGauge, Registry, TextEncoder};
 use strum::IntoEnumIterator as _;
 
 use self::accuracy::AccuracyMetrics;
 use self::compacting::{CompactionMetrics, SummaryLabels};
+use self::exemplars::{ExemplarFamily, Exemplars};
 #[cfg(test)]
 pub(super) use self::family::MetricRow;
 use self::family::{
-    FamilyTable, MetricFamily, ModelLabels, NONE, UpstreamLabels, families, labels,
+    FamilyTable, MetricFamily, ModelLabels, NONE, UpstreamLabels, families, labels, seconds,
 };
 use self::memory::MemoryMetrics;
 use self::rewriting::{RefusedLabels, RewriteMetrics};
@@ -38,7 +41,6 @@ use super::labels::{
     RejectedConnection, StoreOperation, SummaryOutcome, WarehouseOutcome,
 };
 use crate::config::OtelSignal;
-use crate::context::policy::SummaryAuthor;
 use crate::dialect::model_list::is_dated;
 use crate::dialect::quota::QuotaKind;
 use crate::dialect::refusal::RefusalCause;
@@ -49,6 +51,15 @@ pub(super) const MODELS: usize = 50;
 const LONGEST: usize = 80;
 /// How many values of a tag are labels; any further are `other`.
 const TAG_VALUES: usize = 50;
+
+/// A text format of metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MetricsFormat {
+    /// Prometheus' own.
+    Prometheus,
+    /// OpenMetrics 1.0, which has exemplars.
+    OpenMetrics,
+}
 
 labels! {
     RejectionLabels { end: RejectedConnection }
@@ -82,9 +93,9 @@ families! {
         preset: MetricFamily<PresetLabels<'static>, IntGauge> = "plimsoll_preset_info",
             "Always 1; which preset is configured, or `none`.";
         otel: MetricFamily<OtelLabels, IntCounter> = "plimsoll_otel_items_total",
-            "Spans, and exports of metrics, that an OpenTelemetry collector took (`sent`) or that were `dropped`.";
+            "Spans, log records and exports of metrics, `sent` to an OpenTelemetry collector or `dropped`.";
         warehouse: MetricFamily<WarehouseLabels, IntCounter> = "plimsoll_warehouse_turns_total",
-            "Turns that were `written` to the warehouse or that were `dropped`.";
+            "Turns `written` to the warehouse or `dropped`.";
     }
 }
 
@@ -101,6 +112,7 @@ pub(super) struct Metrics {
     pub(super) memory: MemoryMetrics,
     pub(super) store: StoreMetrics,
     pub(super) upstream_connections: UpstreamConnections,
+    exemplars: Exemplars,
     models: Mutex<HashSet<Box<str>>>,
     /// The tags that are labels, and their values so far.
     tags: Mutex<HashMap<Box<str>, HashSet<Box<str>>>>,
@@ -118,6 +130,7 @@ impl Metrics {
             memory: MemoryMetrics::new(&mut table)?,
             store: StoreMetrics::new(&mut table)?,
             upstream_connections: UpstreamConnections::new(&mut table)?,
+            exemplars: Exemplars::default(),
             models: Mutex::default(),
             tags: Mutex::default(),
             #[cfg(test)]
@@ -157,11 +170,8 @@ impl Metrics {
             .refused
             .begin_at_zero(RefusalCause::iter().map(|cause| RefusedLabels { upstream, cause }));
         self.rewriting.set_aside.begin_at_zero([UpstreamLabels { upstream }].into_iter());
-        for engine in SummaryAuthor::iter() {
-            let labels =
-                SummaryOutcome::iter().map(|outcome| SummaryLabels { upstream, engine, outcome });
-            self.compacting.written.begin_at_zero(labels);
-        }
+        let summaries = SummaryOutcome::iter().map(|outcome| SummaryLabels { upstream, outcome });
+        self.compacting.written.begin_at_zero(summaries);
     }
 
     #[cfg(test)]
@@ -169,14 +179,20 @@ impl Metrics {
         &self.table
     }
 
-    /// All metrics, in Prometheus' text format.
-    pub(super) fn render(&self, log_dropped: u64) -> String {
+    /// All metrics.
+    pub(super) fn render(&self, log_dropped: u64, format: MetricsFormat) -> String {
         let counted = self.process.log_dropped.get();
         self.process.log_dropped.inc_by(log_dropped.saturating_sub(counted));
-        let mut out = Vec::new();
-        // Writing to memory cannot fail, and a broken family does not affect the others.
-        let _ = TextEncoder::new().encode(&self.registry.gather(), &mut out);
-        String::from_utf8_lossy(&out).into_owned()
+        let families = self.registry.gather();
+        match format {
+            MetricsFormat::Prometheus => {
+                let mut page = String::new();
+                // Writing to memory cannot fail, and what comes before a broken family stays.
+                let _ = TextEncoder::new().encode_utf8(&families, &mut page);
+                page
+            }
+            MetricsFormat::OpenMetrics => openmetrics::encode(&families, &self.exemplars),
+        }
     }
 
     /// The number of open client connections.
@@ -256,14 +272,26 @@ impl Metrics {
     /// Counts one exchange.
     pub(super) fn count(&self, exchange: &Exchange) {
         let upstream = exchange.upstream.as_deref().unwrap_or(NONE);
-        self.traffic.count(exchange, upstream);
+        let model = exchange.model.as_deref().map_or(NONE, |model| self.model_label(model));
+        let model = ModelLabels { upstream, model };
+        self.traffic.count(exchange, model);
+        if let Some(trace) = &exchange.trace {
+            let duration = Some(exchange.timing.duration_us);
+            for (family, us) in [
+                (ExemplarFamily::FirstByte, exchange.timing.first_byte_us),
+                (ExemplarFamily::Duration, duration),
+            ] {
+                if let Some(us) = us {
+                    self.exemplars.record(family, model, trace, seconds(us), exchange.at);
+                }
+            }
+        }
         self.compacting.count_wait(exchange);
         self.accuracy.count(exchange);
         if !exchange.tags.is_empty() {
             self.count_tags(exchange);
         }
         let Some(requested) = exchange.model.as_deref() else { return };
-        let model = ModelLabels { upstream, model: self.model_label(requested) };
         self.rewriting.count(exchange, model);
         self.accuracy.count_model(exchange, model);
         self.traffic.count_model(exchange, model);

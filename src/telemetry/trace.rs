@@ -109,7 +109,8 @@ impl ExchangeTrace {
     }
 }
 
-fn push_hex(bytes: &[u8], text: &mut String) {
+/// Appends bytes as lower-case digits.
+pub(super) fn push_hex(bytes: &[u8], text: &mut String) {
     for byte in bytes {
         for digit in [byte >> 4, byte & 15] {
             text.extend(char::from_digit(digit.into(), 16));

@@ -113,7 +113,7 @@ async fn talk(serving: &mut Serving, provider: &Provider) {
     }
     call.end().await;
     client.response().await;
-    serving.wait_for_metrics("plimsoll_store_operation_seconds_count{operation=\"put\"} 1").await;
+    serving.wait_for_metrics("plimsoll_store_operations_total{operation=\"put\"} 1").await;
 }
 
 /// A false server at the admin address gets no token, and its answers are not trusted.

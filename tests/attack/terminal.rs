@@ -185,9 +185,7 @@ async fn control_characters_in_client_names_are_shown_escaped() {
         provider.call().await.answer("200 OK", &reply.to_string()).await;
         assert_eq!(client.response().await.status(), 200);
         serving.wait_for_log("/v1/messages").await;
-        serving
-            .wait_for_metrics("plimsoll_store_operation_seconds_count{operation=\"put\"} 1")
-            .await;
+        serving.wait_for_metrics("plimsoll_store_operations_total{operation=\"put\"} 1").await;
         let log = serving.log();
         assert!(!log.contains(obeyed), "{log:?}");
         assert!(log.contains("52;c;"), "{log:?}");

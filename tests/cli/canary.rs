@@ -67,7 +67,7 @@ async fn session(configuration: &str, is_refused: bool) -> String {
     let mut grown = history(7, text(40));
     grown["messages"][14]["content"][0]["content"] = json!(text(8000)(7));
     let sent = call(&serving, &provider, &grown, is_refused).await;
-    serving.counted("plimsoll_store_operation_seconds_count{operation=\"put\"}").await;
+    serving.counted("plimsoll_store_operations_total{operation=\"put\"}").await;
     let found = holding(serving.data.path());
     assert!(found.is_empty(), "{configuration}\nwords of a tool result are in {found:?}");
     assert!(serving.data.path().join("plimsoll.db").exists());

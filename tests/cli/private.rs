@@ -45,7 +45,7 @@ async fn nothing_private_is_shown() {
             provider.call().await.answer(status, &answer).await;
             client.response().await;
         }
-        serving.counted("plimsoll_store_operation_seconds_count{operation=\"put\"}").await;
+        serving.counted("plimsoll_store_operations_total{operation=\"put\"}").await;
         // Every exchange is logged once the server has ended; the views are read before that.
         let list = serving.ask("/api/v1/sessions").await.text().to_owned();
         let listed: serde_json::Value = serde_json::from_str(&list).unwrap();

@@ -2,14 +2,19 @@
 
 use std::time::Duration;
 
+use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
+use opentelemetry_proto::tonic::common::v1::KeyValue;
+use opentelemetry_proto::tonic::common::v1::any_value::Value;
 use opentelemetry_proto::tonic::metrics::v1::metric::Data;
 use opentelemetry_proto::tonic::metrics::v1::number_data_point;
 use opentelemetry_proto::tonic::trace::v1::Span;
 use plimsoll::config::{Config, OtelProtocol, TraceSampler};
 use plimsoll::otel::OtelExport;
+use prost::Message as _;
 use tokio::net::TcpListener;
 
-use crate::support::collector::{Collector, lines, settings};
+use crate::support::collector::{Collector, lines, settings, target};
 use crate::support::http1::{Message, Provider, Wire};
 use crate::support::server::{TestServer, config};
 use crate::support::{wire, within};
@@ -23,6 +28,8 @@ struct Exported {
     server: TestServer,
     export: Option<OtelExport>,
     provider: Provider,
+    /// How many chunks came after the first one of their stream.
+    later_chunks: u64,
 }
 
 impl Exported {
@@ -33,7 +40,7 @@ impl Exported {
         change(&mut config);
         let server = TestServer::with(config.clone()).await;
         let export = OtelExport::start(&config, &server.telemetry);
-        Self { server, export, provider }
+        Self { server, export, provider, later_chunks: 0 }
     }
 
     /// One streamed exchange: what the upstream got.
@@ -55,7 +62,7 @@ impl Exported {
         }
         call.end().await;
         assert_eq!(client.response().await.status(), 200);
-        self.server.next_exchange().await;
+        self.later_chunks += self.server.next_exchange().await.timing.frames - 1;
         call.message
     }
 
@@ -72,6 +79,39 @@ fn only_traces(config: &mut Config) {
     config.otel.as_mut().unwrap().metrics = None;
 }
 
+fn only_metrics(config: &mut Config) {
+    config.otel.as_mut().unwrap().traces = None;
+}
+
+/// Only logs, for the collector at `base`.
+fn only_logs(config: &mut Config, base: &str, protocol: OtelProtocol) {
+    let otel = config.otel.as_mut().unwrap();
+    (otel.traces, otel.metrics) = (None, None);
+    otel.logs = Some(target(base, protocol, "logs"));
+}
+
+/// Panics unless the pinned conventions have this, or it is ours.
+fn expect_known(kind: &str, name: &str, of_type: &str, unit: &str) {
+    let facts = include_str!("../data/conventions/gen-ai-0.1.0.tsv");
+    let row = [kind, name, of_type, unit].join("\t");
+    let is_known = name.starts_with("plimsoll.") || facts.lines().any(|it| it == row.trim_end());
+    assert!(is_known, "{row}");
+}
+
+fn expect_known_attributes(attributes: &[KeyValue]) {
+    for KeyValue { key, value, .. } in attributes {
+        let of_type = match value.as_ref().unwrap().value.as_ref().unwrap() {
+            Value::StringValue(_) => "string",
+            Value::BoolValue(_) => "boolean",
+            Value::IntValue(_) => "int",
+            Value::DoubleValue(_) => "double",
+            Value::ArrayValue(_) => "string[]",
+            other => panic!("{key}: {other:?}"),
+        };
+        expect_known("attribute", key, of_type, "");
+    }
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -80,6 +120,7 @@ async fn spans(collector: &mut Collector) -> Vec<Span> {
     let mut request = collector.traces().await;
     let scope = request.resource_spans.remove(0).scope_spans.remove(0);
     assert_eq!(scope.schema_url, "https://opentelemetry.io/schemas/gen-ai/0.1.0");
+    scope.spans.iter().for_each(|span| expect_known_attributes(&span.attributes));
     scope.spans
 }
 
@@ -97,8 +138,7 @@ async fn exchange_is_spans_of_clients_trace() {
     assert_eq!(export.headers["content-type"], "application/x-protobuf");
     let text = String::from_utf8_lossy(&export.body).into_owned();
     assert!(!text.contains("hello") && !text.contains("Hello") && !text.contains("sk-"), "{text}");
-    let request: opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest =
-        prost::Message::decode(export.body).unwrap();
+    let request = ExportTraceServiceRequest::decode(export.body).unwrap();
     let [of_resource] = request.resource_spans.as_slice() else { panic!("{request:?}") };
     let resource = of_resource.resource.as_ref().unwrap();
     assert_eq!(lines(&resource.attributes), ["service.name=plimsoll"]);
@@ -309,17 +349,87 @@ async fn grpc_is_spoken() {
     assert!(proxy.counted("traces", "sent") > 0);
     assert_eq!(proxy.counted("metrics", "sent"), 1);
     assert_eq!(proxy.counted("traces", "dropped"), 0);
+    let mut proxy = Exported::start(&collector.base, OtelProtocol::Grpc, |config| {
+        only_logs(config, &collector.base, OtelProtocol::Grpc);
+    })
+    .await;
+    proxy.exchange("").await;
+    let export = collector.next().await;
+    assert_eq!(export.path, "/opentelemetry.proto.collector.logs.v1.LogsService/Export");
+    proxy.export.take().unwrap().finish().await;
+    assert!(proxy.counted("logs", "sent") > 0);
+}
+
+/// The log's line of an exchange is a record that names its span.
+#[tokio::test]
+async fn exchange_is_record_of_log() {
+    let mut collector = Collector::start().await;
+    let mut proxy = Exported::start(&collector.base, OtelProtocol::Http, |config| {
+        config.otel.as_mut().unwrap().logs =
+            Some(target(&collector.base, OtelProtocol::Http, "logs"));
+        only_traces(config);
+    })
+    .await;
+    proxy.exchange(&traceparent("01")).await;
+    let (mut spans, mut records) = (Vec::new(), Vec::new());
+    while spans.is_empty() || records.is_empty() {
+        let export = collector.next().await;
+        let text = String::from_utf8_lossy(&export.body).into_owned();
+        assert!(
+            !text.contains("hello") && !text.contains("Hello") && !text.contains("sk-"),
+            "{text}"
+        );
+        if export.path == "/v1/traces" {
+            let request = ExportTraceServiceRequest::decode(export.body).unwrap();
+            spans.extend(request.resource_spans.into_iter().flat_map(|it| it.scope_spans));
+        } else {
+            assert_eq!(export.path, "/v1/logs");
+            let request = ExportLogsServiceRequest::decode(export.body).unwrap();
+            let [of_resource] = request.resource_logs.as_slice() else { panic!("{request:?}") };
+            let resource = of_resource.resource.as_ref().unwrap();
+            assert_eq!(lines(&resource.attributes), ["service.name=plimsoll"]);
+            let [scope] = of_resource.scope_logs.as_slice() else { panic!("{request:?}") };
+            assert_eq!(scope.schema_url, "https://opentelemetry.io/schemas/gen-ai/0.1.0");
+            // Diagnostics of tests that run beside this one are no exchanges.
+            let exchanges = scope.log_records.iter().filter(|it| !it.event_name.is_empty());
+            records.extend(exchanges.cloned());
+        }
+    }
+    let [record] = records.as_slice() else { panic!("{records:?}") };
+    assert_eq!(record.event_name, "plimsoll.exchange");
+    assert_eq!((record.severity_number, record.severity_text.as_str()), (9, "INFO"));
+    assert_eq!(
+        (hex(&record.trace_id).as_str(), &record.span_id),
+        (TRACE, &spans[0].spans[0].span_id)
+    );
+    let Some(Value::StringValue(line)) = record.body.as_ref().unwrap().value.as_ref() else {
+        panic!("{record:?}")
+    };
+    assert!(line.starts_with("up POST /v1/messages 200 complete id="), "{line}");
+    assert!(line.contains(" model=claude-sonnet-4-5 ") && line.contains(" input=11 "), "{line}");
+    let attributes = lines(&record.attributes);
+    assert!(attributes[0].starts_with("plimsoll.request.id="), "{attributes:?}");
+    let session = format!("gen_ai.conversation.id={SESSION}");
+    assert_eq!(
+        attributes[1..],
+        [
+            "plimsoll.outcome=complete",
+            "plimsoll.upstream=up",
+            &session,
+            "gen_ai.request.model=claude-sonnet-4-5",
+            "http.response.status_code=200",
+        ]
+    );
+    expect_known_attributes(&record.attributes);
 }
 
 #[tokio::test]
 async fn metrics_follow_conventions() {
     let mut collector = Collector::start().await;
-    let mut proxy = Exported::start(&collector.base, OtelProtocol::Http, |config| {
-        config.otel.as_mut().unwrap().traces = None;
-    })
-    .await;
+    let mut proxy = Exported::start(&collector.base, OtelProtocol::Http, only_metrics).await;
     proxy.exchange("").await;
     proxy.exchange("").await;
+    assert!(proxy.later_chunks > 0);
     proxy.export.take().unwrap().finish().await;
     let mut request = collector.metrics().await;
     let scope = request.resource_metrics.remove(0).scope_metrics.remove(0);
@@ -331,11 +441,15 @@ async fn metrics_follow_conventions() {
             Data::Sum(sum) => {
                 let [point] = sum.data_points.as_slice() else { panic!("{sum:?}") };
                 let Some(number_data_point::Value::AsInt(value)) = point.value else { panic!() };
+                expect_known("metric", &metric.name, "counter", &metric.unit);
+                expect_known_attributes(&point.attributes);
                 assert!(sum.is_monotonic && sum.aggregation_temporality == 2, "cumulative");
                 series.push(format!("{name} {value} {}", metric.unit));
             }
             Data::Histogram(histogram) => {
                 let [point] = histogram.data_points.as_slice() else { panic!("{histogram:?}") };
+                expect_known("metric", &metric.name, "histogram", &metric.unit);
+                expect_known_attributes(&point.attributes);
                 assert_eq!(point.explicit_bounds.first(), Some(&0.01));
                 let mut labels = lines(&point.attributes);
                 labels.retain(|label| !label.starts_with("server."));
@@ -357,6 +471,7 @@ async fn metrics_follow_conventions() {
         series,
         [
             "duration 2 s",
+            &format!("time_per_output_chunk {} s", proxy.later_chunks),
             "time_to_first_chunk 2 s",
             "usage.cache_read.input_tokens 0 {token}",
             "usage.cache_write.input_tokens 0 {token}",
@@ -370,10 +485,7 @@ async fn metrics_follow_conventions() {
 #[tokio::test]
 async fn tokens_count_under_model_that_used_them() {
     let mut collector = Collector::start().await;
-    let mut proxy = Exported::start(&collector.base, OtelProtocol::Http, |config| {
-        config.otel.as_mut().unwrap().traces = None;
-    })
-    .await;
+    let mut proxy = Exported::start(&collector.base, OtelProtocol::Http, only_metrics).await;
     let mut client = Wire::connect(proxy.server.address).await;
     let body = r#"{"model":"m","max_tokens":1,"messages":[{"role":"user","content":"x"}]}"#;
     let length = body.len();

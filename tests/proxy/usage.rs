@@ -338,7 +338,7 @@ async fn hidden_input_is_no_error() {
     assert_eq!(sum("plimsoll_estimates_comparable_total{"), 2.0, "{page}");
     assert_eq!(sum("plimsoll_estimate_error_tokens_count{"), 2.0);
     assert_eq!(sum("plimsoll_estimate_compared_tokens_total{"), 9.0 + 294.0);
-    assert_eq!(sum("plimsoll_hidden_input_error_tokens_count{"), 4.0);
+    assert_eq!(sum("plimsoll_hidden_input_total{"), 4.0);
     for label in ["hosted_tools", "continuation", "provider_edit"] {
         assert!(page.contains(&format!("hidden_input=\"{label}\"")), "{label}");
     }

@@ -143,7 +143,7 @@ fn longest_list(metrics: &str) -> f64 {
             line.strip_prefix("plimsoll_store_operation_seconds_bucket{")?.split_once("} ")?;
         let bound = labels.split("le=\"").nth(1)?.split('"').next()?.parse::<f64>().ok()?;
         let count = count.parse::<u64>().ok()?;
-        labels.contains("operation=\"scopes\"").then_some((bound, count))
+        labels.contains("access=\"list\"").then_some((bound, count))
     });
     let buckets: Vec<(f64, u64)> = buckets.collect();
     let all = buckets.last().expect("no time of a list").1;

@@ -10,6 +10,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
+use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
 use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::{AnyValue, KeyValue, any_value::Value};
@@ -62,6 +63,10 @@ impl Collector {
         ExportTraceServiceRequest::decode(self.next().await.body).unwrap()
     }
 
+    pub async fn logs(&mut self) -> ExportLogsServiceRequest {
+        ExportLogsServiceRequest::decode(self.next().await.body).unwrap()
+    }
+
     pub async fn metrics(&mut self) -> ExportMetricsServiceRequest {
         ExportMetricsServiceRequest::decode(self.next().await.body).unwrap()
     }
@@ -88,21 +93,23 @@ async fn answer(
     Ok(answer)
 }
 
+/// Where a signal goes, for the collector at `base`.
+pub fn target(base: &str, protocol: OtelProtocol, signal: &str) -> OtelTarget {
+    let path = if protocol == OtelProtocol::Http { format!("/v1/{signal}") } else { "/".into() };
+    OtelTarget {
+        url: format!("{base}{path}").parse().unwrap(),
+        protocol,
+        headers: Vec::new(),
+        timeout: Duration::from_secs(10),
+    }
+}
+
 /// Traces and metrics for the collector at `base`, soon.
 pub fn settings(base: &str, protocol: OtelProtocol) -> OtelSettings {
-    let target = |signal: &str| {
-        let path =
-            if protocol == OtelProtocol::Http { format!("/v1/{signal}") } else { "/".into() };
-        OtelTarget {
-            url: format!("{base}{path}").parse().unwrap(),
-            protocol,
-            headers: Vec::new(),
-            timeout: Duration::from_secs(10),
-        }
-    };
     OtelSettings {
-        traces: Some(target("traces")),
-        metrics: Some(target("metrics")),
+        traces: Some(target(base, protocol, "traces")),
+        metrics: Some(target(base, protocol, "metrics")),
+        logs: None,
         sampler: TraceSampler::default(),
         propagate: false,
         resource: vec![("service.name".into(), "plimsoll".into())],

@@ -1,4 +1,4 @@
-//! Where traces and metrics are sent: `[otel]`, and under it the standard `OTEL_*` variables.
+//! Where traces, metrics and logs are sent: `[otel]`, and under it the standard `OTEL_*` variables.
 //!
 //! A wrong key of ours is an error like any other. A wrong variable is a warning: other programs read it too, and no
 //! traffic depends on it.
@@ -30,16 +30,18 @@ impl<'a> Resolver<'a> {
         let headers = raw.headers.as_deref().and_then(|it| self.secret(&["otel", "headers"], it));
         let traces = self.otel_target(raw, OtelSignal::Traces, headers.as_ref());
         let metrics = self.otel_target(raw, OtelSignal::Metrics, headers.as_ref());
+        let logs = self.otel_target(raw, OtelSignal::Logs, headers.as_ref());
         if let Some(sample) = raw.sample.filter(|share| !(0.0..=1.0).contains(share)) {
             let what = format!("{sample} is not from 0 to 1");
             self.wrong(&["otel", "sample"], what, "Write the share of traces, such as 0.1.");
         }
-        if traces.is_none() && metrics.is_none() {
+        if traces.is_none() && metrics.is_none() && logs.is_none() {
             return None;
         }
         Some(OtelSettings {
             traces,
             metrics,
+            logs,
             sampler: match raw.sample {
                 Some(ratio) => TraceSampler { ratio, follows_client: true },
                 None => self.otel_sampler(),
@@ -69,7 +71,7 @@ impl<'a> Resolver<'a> {
             (None, Some((variable, other))) => {
                 let warning =
                     format!("{variable}: {other:?} is not known; http/protobuf is spoken");
-                self.warnings.push(warning);
+                self.otel_warning(warning);
                 OtelProtocol::Http
             }
         };
@@ -89,7 +91,7 @@ impl<'a> Resolver<'a> {
                 if url.is_none() {
                     let warning =
                         format!("{variable} is not the URL of a collector; nothing is sent to it");
-                    self.warnings.push(warning);
+                    self.otel_warning(warning);
                 }
                 url?
             }
@@ -103,6 +105,13 @@ impl<'a> Resolver<'a> {
         };
         let timeout = timeout.map_or(TIMEOUT, |variable| self.otel_time(&variable, TIMEOUT));
         Some(OtelTarget { url, protocol, headers, timeout })
+    }
+
+    /// Once, though several signals may share a variable.
+    fn otel_warning(&mut self, warning: String) {
+        if !self.warnings.contains(&warning) {
+            self.warnings.push(warning);
+        }
     }
 
     /// The variable of a signal, else that of all, with its name.
@@ -121,7 +130,7 @@ impl<'a> Resolver<'a> {
             match (name.parse(), http::HeaderValue::try_from(&value)) {
                 (Ok(name), Ok(_)) => headers.push((name, Secret(value))),
                 // Its value may be a secret.
-                _ => self.warnings.push(format!("{place}: a header is not valid; it is not sent")),
+                _ => self.otel_warning(format!("{place}: a header is not valid; it is not sent")),
             }
         }
         headers
@@ -133,7 +142,7 @@ impl<'a> Resolver<'a> {
             Ok(ms) if ms > 0 => Duration::from_millis(ms),
             _ => {
                 let warning = format!("{variable}: {text:?} is not a time in ms; it is ignored");
-                self.warnings.push(warning);
+                self.otel_warning(warning);
                 default
             }
         }
@@ -241,11 +250,13 @@ mod tests {
         let endpoint = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318/");
         assert!(resolved(&[endpoint]).0.otel.is_some());
         assert!(resolved(&[endpoint, ("OTEL_SDK_DISABLED", "true")]).0.otel.is_none());
-        let none = [("OTEL_TRACES_EXPORTER", "none"), ("OTEL_METRICS_EXPORTER", "none")];
-        assert!(resolved(&[endpoint, none[0], none[1]]).0.otel.is_none());
+        let none = ["OTEL_TRACES_EXPORTER", "OTEL_METRICS_EXPORTER", "OTEL_LOGS_EXPORTER"]
+            .map(|exporter| (exporter, "none"));
+        assert!(resolved(&[endpoint, none[0], none[1], none[2]]).0.otel.is_none());
         let otel = resolved(&[endpoint, none[0]]).0.otel.unwrap();
         assert!(otel.traces.is_none());
         assert_eq!(otel.metrics.unwrap().url.to_string(), "http://c:4318/v1/metrics");
+        assert_eq!(otel.logs.unwrap().url.to_string(), "http://c:4318/v1/logs");
     }
 
     #[test]
@@ -286,7 +297,7 @@ mod tests {
             ("PLIMSOLL_OTEL_SAMPLE", "0.1"),
         ]);
         let otel = config.otel.unwrap();
-        assert!(otel.metrics.is_none());
+        assert!(otel.metrics.is_none() && otel.logs.is_none());
         assert_eq!(otel.sampler, TraceSampler { ratio: 0.1, follows_client: true });
         let traces = otel.traces.unwrap();
         assert_eq!(traces.protocol, OtelProtocol::Grpc);
@@ -296,13 +307,19 @@ mod tests {
 
     #[test]
     fn wrong_variable_is_one_warning() {
-        let (config, warnings) = resolved(&[
-            ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "collector:4317"),
-            ("OTEL_METRICS_EXPORTER", "none"),
-        ]);
-        assert!(config.otel.is_none());
-        assert_eq!(warnings.len(), 1, "{warnings:?}");
-        assert!(warnings[0].starts_with("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"), "{warnings:?}");
+        for variable in ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"] {
+            let (config, warnings) = resolved(&[(variable, "collector:4317")]);
+            assert!(config.otel.is_none());
+            assert_eq!(warnings.len(), 1, "{warnings:?}");
+            assert!(warnings[0].starts_with(variable), "{warnings:?}");
+        }
+    }
+
+    #[test]
+    fn wrong_key_is_one_error() {
+        let variables = vec![("PLIMSOLL_OTEL_ENDPOINT".to_owned(), "collector:4317".to_owned())];
+        let errors = load(&ConfigSources { variables, ..ConfigSources::default() }).unwrap_err();
+        assert_eq!(errors.to_string().matches("the URL of a collector").count(), 1, "{errors}");
     }
 
     #[test]

@@ -95,6 +95,9 @@ impl LiveExchange<Sent> {
         let headers = &parts.headers;
         actions.silence =
             StreamSilence::new(client.dialect, &upstream.name, headers, silence, upstream_time);
+        if let Some(silence) = &mut actions.silence {
+            silence.chunks = recorder.chunk_times();
+        }
         if !parts.status.is_success() {
             recorder.clear_spared();
         }

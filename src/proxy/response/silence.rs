@@ -16,6 +16,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use crate::dialect::Dialect;
 use crate::dialect::reading::Framing;
 use crate::proxy::http::answer::ProxyError;
+use crate::telemetry::ChunkTimes;
 
 /// A comment, which every client of event streams ignores (HTML, Server-sent events).
 const KEEP_ALIVE: &[u8] = b": keep-alive\n\n";
@@ -57,6 +58,8 @@ pub(crate) struct StreamSilence {
     before: Duration,
     /// The longest time before data came; `None` if none came.
     pub(crate) longest_gap: Option<Duration>,
+    /// The time before each chunk but the first; `None` if nobody wants to know.
+    pub(crate) chunks: Option<Box<ChunkTimes>>,
 }
 
 impl StreamSilence {
@@ -87,6 +90,7 @@ impl StreamSilence {
             timer: None,
             before,
             longest_gap: None,
+            chunks: None,
         })
     }
 
@@ -96,6 +100,9 @@ impl StreamSilence {
         self.kept_alive = None;
         if is_data {
             let gap = waited + std::mem::take(&mut self.before);
+            if let (Some(chunks), Some(_)) = (&mut self.chunks, self.longest_gap) {
+                chunks.add(gap);
+            }
             self.longest_gap = self.longest_gap.max(Some(gap));
         }
     }

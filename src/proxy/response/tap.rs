@@ -311,8 +311,10 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         }
         self.recorder.stream = None;
         self.recorder.record_last_byte();
-        if let Some(silence) = &self.actions.silence {
-            self.recorder.timing().longest_gap_us = silence.longest_gap.map(micros);
+        if let Some(silence) = &mut self.actions.silence {
+            let timing = self.recorder.timing();
+            timing.longest_gap_us = silence.longest_gap.map(micros);
+            timing.chunks = silence.chunks.take();
         }
         self.recorder.record_outcome(outcome);
         let model_list = self.actions.model_list.take();

@@ -38,8 +38,8 @@ use crate::proxy::state::{Proxy, ServingPhase};
 use crate::store::ledgers::OpenedSession;
 use crate::store::recall::ReadBudget;
 use crate::telemetry::{
-    CountEstimate, Exchange, ExchangeTiming, ExchangeTrace, FailOpen, GaugeGuard, RefusalOutcome,
-    RefusalReport, StepKind, Telemetry, TraceStep, micros,
+    ChunkTimes, CountEstimate, Exchange, ExchangeTiming, ExchangeTrace, FailOpen, GaugeGuard,
+    RefusalOutcome, RefusalReport, StepKind, Telemetry, TraceStep, micros,
 };
 
 /// The response header that says what was repaired after a refusal.
@@ -108,6 +108,12 @@ impl ExchangeRecorder {
             connection: connection.clone(),
             phase,
         })
+    }
+
+    /// For the times of a stream's chunks, if they are exported.
+    pub(crate) fn chunk_times(&self) -> Option<Box<ChunkTimes>> {
+        let exported = self.proxy.config.otel.as_ref()?.metrics.is_some();
+        exported.then(Box::default)
     }
 
     pub(crate) fn id(&self) -> &ExchangeId {

@@ -6,15 +6,14 @@
 
 use prometheus::{Histogram, IntCounter};
 
-use super::family::{MetricFamily, SECONDS, UpstreamLabels, families, labels, seconds};
+use super::family::{LONG_SECONDS, MetricFamily, UpstreamLabels, families, labels, seconds};
 use super::traffic::TokenLabels;
 use crate::context::policy::SummaryAuthor;
 use crate::telemetry::event::{Compaction, Exchange};
 use crate::telemetry::labels::{SummaryOutcome, tokens_by_kind};
 
 labels! {
-    pub(super) SummaryLabels<'a> { upstream: &'a str, engine: SummaryAuthor, outcome: SummaryOutcome }
-    EngineLabels<'a> { upstream: &'a str, engine: SummaryAuthor }
+    pub(super) SummaryLabels<'a> { upstream: &'a str, outcome: SummaryOutcome }
     SummarySizeLabels<'a> { upstream: &'a str, model: &'a str, engine: SummaryAuthor }
 }
 
@@ -22,16 +21,16 @@ families! {
     /// All metrics of compaction.
     pub(super) struct CompactionMetrics {
         pub(super) written: MetricFamily<SummaryLabels<'static>, IntCounter> = "plimsoll_compactions_total",
-            "Summaries that were requested: `written`, or why there is none.";
+            "Requested summaries: `written`, or why there is none.";
         before: MetricFamily<SummarySizeLabels<'static>, IntCounter> = "plimsoll_compacted_before_tokens_total",
             "Tokens of history that written summaries replace, estimated.";
         after: MetricFamily<SummarySizeLabels<'static>, IntCounter> = "plimsoll_compacted_after_tokens_total",
             "Tokens of these summaries, estimated.";
-        time: MetricFamily<EngineLabels<'static>, Histogram> = "plimsoll_compaction_seconds" in SECONDS,
+        time: MetricFamily<UpstreamLabels<'static>, Histogram> = "plimsoll_compaction_seconds" in LONG_SECONDS,
             "How long a summary took to be written, or to fail.";
         cost: MetricFamily<TokenLabels<'static>, IntCounter> = "plimsoll_compaction_tokens_total",
-            "Tokens that writing summaries cost; they are in no other count.";
-        waits: MetricFamily<UpstreamLabels<'static>, Histogram> = "plimsoll_compaction_wait_seconds" in SECONDS,
+            "Tokens that writing summaries cost; in no other count.";
+        waits: MetricFamily<UpstreamLabels<'static>, Histogram> = "plimsoll_compaction_wait_seconds" in LONG_SECONDS,
             "How long requests that waited did so for a summary.";
     }
 }
@@ -40,8 +39,8 @@ impl CompactionMetrics {
     /// Counts a summary that was written, or failed; `model` is the label.
     pub(super) fn count(&self, compaction: &Compaction, model: &str) {
         let (upstream, engine) = (&*compaction.upstream, compaction.engine);
-        self.written.get(SummaryLabels { upstream, engine, outcome: compaction.outcome }).inc();
-        self.time.get(EngineLabels { upstream, engine }).observe(compaction.seconds);
+        self.written.get(SummaryLabels { upstream, outcome: compaction.outcome }).inc();
+        self.time.get(UpstreamLabels { upstream }).observe(compaction.seconds);
         if let Some(after) = compaction.after {
             let labels = SummarySizeLabels { upstream, model, engine };
             self.before.get(labels).inc_by(compaction.before);

@@ -14,9 +14,10 @@ use prometheus::{
 /// The label value of something unknown.
 pub(super) const NONE: &str = "none";
 
-/// From 1 ms to 5 min: the time that providers take.
-pub(super) const SECONDS: &[f64] =
-    &[0.001, 0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0];
+/// From 0.1 s to 5 min: the time that providers take.
+pub(super) const SECONDS: &[f64] = &[0.1, 0.25, 0.5, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0];
+/// From 1 s to 2 min: the time that a summary takes, or a silence that somebody notices.
+pub(super) const LONG_SECONDS: &[f64] = &[1.0, 10.0, 30.0, 60.0, 120.0];
 
 /// One line of the table of metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -91,19 +91,19 @@ families! {
         healed: MetricFamily<HealedLabels, IntCounter> = "plimsoll_healed_total",
             "Requests that were answered after what was refused, in them or earlier, was changed.";
         refusals: MetricFamily<RefusalLabels<'static>, IntCounter> = "plimsoll_refusals_total",
-            "Refusals that blame the request, by status, cause and outcome: `healed`, `refused_again`, `unanswered`, `no_repair`, `misplaced` (it names a place that does not exist), `not_kept`, `possible` (in mode `active`), `unknown`.";
+            "Refusals that blame the request: `healed`, `refused_again`, `unanswered`, `no_repair`, `misplaced` (it names a place that does not exist), `not_kept`, `possible` (in mode `active`), `unknown`.";
         withheld: MetricFamily<EditedLabels<'static>, IntCounter> = "plimsoll_reasoning_withheld_total",
-            "Exchanges in which the provider dropped reasoning unread (`input_transformations`).";
+            "Exchanges whose provider dropped reasoning unread (`input_transformations`).";
         input: MetricFamily<EditedLabels<'static>, IntCounter> = "plimsoll_cache_input_tokens_total",
             "Input tokens of exchanges that reported cache reads. `edited`: `no`, `replayed` (earlier decisions alone), `new`.";
         read: MetricFamily<EditedLabels<'static>, IntCounter> = "plimsoll_cache_read_tokens_total",
-            "The part of plimsoll_cache_input_tokens_total that was read from the cache.";
+            "The part of these that was read from the cache.";
         misses: MetricFamily<MissLabels<'static>, IntCounter> = "plimsoll_cache_misses_total",
             "Cache misses that the provider explained, if client or `cache.diagnose` asks.";
         overflows: MetricFamily<OverflowLabels<'static>, IntCounter> = "plimsoll_overflows_total",
             "Requests that did not fit the window, by how that showed: `saved` (room was made and the provider answered) or `lost`.";
         cleared_tokens: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_provider_cleared_tokens_total",
-            "Input tokens that the provider cleared; they are in no other count.";
+            "Input tokens that the provider cleared; in no other count.";
     }
 }
 

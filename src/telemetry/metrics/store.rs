@@ -10,10 +10,10 @@ use strum::AsRefStr;
 use super::family::{MetricFamily, families, labels};
 use crate::telemetry::{StoreOperation, StoreState};
 
-/// From 0.1 ms to 1 s: the time of an operation.
-const OPERATION: &[f64] = &[1e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 1.0];
-/// From 10 ms to 10 s: the time that a request waits for its session.
-const FIRST_LOAD: &[f64] = &[0.01, 0.05, 0.25, 1.0, 2.0, 10.0];
+/// From 5 ms to 1 s: the time of an operation.
+const OPERATION: &[f64] = &[5e-3, 0.1, 1.0];
+/// From 0.1 to 10 s: the time that a request waits for its session.
+const FIRST_LOAD: &[f64] = &[0.1, 1.0, 10.0];
 
 /// Who waits for the store.
 #[derive(Clone, Copy, AsRefStr)]
@@ -24,7 +24,30 @@ enum StoreQueue {
     Look,
 }
 
+/// What an operation of the store does; a metric label.
+#[derive(Clone, Copy, AsRefStr)]
+#[strum(serialize_all = "snake_case")]
+enum StoreAccessKind {
+    /// It reads one session.
+    Read,
+    /// It lists sessions.
+    List,
+    Write,
+}
+
+impl From<StoreOperation> for StoreAccessKind {
+    fn from(operation: StoreOperation) -> Self {
+        use StoreOperation::{Draft, Drop, Expire, Find, Get, Put, Ready, Scan, Scopes};
+        match operation {
+            Get | Find | Scan | Ready => Self::Read,
+            Scopes => Self::List,
+            Put | Draft | Drop | Expire => Self::Write,
+        }
+    }
+}
+
 labels! {
+    AccessLabels { access: StoreAccessKind }
     pub(super) OperationLabels { operation: StoreOperation }
     QueueLabels { queue: StoreQueue }
 }
@@ -34,8 +57,10 @@ families! {
     pub(in crate::telemetry) struct StoreMetrics {
         session_load: Histogram = "plimsoll_session_load_seconds" in FIRST_LOAD,
             "How long requests waited for their session to be loaded.";
-        operations: MetricFamily<OperationLabels, Histogram> = "plimsoll_store_operation_seconds" in OPERATION,
+        times: MetricFamily<AccessLabels, Histogram> = "plimsoll_store_operation_seconds" in OPERATION,
             "How long operations of the store took.";
+        operations: MetricFamily<OperationLabels, IntCounter> = "plimsoll_store_operations_total",
+            "Operations of the store, failed ones included.";
         pub(super) failures: MetricFamily<OperationLabels, IntCounter> = "plimsoll_store_failures_total",
             "Times the store failed.";
         unusable: IntGauge = "plimsoll_store_unusable",
@@ -49,7 +74,7 @@ families! {
         pub(in crate::telemetry) forgotten: IntCounter = "plimsoll_store_forgotten_sessions_total",
             "Sessions that retention deleted.";
         pub(in crate::telemetry) retention_failures: IntCounter = "plimsoll_retention_failures_total",
-            "Times that old sessions could not be deleted.";
+            "Failures to delete old sessions.";
         pub(in crate::telemetry) interrupted: IntCounter = "plimsoll_interrupted_exchanges_total",
             "Exchanges that were in flight when a process was killed.";
     }
@@ -80,7 +105,8 @@ impl StoreMetrics {
         took: Duration,
         succeeded: bool,
     ) {
-        self.operations.get(OperationLabels { operation }).observe(took.as_secs_f64());
+        self.times.get(AccessLabels { access: operation.into() }).observe(took.as_secs_f64());
+        self.operations.get(OperationLabels { operation }).inc();
         if !succeeded {
             self.failures.get(OperationLabels { operation }).inc();
         }

@@ -5,7 +5,8 @@ use prometheus::{Counter, Gauge, Histogram, IntCounter};
 use strum::IntoEnumIterator as _;
 
 use super::family::{
-    MetricFamily, ModelLabels, NONE, OrNone, SECONDS, UpstreamLabels, families, labels, seconds,
+    LONG_SECONDS, MetricFamily, ModelLabels, NONE, OrNone, SECONDS, UpstreamLabels, families,
+    labels, seconds,
 };
 use crate::context::Outcome;
 use crate::context::caps::Spending;
@@ -19,17 +20,15 @@ use crate::telemetry::labels::{
     CountEstimate, CountOutcome, FailOpen, LessonOutcome, PriceSource, UsageKind, tokens_by_kind,
 };
 
-/// From 10 µs to 1 s: our own time.
-const OWN_TIME: &[f64] =
-    &[1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 0.1, 0.25, 1.0];
-/// From 1 to 5 µs, and outliers: our own time per event.
-const EVENT: &[f64] = &[1e-6, 2e-6, 5e-6, 1e-5, 1e-4, 1e-3];
+/// From 0.1 ms to 0.25 s: our own time.
+const OWN_TIME: &[f64] = &[1e-4, 5e-4, 1e-3, 5e-3, 2.5e-2, 0.25];
+/// From 2 to 10 µs, and outliers: our own time per event.
+const EVENT: &[f64] = &[2e-6, 1e-5, 1e-4];
 /// Shares of the window.
-const FILL: &[f64] = &[0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0];
+const FILL: &[f64] = &[0.25, 0.5, 0.75, 0.9, 1.0];
 
 labels! {
     EndLabels<'a> { upstream: &'a str, dialect: OrNone<Dialect>, outcome: Outcome, status: &'a str }
-    DialectLabels<'a> { upstream: &'a str, dialect: OrNone<Dialect> }
     pub(super) TokenLabels<'a> { upstream: &'a str, model: &'a str, kind: UsageKind }
     CostLabels<'a> { upstream: &'a str, model: &'a str, kind: CostKind }
     StatedLabels<'a> { upstream: &'a str, model: &'a str, price: PriceSource }
@@ -51,18 +50,18 @@ families! {
     pub(super) struct TrafficMetrics {
         requests: MetricFamily<EndLabels<'static>, IntCounter> = "plimsoll_requests_total",
             "Exchanges by how they ended, and the class of the client's status.";
-        first_byte: MetricFamily<DialectLabels<'static>, Histogram> = "plimsoll_first_byte_seconds" in SECONDS,
+        first_byte: MetricFamily<ModelLabels<'static>, Histogram> = "plimsoll_first_byte_seconds" in SECONDS,
             "From a request's arrival to the first byte of the response body.";
-        duration: MetricFamily<DialectLabels<'static>, Histogram> = "plimsoll_request_duration_seconds" in SECONDS,
+        duration: MetricFamily<ModelLabels<'static>, Histogram> = "plimsoll_request_duration_seconds" in SECONDS,
             "From a request's arrival to the end of the exchange.";
         overhead: MetricFamily<UpstreamLabels<'static>, Histogram> = "plimsoll_overhead_request_seconds" in OWN_TIME,
-            "Time that Plimsoll added before it forwarded a request, without waits for a summary.";
+            "Time that Plimsoll added before forwarding, without waits for a summary.";
         event: Histogram = "plimsoll_overhead_event_seconds" in EVENT,
             "Time spent on one frame of a response body: the mean of each exchange.";
         tokens: MetricFamily<TokenLabels<'static>, IntCounter> = "plimsoll_tokens_total",
-            "Reported tokens, under the model that is billed. `input` includes `cache_read` and `cache_write`, `output` includes `reasoning`. Unbilled refusals do not count.";
+            "Reported tokens, under the billed model. `input` includes `cache_read` and `cache_write`, `output` includes `reasoning`. Unbilled refusals do not count.";
         cost: MetricFamily<CostLabels<'static>, Counter> = "plimsoll_cost_dollars_total",
-            "What exchanges cost, under the model that is billed, at the prices of their time or by the provider's word (`stated`: for what is unknown).";
+            "What exchanges cost, under the billed model, at the prices of their time; of what has none, by the provider's word (`stated`).";
         stated: MetricFamily<StatedLabels<'static>, Counter> = "plimsoll_stated_cost_dollars_total",
             "Exchanges whose provider says their price: by its word, and at ours (`catalogue`).";
         tag_cost: MetricFamily<TagLabels<'static>, Counter> = "plimsoll_tag_cost_dollars_total",
@@ -80,10 +79,10 @@ families! {
         cache_reported: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_cache_reported_total",
             "Exchanges whose provider reported cache reads, 0 included.";
         cache_hits: MetricFamily<ModelLabels<'static>, IntCounter> = "plimsoll_cache_hits_total",
-            "Exchanges in which some of the prompt came from the cache.";
+            "Exchanges with some of the prompt from the cache.";
         fill: MetricFamily<ModelLabels<'static>, Histogram> = "plimsoll_context_fill_ratio" in FILL,
             "Input tokens (reported, else estimated) divided by the window.";
-        longest_gap: MetricFamily<ModelLabels<'static>, Histogram> = "plimsoll_stream_longest_gap_seconds" in SECONDS,
+        longest_gap: MetricFamily<ModelLabels<'static>, Histogram> = "plimsoll_stream_longest_gap_seconds" in LONG_SECONDS,
             "Longest time between two chunks of a stream, or before the first.";
         silent: MetricFamily<UpstreamLabels<'static>, IntCounter> = "plimsoll_silent_streams_total",
             "Streams ended because nothing came for `limits.silent_stream_s`.";
@@ -92,11 +91,11 @@ families! {
         pub(super) fail_open: MetricFamily<FailOpenLabels, IntCounter> = "plimsoll_fail_open_total",
             "Exchanges in which the client got what it would have got without Plimsoll. With `unknown_credential` (see `tenant_headers`) and `no_credential` nothing was stored.";
         errors: MetricFamily<ErrorLabels<'static>, IntCounter> = "plimsoll_provider_errors_total",
-            "Errors of providers, by a status or inside a success.";
+            "Errors of providers, also inside a success.";
         notes: MetricFamily<NoteLabels, IntCounter> = "plimsoll_notes_total",
             "Unexpected things in requests and replies.";
         clients: MetricFamily<ClientLabels<'static>, IntCounter> = "plimsoll_client_requests_total",
-            "Requests whose client says what they are for (Claude Code).";
+            "Requests whose client says their purpose (Claude Code).";
         pub(super) questions: MetricFamily<QuestionLabels<'static>, IntCounter> = "plimsoll_estimate_questions_total",
             "Calls of counting endpoints for `estimate.count`.";
         counts_estimated: MetricFamily<CountEstimateLabels<'static>, IntCounter> = "plimsoll_token_estimates_total",
@@ -107,9 +106,10 @@ families! {
 }
 
 impl TrafficMetrics {
-    /// Counts one exchange.
-    pub(super) fn count(&self, exchange: &Exchange, upstream: &str) {
-        self.count_end(exchange, upstream);
+    /// Counts one exchange. Its model is the requested one, or `none`.
+    pub(super) fn count(&self, exchange: &Exchange, of: ModelLabels<'_>) {
+        let upstream = of.upstream;
+        self.count_end(exchange, of);
         for &reason in &exchange.fail_open {
             self.fail_open.get(FailOpenLabels { reason }).inc();
         }
@@ -133,15 +133,14 @@ impl TrafficMetrics {
         }
     }
 
-    fn count_end(&self, exchange: &Exchange, upstream: &str) {
-        let dialect = OrNone(exchange.dialect);
+    fn count_end(&self, exchange: &Exchange, of: ModelLabels<'_>) {
+        let (upstream, dialect) = (of.upstream, OrNone(exchange.dialect));
         let (outcome, status) = (exchange.outcome, status_class(exchange.status));
         self.requests.get(EndLabels { upstream, dialect, outcome, status }).inc();
-        let of_dialect = DialectLabels { upstream, dialect };
         let timing = &exchange.timing;
-        self.duration.get(of_dialect).observe(seconds(timing.duration_us));
+        self.duration.get(of).observe(seconds(timing.duration_us));
         if let Some(us) = timing.first_byte_us {
-            self.first_byte.get(of_dialect).observe(seconds(us));
+            self.first_byte.get(of).observe(seconds(us));
         }
         // An exchange that was never forwarded has no request side.
         if timing.request_side_us > 0 {

@@ -11,8 +11,8 @@ use super::family::{MetricFamily, UpstreamLabels, families, labels};
 use crate::telemetry::labels::RepeatCause;
 use crate::telemetry::open::GaugeGuard;
 
-/// From 10 ms to 10 s: the time of a handshake, and of a queue.
-const WAIT: &[f64] = &[0.01, 0.1, 1.0, 10.0];
+/// From 0.1 to 10 s: the time of a handshake, and of a queue.
+const WAIT: &[f64] = &[0.1, 1.0, 10.0];
 
 labels! {
     RepeatLabels<'a> { upstream: &'a str, cause: RepeatCause }
