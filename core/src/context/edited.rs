@@ -54,8 +54,7 @@ pub(super) fn is_history(part: &Part) -> bool {
 /// sentences.
 pub fn reply_keys(position: &Position, reply: &Reply) -> Vec<PartKey> {
     let mut keys = Vec::new();
-    for form in reply.forms() {
-        let said = sentences::of_reply(form);
+    for said in reply.forms().flat_map(sentences::of_reply) {
         let mut long: Vec<&Sentence> = said.iter().filter(|it| it.length >= TELLING).collect();
         if !position.has_reply {
             let first = said.iter().filter(|it| long.is_empty() || it.length >= TELLING);

@@ -17,25 +17,29 @@ const MOST: usize = 8;
 /// Most bytes of a text that are read.
 const TEXT: usize = 64 * 1024;
 
-/// The telling sentences of a reply as it came.
-pub fn of_reply(parts: &[ReplyPart]) -> Vec<Sentence> {
-    // A text may come in pieces.
+/// The telling sentences of a reply as it came: of its texts as one, because a text may come in pieces; and if there are
+/// several, of each by itself, because a client may add something to each.
+pub fn of_reply(parts: &[ReplyPart]) -> Vec<Vec<Sentence>> {
     let texts = parts.iter().filter(|part| part.kind == PartKind::Text);
-    telling(&texts.map(|part| part.text.as_str()).collect::<String>())
+    let texts: Vec<&str> = texts.map(|part| part.text.as_str()).collect();
+    let mut forms = vec![telling(&texts.concat())];
+    if texts.len() > 1 {
+        forms.push(telling(&texts.join("\n")));
+    }
+    forms
 }
 
-/// The telling sentences of the last reply in a request.
+/// The telling sentences of the last reply in a request; a text is the end of one.
 pub(super) fn of_last_reply(conversation: &Conversation, body: &[u8]) -> Vec<Sentence> {
     let mut parts = conversation.parts().rev().skip_while(|part| part.role != Role::Assistant);
-    let mut texts: Vec<Cow<'_, str>> = parts
+    let mut texts: Vec<String> = parts
         .by_ref()
         .take_while(|part| part.role == Role::Assistant)
         .filter(|part| part.kind == PartKind::Text)
-        .flat_map(|part| part.texts.iter().rev())
-        .filter_map(|span| text_of(span.slice(body)))
+        .map(|part| part.texts.iter().filter_map(|span| text_of(span.slice(body))).collect())
         .collect();
     texts.reverse();
-    telling(&texts.concat())
+    telling(&texts.join("\n"))
 }
 
 /// The first and the last sentence that the user says in a request with one reply or none.

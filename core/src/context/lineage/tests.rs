@@ -543,6 +543,25 @@ fn sentence_is_nearer_than_older_reply() {
     assert_eq!(next.growth, Growth::Grows);
 }
 
+/// A reply in two texts: its client adds a line to each, or sends one text of both.
+#[test]
+fn edited_texts_of_one_reply_are_found() {
+    let texts = ["The keel is laid.\\nSo the hull of this", " ship is next."];
+    let history = [user("one"), model("1")].join(",");
+    for kept in [
+        texts.map(|text| words(&format!("{text}\\n\\n(edited)"))).join(","),
+        words(&format!("{}\\n\\n(edited)", texts.concat())),
+    ] {
+        let mut play = Play::default();
+        play.say(&user("one"), &words("1"));
+        let asked = [history.clone(), user("two <context/>")].join(",");
+        play.say(&asked, &texts.map(words).join(","));
+        let kept = format!(r#"{{"role":"assistant","content":[{kept}]}}"#);
+        let next = [history.clone(), user("two"), kept, user("three")].join(",");
+        assert_eq!(parent(&play.say(&next, &words("3"))), Some("req-2"));
+    }
+}
+
 /// A message after a result, because the reply between them was reasoning alone and is gone: what the client put into that
 /// message is gone in the next request, too, and a short reply is found.
 #[test]
