@@ -171,9 +171,11 @@ async fn unusable_servers_say_why() {
     settings.fingerprint = "".into();
     let mut login = server.connect().await;
     redis::cmd("AUTH").arg("secret").exec_async(&mut login).await.unwrap();
-    redis::cmd("SET").arg("p:{index}:layout").arg(9).exec_async(&mut login).await.unwrap();
-    let text = why(settings.clone()).await;
-    assert!(text.contains("newer version"), "{text}");
+    for layout in [1, 9] {
+        redis::cmd("SET").arg("p:{index}:layout").arg(layout).exec_async(&mut login).await.unwrap();
+        let text = why(settings.clone()).await;
+        assert!(text.contains("another version"), "{text}");
+    }
     server.kill();
     let text = why(settings).await;
     assert!(text.contains("refused"), "{text}");

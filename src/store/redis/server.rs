@@ -26,7 +26,7 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
 /// The oldest version with all commands that are used.
 const OLDEST: u32 = 7;
 /// The layout of keys and values that this version reads and writes.
-const LAYOUT: u32 = 1;
+const LAYOUT: u32 = 2;
 /// How long one node of a cluster may take to be connected to: the others wait for it.
 const NODE_TIMEOUT: Duration = Duration::from_millis(300);
 /// How often a command to a cluster is repeated within its time: after `MOVED` or `ASK`, or when its node is gone.
@@ -277,10 +277,10 @@ pub(super) async fn open(
     let answer = pipeline.query_async(&mut connection).await;
     let (layout, secret): (Option<u32>, Option<String>) =
         answer.map_err(|error| explain(server, &error))?;
-    // Nothing can be said about a layout of the future.
-    if layout.is_some_and(|layout| layout > LAYOUT) {
+    // What another version wrote, this one cannot read.
+    if layout.is_some_and(|layout| layout != LAYOUT) {
         return Err(server.unusable(
-            "has data of a newer version of Plimsoll. Use that version, or another store.prefix",
+            "has data of another version of Plimsoll. Use that version, or another store.prefix",
         ));
     }
     if secret.is_some_and(|secret| *secret != *server.fingerprint) {

@@ -13,7 +13,7 @@ use crate::store::random::random;
 
 /// The number of the layout, stored as `user_version`. It changes with every change of [`SCHEMA`]. Numbers up to 6
 /// were those of development versions.
-pub(super) const LAYOUT: i64 = 9;
+pub(super) const LAYOUT: i64 = 10;
 
 /// The views are for people who read the file with their own tools; Plimsoll itself does not use them.
 const SCHEMA: &str = "

@@ -133,9 +133,9 @@ async fn other_layouts_are_refused() {
     for (layout, reason) in [
         (
             schema::LAYOUT + 1,
-            "a newer Plimsoll wrote it (layout 10, this one knows 9); use that one",
+            "a newer Plimsoll wrote it (layout 11, this one knows 10); use that one",
         ),
-        (schema::LAYOUT - 1, "an earlier Plimsoll wrote it (layout 8, this one knows 9); move"),
+        (schema::LAYOUT - 1, "an earlier Plimsoll wrote it (layout 9, this one knows 10); move"),
     ] {
         let connection = Connection::open(&path).unwrap();
         connection.pragma_update(None, "user_version", layout).unwrap();
