@@ -117,7 +117,9 @@ fn private_file(folder: &Path, name: &str, text: &str) -> String {
 /// What a replica on one of the two stores is configured with.
 fn replica_config(folder: &Path, store: &str) -> String {
     let token = private_file(folder, "token", TOKEN);
-    format!("mode = \"observe\"\nadmin_token = \"file:{token}\"\n{store}")
+    // Or the sessions that are asked for are deleted as too many.
+    let retention = "retention.bytes = 1_000_000_000_000";
+    format!("mode = \"observe\"\nadmin_token = \"file:{token}\"\n{retention}\n{store}")
 }
 
 /// Prints both tables, the second one with so many sessions.

@@ -299,7 +299,9 @@ fn next_call(request: &ModelRequest, id: &str) -> Option<ScriptedCall> {
     let tool = shell.or_else(|| request.tools.first())?;
     let command = match COMMANDS.get(request.tool_results) {
         None if submits => format!("echo {SUBMIT_WORD}"),
-        None => format!("{READS}{},+40p' build.log", 1 + LINES_OF_STEP * request.tool_results),
+        None => {
+            format!("{READS}{}{LINES_READ} build.log", 1 + LINES_OF_STEP * request.tool_results)
+        }
         Some(command) => (*command).to_owned(),
     };
     let arguments = schema_instance(&tool.parameters, &command);
@@ -308,8 +310,9 @@ fn next_call(request: &ModelRequest, id: &str) -> Option<ScriptedCall> {
 
 /// The commands of a shell, step by step.
 const COMMANDS: [&str; 3] = ["ls -la", "cat README.md", "tail -n 40 build.log"];
-/// How the commands of later steps begin, before the number of their first line.
+/// The commands of later steps, before and after the number of their first line.
 const READS: &str = "sed -n '";
+const LINES_READ: &str = ",+40p'";
 const LINES_OF_STEP: usize = 40;
 /// Some agents end when the model echoes this word, and their prompt says so.
 const SUBMIT_WORD: &str = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT";
@@ -356,8 +359,9 @@ fn number_before(text: &str, words: &str) -> Option<usize> {
 }
 
 fn steps_told(text: &str) -> Option<usize> {
-    // The steps that a text tells of: it quotes the commands.
-    let lines = text.split(READS).skip(1).filter_map(|rest| rest.split(',').next()?.parse().ok());
+    // The steps that a text tells of: it quotes the commands. Prompts of agents have examples of the same program.
+    let quoted = text.split(READS).skip(1);
+    let lines = quoted.filter_map(|rest| rest.split_once(LINES_READ)?.0.parse().ok());
     lines.max().map(|line: usize| line / LINES_OF_STEP + 1)
 }
 
@@ -477,6 +481,9 @@ mod tests {
             assert_eq!(reply.call.unwrap().arguments, json!({"command": command}));
         }
         assert_eq!(reply(&request("What is this?", 3), &mut memory).call, None);
+        let example = "You may read parts: `sed -n '10,20p' FILE`. What is this?";
+        let call = reply(&request(example, 0), &mut memory).call.unwrap();
+        assert_eq!(call.arguments, json!({"command": COMMANDS[0]}));
         assert!(reply(&request("Look around in 5 steps.", 4), &mut memory).call.is_some());
         assert!(reply(&request("Look around in 5 steps.", 5), &mut memory).call.is_none());
         let summarised = "Look around in 5 steps. All in all 3 results were read so far.";
