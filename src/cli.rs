@@ -26,6 +26,7 @@ mod service;
 mod sessions;
 mod setup;
 mod socket;
+mod spend;
 mod style;
 mod table;
 mod times;
@@ -170,7 +171,7 @@ enum Command {
         #[arg(long, value_enum, default_value = "model")]
         by: SpendBy,
         /// Since how long, such as 12h or 7d.
-        #[arg(long, default_value = "30d", value_parser = humantime::parse_duration)]
+        #[arg(long, default_value = "30d", value_parser = flags::period)]
         since: Duration,
         /// Print comma-separated values.
         #[arg(long, conflicts_with = "json")]
@@ -386,7 +387,8 @@ fn manual(command: Option<&str>) -> Result<String, CliError> {
         }
     };
     let mut text = Vec::new();
-    clap_mangen::Man::new(described).render(&mut text)?;
+    let source = concat!("plimsoll ", env!("CARGO_PKG_VERSION"));
+    clap_mangen::Man::new(described).source(source).render(&mut text)?;
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
@@ -448,9 +450,7 @@ fn execute(command: &Command) -> Result<ExitCode, CliError> {
             })?;
         }
         Command::Spend { by, since, csv, watch, at } => {
-            at.show(watch, async |client| {
-                sessions::spend(client, *by, *since, *csv, at.json).await
-            })?;
+            at.show(watch, async |client| spend::spend(client, *by, *since, *csv, at.json).await)?;
         }
         Command::Limits { watch, at } => {
             at.show(watch, async |client| {

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test says what went wrong by failing")]
 
 use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::LazyLock;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -38,13 +39,17 @@ static DEMO: LazyLock<Demo> = LazyLock::new(|| {
             let _ = Command::new("kill").arg(pid).status();
         }
     });
-    while !output.contains("Still serving") {
+    while !output.contains("Ctrl-C ends it.") {
         assert!(out.read_line(&mut output).unwrap() > 0, "it ended: {output}");
     }
     drop(is_ready);
     let (_, link) = output.split_once("Sessions: http://").unwrap();
     let admin = link.lines().next().unwrap();
-    let data = std::fs::read_dir(temporary.path()).unwrap().next().unwrap().unwrap().path();
+    let (_, hint) = output.split_once("In another terminal: plimsoll ").unwrap();
+    let hint: Vec<&str> = hint.lines().next().unwrap().split(' ').collect();
+    let context = program().args(&hint).output().unwrap();
+    assert!(context.stdout.starts_with(b"Context Usage: "), "{context:?}");
+    let data = Path::new(hint[2]);
     let token = std::fs::read_to_string(data.join("admin.token")).unwrap().trim().to_owned();
     let ask = |arguments: &[&str]| {
         let mut asking = program();

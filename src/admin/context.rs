@@ -101,7 +101,7 @@ impl fmt::Display for ShownThread {
         );
         write!(f, ", {time}\nSession: {}", clean(self.session.as_str()))?;
         match &self.session_name {
-            Some(name) => write!(f, " ({})", clean(name)),
+            Some(name) => write!(f, " ({name})"),
             None => Ok(()),
         }
     }

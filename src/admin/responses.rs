@@ -297,7 +297,7 @@ fn unknown_session(id: &str) -> AdminError {
 
 pub(super) fn unknown_exchange(id: &ExchangeId) -> AdminError {
     AdminError::unknown(format!(
-        "Exchange {id:?} is not among the last {RECENT}, and its turn is not stored. The log has every exchange."
+        "Nothing is known of request {id:?}: it is not among the last {RECENT}, and its turn is not stored. The log has every request."
     ))
 }
 

@@ -14,7 +14,7 @@ use crate::context::cost;
 use crate::context::ledger::Ledger;
 use crate::context::policy::DecisionMode;
 use crate::context::savings::{self, SummaryCosts};
-use crate::context::{SessionId, Turn};
+use crate::context::{SessionId, SessionNames, Turn};
 use crate::dialect::{Dialect, Purpose};
 use crate::store::Scope;
 use crate::telemetry::log::clean;
@@ -44,6 +44,9 @@ pub(super) struct SessionSavings {
     pub id: String,
     /// The id that the client gave it.
     pub session: SessionId,
+    /// What people call it, as far as its turns say: its title, or its agent and project.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session_name: Option<String>,
     /// The sums.
     pub savings: savings::Savings,
 }
@@ -94,6 +97,7 @@ pub(super) struct ComparisonGroup {
 #[derive(Default)]
 pub(super) struct SessionSums {
     savings: savings::Savings,
+    session_name: Option<String>,
     side: Option<ComparisonSide>,
     inputs: Vec<u64>,
     cost: f64,
@@ -110,7 +114,8 @@ enum ComparisonSide {
 
 impl SessionSums {
     pub(super) fn from_ledger(ledger: &Ledger, prices: &PriceList) -> Self {
-        let mut gathered = Self::default();
+        let session_name = SessionNames::from_ledger(ledger).description();
+        let mut gathered = Self { session_name, ..Self::default() };
         for turn in ledger.turns() {
             let price = prices.for_turn(turn);
             gathered.savings.add(&turn.savings(ledger.parent(&turn.position), price));
@@ -160,12 +165,14 @@ impl SavingsPage {
         let mut others = GroupSums::default();
         let mut sessions = Vec::new();
         let counted = gathered.len() as u64;
-        for (scope, one) in gathered {
+        for (scope, mut one) in gathered {
             total.join(&one.savings);
             let wrote = one.savings.summaries.written > 0;
             if wrote || one.savings.removed + one.savings.in_shadow > 0 {
                 let id = id_of(&scope);
-                sessions.push(SessionSavings { id, session: scope.session, savings: one.savings });
+                let (session, session_name) = (scope.session, one.session_name.take());
+                let savings = one.savings;
+                sessions.push(SessionSavings { id, session, session_name, savings });
             }
             match one.side {
                 Some(ComparisonSide::HeldOut) => held_out.add(one),
@@ -327,11 +334,14 @@ impl fmt::Display for SavingsPage {
 
 impl fmt::Display for SessionSavings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = clean(self.session.as_str());
+        write!(f, "{}", clean(self.session.as_str()))?;
+        if let Some(name) = &self.session_name {
+            write!(f, " ({name})")?;
+        }
         let removed = grouped(self.savings.removed);
         let share = self.savings.removed_share.unwrap_or(0.0) * 100.0;
         let net = self.savings.net;
-        writeln!(f, "{name}: {removed} tokens ({share:.1}%), net {}${:.4}", minus(net), net.abs())
+        writeln!(f, ": {removed} tokens ({share:.1}%), net {}${:.4}", minus(net), net.abs())
     }
 }
 
@@ -405,6 +415,19 @@ mod tests {
             sums.add(SessionSums { cost: *cost, priced: 1, ..SessionSums::default() });
         }
         sums
+    }
+
+    #[test]
+    fn sessions_have_their_names() {
+        let mut session = SessionSavings {
+            id: "t.line-1".into(),
+            session: "line-1".into(),
+            session_name: None,
+            savings: savings::Savings::default(),
+        };
+        assert_eq!(session.to_string(), "line-1: 0 tokens (0.0%), net $0.0000\n");
+        session.session_name = Some("Codex · my shop".into());
+        assert!(session.to_string().starts_with("line-1 (Codex · my shop): "), "{session}");
     }
 
     /// Of one turn a session, it is the difference of two means of three, each with a deviation of 1.

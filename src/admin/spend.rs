@@ -22,12 +22,12 @@ use crate::context::budget::grouped;
 use crate::context::ledger::Ledger;
 use crate::context::policy::DecisionMode;
 use crate::context::savings::ExchangeSavings;
-use crate::context::{Millis, SessionNames, Turn, UserTurns};
+use crate::context::{Millis, SessionNames, Turn, UserTurns, thread_label};
+use crate::dialect::agent::display_name;
 use crate::dialect::hints::RequestClass;
 use crate::dialect::model_list::is_dated;
 use crate::dialect::{PartKey, Purpose, Usage};
 use crate::store::{Scope, ScopeLine, ScopePage, StoreError};
-use crate::telemetry::log::clean;
 
 /// By which of its names a call is listed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -75,6 +75,13 @@ const REST: &str = "(the rest)";
 pub struct SpendLine {
     /// What they have in common.
     pub name: String,
+    /// What people call that, if the name is an id: the session's title, or its agent and project; before
+    /// that, what a thread beside the main one is for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub label: Option<String>,
+    /// When it began, if it is a session, a thread or a user's turn, ms since 1970.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub began: Option<Millis>,
     /// How many.
     pub calls: u64,
     /// US dollars, as far as their prices are known.
@@ -216,7 +223,44 @@ impl SpendSums {
             };
             sums.count(&[&name], sums.spent(&one.spent, dollars));
         }
+        for turn in ledger.turns() {
+            sums.describe(scope, turn, &names, &user_turns);
+        }
         sums
+    }
+
+    /// Says of the line that a turn is in what people call it, and when it began.
+    fn describe(
+        &mut self,
+        scope: &Scope,
+        turn: &Turn,
+        names: &SessionNames,
+        user_turns: &UserTurns,
+    ) {
+        let position = &turn.position;
+        let mut words: Vec<String> = names.description().into_iter().collect();
+        let (name, began) = match self.by {
+            SpendBy::Session => (scope.session.to_string(), turn.at),
+            SpendBy::Thread => {
+                if names.main_thread.as_ref() != Some(&position.thread) {
+                    let client_thread = position.client_thread.as_deref();
+                    let hints = turn.hints.as_deref();
+                    let label = thread_label(turn.purpose, hints, client_thread, &position.thread);
+                    words.insert(0, format!("↳ {label}"));
+                }
+                (position.thread.to_string(), turn.at)
+            }
+            SpendBy::Turn => match user_turns.at(turn.at) {
+                Some((began, _)) => (user_turn(user_turns, turn.at), *began),
+                None => return,
+            },
+            _ => return,
+        };
+        let Some(line) = self.lines.get_mut(&name) else { return };
+        if line.began.is_none() {
+            line.began = Some(began);
+            line.label = if words.is_empty() { None } else { Some(words.join(" · ")) };
+        }
     }
 
     /// Adds a line to those of all these names, and once to the total.
@@ -339,7 +383,7 @@ impl SpendPage {
             self.by.as_ref()
         );
         for line in &self.lines {
-            let name = clean(&line.name).replace('"', "\"\"");
+            let name = shown(&line.name).replace('"', "\"\"");
             let SpendLine { dollars, saved, calls, unpriced, input, .. } = line;
             let SpendLine { cache_read, output, removed, defined, called, .. } = line;
             csv += &format!(
@@ -357,6 +401,8 @@ impl SpendLine {
     }
 
     fn join(&mut self, other: Self) {
+        self.label = self.label.take().or(other.label);
+        self.began = self.began.or(other.began);
         self.calls += other.calls;
         self.dollars += other.dollars;
         self.unpriced += other.unpriced;
@@ -373,6 +419,11 @@ impl SpendLine {
 fn agent(turn: &Turn, names: &SessionNames) -> String {
     let agent = turn.origin.as_deref().and_then(|origin| origin.agent.as_ref());
     agent.or(names.agent.as_ref()).map_or("-", |agent| &agent.name).to_owned()
+}
+
+/// A name in one line: strangers chose some.
+pub(crate) fn shown(name: &str) -> Box<str> {
+    display_name(name).unwrap_or_else(|| "-".into())
 }
 
 /// The MCP server of a tool, as clients name such tools: `mcp__SERVER__TOOL`.
@@ -478,8 +529,8 @@ async fn sums_of(
 
 impl fmt::Display for SpendPage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let width = self.lines.iter().map(|line| clean(&line.name).chars().count()).max();
-        let width = width.unwrap_or(0).clamp(5, 40);
+        let names = self.lines.iter().map(|line| shown(&line.name).chars().count());
+        let width = names.max().unwrap_or(0).max(5);
         writeln!(
             f,
             "{:<width$} {:>10} {:>8} {:>13} {:>7} {:>11}",
@@ -492,7 +543,7 @@ impl fmt::Display for SpendPage {
         )?;
         for line in self.lines.iter().chain([&self.total]) {
             let cached = line.cache_read as f64 * 100.0 / line.input.max(1) as f64;
-            let name: String = clean(&line.name).chars().take(40).collect();
+            let name = shown(&line.name);
             write!(
                 f,
                 "{name:<width$} {:>10} {:>8} {:>13} {cached:>6.0}% {:>11}",
@@ -505,9 +556,12 @@ impl fmt::Display for SpendPage {
                 let [defined, called] = [line.defined, line.called].map(grouped);
                 write!(f, "  defined in {defined}, called {called} times")?;
             }
-            match line.unpriced {
-                0 => writeln!(f)?,
-                calls => writeln!(f, "  {} calls without a known price", grouped(calls))?,
+            if line.unpriced > 0 {
+                write!(f, "  {} calls without a known price", grouped(line.unpriced))?;
+            }
+            match &line.label {
+                Some(label) => writeln!(f, "  {}", shown(label))?,
+                None => writeln!(f)?,
             }
         }
         let sessions = if self.sessions == 1 { "session" } else { "sessions" };

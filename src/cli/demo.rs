@@ -61,7 +61,10 @@ async fn play(keep: bool, is_full: bool) -> Result<(), CliError> {
     let played = demo::play(listen, admin, &token, is_full, &mut tell).await;
     match (keep, &played) {
         (true, Ok(())) => {
-            print::line(&format!("\nStill serving: {page}\nCtrl-C ends it."));
+            let data = data.path().display();
+            print::line(&format!(
+                "\nStill serving: {page}\nIn another terminal: plimsoll context --data {data}\nCtrl-C ends it."
+            ));
             let _ = stopped.wait_for(|stop| *stop).await;
         }
         (false, Ok(())) => print::line(

@@ -32,7 +32,7 @@ pub(super) struct AdminTarget {
 /// Whether a command repeats what it shows.
 #[derive(Clone, Debug, Default, Args)]
 pub(super) struct WatchFlag {
-    /// Show it again every so many seconds, until Ctrl-C.
+    /// Show it again every so many seconds, until Ctrl-C or until nobody reads it.
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "2")]
     #[arg(value_parser = clap::value_parser!(u64).range(1..=86_400))]
     pub watch: Option<u64>,
@@ -53,6 +53,9 @@ impl AdminTarget {
                 }
                 question(&client).await?;
                 let Some(seconds) = watch.watch else { return Ok(()) };
+                if !print::is_read() {
+                    return Ok(());
+                }
                 tokio::time::sleep(Duration::from_secs(seconds)).await;
             }
         })
@@ -163,4 +166,10 @@ impl ConfigFlags {
             });
         ConfigSources::of_process(self.config.clone(), flags.collect())
     }
+}
+
+/// A time span, as people write it.
+pub(super) fn period(text: &str) -> Result<Duration, String> {
+    humantime::parse_duration(text)
+        .map_err(|_| "write numbers and their units, such as 12h, 7d or 1h30m".to_owned())
 }

@@ -6,6 +6,7 @@
 
 use std::cell::Cell;
 use std::io::{self, IsTerminal as _, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::style::{self, StyledLine};
@@ -181,9 +182,21 @@ impl Drop for ProgressLine {
     }
 }
 
+/// Whether something could not be written to standard output.
+static READER_LEFT: AtomicBool = AtomicBool::new(false);
+
+/// Whether somebody still reads standard output, as far as the last write showed.
+pub(super) fn is_read() -> bool {
+    !READER_LEFT.load(Ordering::Relaxed)
+}
+
 fn to_out(text: &str) -> bool {
     let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).is_ok()
+    let is_written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).is_ok();
+    if !is_written {
+        READER_LEFT.store(true, Ordering::Relaxed);
+    }
+    is_written
 }
 
 fn to_error(text: &str) {

@@ -4,8 +4,6 @@
 
 pub(super) mod table;
 
-use std::time::Duration;
-
 use http::Method;
 
 use super::admin_client::AdminClient;
@@ -15,10 +13,8 @@ use super::{style, times};
 use crate::admin::count::CountComparison;
 use crate::admin::failures::FailuresPage;
 use crate::admin::secrets::masked;
-use crate::admin::spend::{SpendBy, SpendPage};
 use crate::admin::view::{CompactionRequest, CompactionStart, DryRun, SessionPage, SessionView};
 use crate::clock::wall;
-use crate::context::Millis;
 use crate::context::budget::grouped;
 use crate::dialect::percent::encoded;
 
@@ -333,25 +329,6 @@ pub(super) async fn savings(
         None => format!("/api/v1/savings?limit={limit}&"),
     };
     show(client, &path, as_json).await
-}
-
-pub(super) async fn spend(
-    client: &AdminClient,
-    by: SpendBy,
-    since: Duration,
-    as_csv: bool,
-    as_json: bool,
-) -> Result<(), CliError> {
-    let since = wall().saturating_sub(since.as_millis() as Millis);
-    let path = format!("/api/v1/spend?by={}&since={since}&", by.as_ref());
-    if !as_csv {
-        return show(client, &path, as_json).await;
-    }
-    let progress = ProgressLine::begin("reading the store");
-    let page: SpendPage = client.read(&client.text(&format!("{path}format=json")).await?)?;
-    drop(progress);
-    print::out(&page.csv());
-    Ok(())
 }
 
 /// Prints a view that the API renders for people and for machines; `path` must accept one more parameter.

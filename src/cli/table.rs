@@ -11,8 +11,8 @@ const GAP: usize = 2;
 
 /// One column.
 #[derive(Clone, Copy)]
-pub(super) struct Column {
-    pub title: &'static str,
+pub(super) struct Column<'t> {
+    pub title: &'t str,
     /// Where there is too little room, the column with the highest rank is left out first; one of rank 0 never is.
     pub rank: u8,
     /// To how many characters it may be shortened; 0: not at all.
@@ -35,7 +35,7 @@ pub(super) enum Row {
 }
 
 pub(super) struct Table<'c> {
-    pub columns: &'c [Column],
+    pub columns: &'c [Column<'c>],
     pub rows: Vec<Row>,
 }
 

@@ -145,7 +145,9 @@ fn unknown(key: &str, path: &str, known: &Map<String, Value>) -> (String, String
         let what = "only presets set this; its value belongs to the agent that they follow";
         return (what.to_owned(), "Remove it, or choose another preset.".to_owned());
     }
-    if let Some(near) = nearest(key, known.keys().map(String::as_str)) {
+    let last_word = format!("_{key}");
+    let longer = known.keys().map(String::as_str).find(|known| known.ends_with(&last_word));
+    if let Some(near) = longer.or_else(|| nearest(key, known.keys().map(String::as_str))) {
         let what = format!("unknown key; the nearest known key is {near}");
         return (what, format!("Rename it to {near}, or remove it."));
     }

@@ -83,5 +83,9 @@ async fn requests_of_two_sessions_are_not_compared() {
     assert!(refused.err.contains("compare two requests of one session"), "{}", refused.err);
     let data = serving.data.path().to_str().unwrap();
     let unknown = run(&["compare", "nothing", "--data", data]).await;
-    assert!(unknown.err.contains("Exchange \"nothing\" is not among the last"), "{}", unknown.err);
+    assert!(
+        unknown.err.contains("known of request \"nothing\": it is not among"),
+        "{}",
+        unknown.err
+    );
 }

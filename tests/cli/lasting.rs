@@ -194,6 +194,8 @@ async fn doctor_says_what_works() {
     machine.agent("claude", "echo '2.1.1 (Claude Code)'");
     machine.agent("pi", "exit 1");
     machine.agent("qwen", "echo 0.24.4 >&2");
+    machine.agent("kimi", "echo 'SyntaxError: no such export. Node.js v20.20.2' >&2; exit 1");
+    machine.agent("goose", "true");
     machine.write(".codex/config.toml", "openai_base_url = \"https://me:pw@mine.example/v1\"\n");
     let data = serving.data.path().to_str().unwrap();
     let mut command = machine.command(&["doctor", "--json", "--data", data]);
@@ -213,7 +215,9 @@ async fn doctor_says_what_works() {
         ("claude-code", "ok", "2.1.1, older: we tried"),
         ("claude-code", "ok", "ANTHROPIC_BASE_URL points it here"),
         ("qwen-code", "ok", "0.24.4; "),
-        ("pi", "ok", "says no version; not pointed here: `plimsoll run -- pi` does that"),
+        ("pi", "look", "does not run: see what its --version prints; not pointed here"),
+        ("kimi-code", "look", "does not run: see"),
+        ("goose", "ok", "says no version; not pointed here: `plimsoll run -- goose` does that"),
     ] {
         let finding = finding(&found, about);
         assert_eq!(finding["level"], level, "{finding}");

@@ -215,6 +215,8 @@ async fn completions_and_man_page_come_from_arguments() {
         "{}",
         done.out
     );
+    let source = concat!("\"plimsoll ", env!("CARGO_PKG_VERSION"), "\"");
+    assert!(done.out.contains(source), "{}", done.out);
     assert_eq!(run(&["man", "nothing"]).await.code, 1);
 }
 
@@ -229,6 +231,23 @@ async fn closed_pipe_is_no_panic() {
         let err = String::from_utf8_lossy(&done.stderr);
         assert!(done.status.success(), "{arguments:?}: {err}");
         assert!(err.is_empty(), "{arguments:?}: {err}");
+    }
+}
+
+/// `plimsoll sessions --watch | head -1`: it ends when nobody reads it.
+#[tokio::test]
+async fn watching_ends_with_its_reader() {
+    let provider = Provider::start().await;
+    let serving = Serving::start(&provider.base(), &[]).await;
+    let data = serving.data.path().to_str().unwrap();
+    for command in ["sessions", "spend"] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut child = plimsoll(&[command, "--watch=1", "--data", data]);
+        let child = child.stdout(writer).stderr(Stdio::piped()).spawn().unwrap();
+        let done = within("the program to end", child.wait_with_output()).await.unwrap();
+        let err = String::from_utf8_lossy(&done.stderr);
+        assert!(done.status.success() && err.is_empty(), "{command}: {err}");
     }
 }
 

@@ -40,10 +40,23 @@ async function checkToken(browser, stack) {
   await page.locator('#ask').waitFor({ timeout: TIMEOUT_MS });
   assert.match(await page.locator('#ask').textContent(), /Open the link that plimsoll serve printed/);
   await checkAxe(page, 'the form for the token');
+  assert.equal(await page.locator('#failure').isVisible(), false, 'nobody gave a wrong token');
+  await page.locator('#token').fill('not-the-token-of-this');
+  await page.keyboard.press('Enter');
+  await page.getByText('This token is wrong.').waitFor({ timeout: TIMEOUT_MS });
+  await checkAxe(page, 'the form after a wrong token');
   assert.deepEqual(page.errors.splice(0).filter((error) => !/401/.test(error)), []);
   await page.locator('#token').fill(stack.token);
   await page.keyboard.press('Enter');
   await isLive(page);
+  assert.equal(await page.locator('#failure').isVisible(), false);
+  // Of a session that is not there the page says so, and draws nothing.
+  await goTo(page, '#/session/nothing');
+  await page.getByText('Nothing is known of session "nothing"').waitFor({ timeout: TIMEOUT_MS });
+  assert.equal(await page.locator('.figures').isVisible(), false);
+  await goTo(page, '#/overview');
+  await page.locator('.stat').first().waitFor({ timeout: TIMEOUT_MS });
+  assert.deepEqual(page.errors.splice(0).filter((error) => !/40[14]/.test(error)), []);
   await page.goto(stack.pageUrl);
   await isLive(page);
   assert.equal(page.url(), `${stack.admin}/`);

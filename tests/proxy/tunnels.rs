@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::config::UpgradePolicy;
-use plimsoll::context::{EstimateMethod, Outcome};
+use plimsoll::context::{EstimateMethod, Outcome, SessionNames};
 use plimsoll::dialect::error_kind::ErrorKind;
 use plimsoll::dialect::{Dialect, Purpose, StopReason};
 use plimsoll::proxy::{DrainOutcome, TunnelTimeouts};
@@ -360,8 +360,10 @@ async fn conversation_changes_websocket() {
     let answer = "The last build passed: its log ends without an error, and the tests ran.";
     let developer =
         message("developer", "input", &"Work with care, and say what you did. ".repeat(50));
-    let (hi, second) =
-        (message("user", "input", "Did it pass?"), message("user", "input", "Sure?"));
+    let (hi, second) = (
+        message("user", "input", "<cwd>/shop</cwd> Did it pass?"),
+        message("user", "input", "Sure?"),
+    );
     let whole =
         [&hi, &message("assistant", "output", answer), &second].map(String::as_str).join(",");
     let warm = |id: &str| turn(id, r#","generate":false"#, &developer, 500, "");
@@ -406,6 +408,9 @@ async fn conversation_changes_websocket() {
         assert!(estimate.new < 30, "{estimate:?}");
         assert!(estimate.breakdown.system > 300, "{estimate:?}");
     }
+    let scopes = server.ledgers.scopes_of(&"s".into()).await.unwrap();
+    let names = server.ledgers.look(&scopes[0], SessionNames::from_ledger).await.unwrap();
+    assert!(names.project.is_some(), "the warm-up did not state it: {names:?}");
 }
 
 /// Bytes that are no WebSocket frames are forwarded all the same.

@@ -34,7 +34,7 @@ pub mod trim;
 mod turn_start;
 mod user_turns;
 
-pub use self::names::{MainLine, SessionNames};
+pub use self::names::{MainLine, SessionNames, thread_label};
 pub use self::records::{
     Breakdown, CompactionRecord, Cut, DecisionEpoch, Estimate, EstimateMethod, Fact,
     ForwardedHistory, InjectedMessage, InjectionState, Outcome, Position, PromptSection,

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::ledger::Ledger;
 use super::{Position, SessionWitness, ThreadId, Turn};
 use crate::dialect::Purpose;
-use crate::dialect::agent::Agent;
+use crate::dialect::agent::{Agent, display_name};
 use crate::dialect::hints::{ClientHints, RequestClass};
 
 /// What a session is called, from its turns.
@@ -77,6 +77,22 @@ impl SessionNames {
             self.project.clone_from(&origin.project);
         }
         self.found_by = self.found_by.or(origin.found_by);
+    }
+}
+
+/// What a thread beside the main one is called: its kind of sub-agent, else as its client calls it; what other calls are for.
+pub fn thread_label(
+    purpose: Purpose,
+    hints: Option<&ClientHints>,
+    client_thread: Option<&str>,
+    id: &ThreadId,
+) -> String {
+    let kind = hints.and_then(|hints| hints.agent_type);
+    match (purpose, kind, client_thread.and_then(display_name)) {
+        (Purpose::Turn, Some(kind), _) => format!("{} agent", kind.as_ref().replace('_', " ")),
+        (Purpose::Turn, None, Some(name)) => name.into(),
+        (Purpose::Turn, None, None) => format!("branch {:.8}", id.as_str()),
+        (purpose, ..) => purpose.as_ref().replace('_', " "),
     }
 }
 

@@ -33,16 +33,24 @@ export async function askTabs() {
 }
 
 // Thrown if the token is missing or wrong.
-export class Refused extends Error {}
+export class Refused extends Error {
+  constructor(sent) {
+    super(sent ? "the token is wrong" : "needs a token");
+    this.sent = sent;
+  }
+  // A late answer to a token that was replaced since says nothing of the new one.
+  get isLate() { return this.sent !== token; }
+}
 
 async function request(path, signal) {
-  const headers = token ? { authorization: `Bearer ${token}` } : {};
+  const sent = token;
+  const headers = sent ? { authorization: `Bearer ${sent}` } : {};
   const response = await fetch(new URL(path, root), { headers, signal }).catch((error) => {
     // What browsers say of it differs, and tells nobody anything.
     throw signal?.aborted ? error : new Error("the proxy does not answer");
   });
   if (response.status === 429) throw new Error("too many wrong tokens came from here: try again in a minute");
-  if (response.status === 401) throw new Refused(token ? "the token is wrong" : "needs a token");
+  if (response.status === 401) throw new Refused(sent);
   if (!response.ok) {
     const answer = await response.json().catch(() => null);
     throw new Error(answer?.error?.message || `${path}: ${response.status}`);

@@ -5,7 +5,7 @@
 
 import { Refused, askTabs, carryToken, getJson, listen, setToken } from "./api.js";
 import { destroyIn, redrawAll } from "./charts.js";
-import { setText, throttled } from "./dom.js";
+import { setClass, setText, throttled } from "./dom.js";
 import { live } from "./live.js";
 import { models } from "./models.js";
 import { overview } from "./overview.js";
@@ -20,6 +20,8 @@ const VIEWS = { overview, sessions, session, live, models };
 const at = (id) => document.getElementById(id);
 let view = null;
 let hasRefused = false;
+// Whether the view that is shown has had its numbers; what has none is not drawn beside an error.
+let hasNumbers = false;
 let hasRouted = false;
 
 function state(kind, text) {
@@ -27,17 +29,30 @@ function state(kind, text) {
   setText(at("state"), text);
 }
 
+// What is wrong with the view that is shown, and with the store.
+let viewFailure = "";
+let storeFailure = "";
+function showFailure() {
+  const text = viewFailure || storeFailure;
+  setText(at("failure"), text);
+  at("failure").hidden = !text;
+}
+
 function fail(error) {
   if (error instanceof Refused) {
+    if (error.isLate) return;
     hasRefused = true;
     at("ask").hidden = false;
     at("view").hidden = true;
     state("lost", error.message);
+    viewFailure = error.sent ? "This token is wrong." : "";
+    showFailure();
     at("token").focus();
     return;
   }
-  setText(at("failure"), error.message);
-  at("failure").hidden = false;
+  setClass(at("view"), "unread", !hasNumbers);
+  viewFailure = error.message;
+  showFailure();
 }
 
 async function refresh() {
@@ -45,21 +60,24 @@ async function refresh() {
   const shown = view;
   try {
     const hasMore = await shown?.refresh();
-    if (hasMore && shown === view) refreshSoon();
-    if (storeFailure === "") at("failure").hidden = true;
+    // The answer to another view's question says nothing of this one.
+    if (shown !== view) return;
+    hasNumbers = true;
+    setClass(at("view"), "unread", false);
+    viewFailure = "";
+    showFailure();
+    if (hasMore) refreshSoon();
   } catch (error) {
     if (shown === view) fail(error);
   }
 }
 const refreshSoon = throttled(refresh, REFRESH_MS);
 
-let storeFailure = "";
 async function showAbout() {
   const about = await getJson("about");
   setText(at("about"), `v${about.version} · ${about.mode}`);
   storeFailure = about.store_failure ? `Nothing is stored for now, traffic continues: ${about.store_failure}` : "";
-  if (storeFailure) setText(at("failure"), storeFailure);
-  at("failure").hidden = !storeFailure;
+  showFailure();
   return about;
 }
 
@@ -71,6 +89,10 @@ function route() {
   view?.close?.();
   destroyIn(at("view"));
   at("view").replaceChildren();
+  hasNumbers = false;
+  setClass(at("view"), "unread", false);
+  viewFailure = "";
+  showFailure();
   for (const link of document.querySelectorAll("nav a")) {
     const target = link.getAttribute("href").slice(2);
     const isHere = target === (VIEWS[name] ? name.replace(/^session$/, "sessions") : "overview");

@@ -58,6 +58,8 @@ enum StatedVersion {
     Version(String),
     /// It did not answer in time.
     Late,
+    /// It failed, as it does on a Node.js that is too old; what it printed is about something else.
+    Failed,
     Unknown,
 }
 
@@ -70,6 +72,9 @@ async fn version(program: PathBuf, permits: Arc<Semaphore>) -> StatedVersion {
         Ok(Err(_)) => return StatedVersion::Unknown,
         Err(_) => return StatedVersion::Late,
     };
+    if !done.status.success() {
+        return StatedVersion::Failed;
+    }
     // Some print it where errors go.
     let texts = [&done.stdout, &done.stderr].map(|text| String::from_utf8_lossy(text));
     match texts.iter().find_map(|text| version_in(text)) {
@@ -93,6 +98,9 @@ fn compared(client: &ClientEntry, version: &StatedVersion) -> (bool, String) {
         StatedVersion::Late => {
             let seconds = VERSION_WITHIN.as_secs();
             return (true, format!("its --version did not answer in {seconds} s"));
+        }
+        StatedVersion::Failed => {
+            return (true, "does not run: see what its --version prints".to_owned());
         }
         StatedVersion::Unknown => return (false, "says no version".to_owned()),
     };

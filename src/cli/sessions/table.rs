@@ -7,8 +7,7 @@ use crate::cli::style::Style;
 use crate::cli::table::{Cell, Column, Row, Table, cell, shortened};
 use crate::cli::times;
 use crate::context::budget::grouped;
-use crate::context::{Millis, Outcome, SessionId, SessionNames};
-use crate::dialect::Purpose;
+use crate::context::{Millis, Outcome, SessionId, SessionNames, thread_label};
 use crate::store::ledgers::is_unnamed;
 use crate::telemetry::log::clean;
 
@@ -26,6 +25,7 @@ const COLUMNS: [Column; 8] = [
 const WIDE: usize = 120;
 /// Clients choose names, which must not break a table.
 const LONGEST_NAME: usize = 40;
+const LONGEST_LABEL: usize = 24;
 
 /// The table, for a place of this width.
 pub(in crate::cli) fn table(
@@ -41,7 +41,10 @@ pub(in crate::cli) fn table(
         threads.sort_by_key(|thread| Some(&thread.id) != main);
         for (at, thread) in threads.into_iter().enumerate() {
             if at > 0 {
-                let label = format!("  ↳ {}", label(thread));
+                let hints = thread.hints.as_deref();
+                let named = thread.client_thread.as_deref();
+                let label = thread_label(thread.purpose, hints, named, &thread.id);
+                let label = format!("  ↳ {}", shortened(&label, LONGEST_LABEL));
                 rows.push(Row::Cells(cells(cell(Style::Dim, label), None, thread, now, is_wide)));
                 continue;
             }
@@ -90,20 +93,9 @@ fn about(session: &SessionView, name: &str) -> Option<String> {
             .map(ToString::to_string),
     );
     if names.title.is_some() {
-        words.extend(names.project.as_deref().map(|project| clean(project).into_owned()));
+        words.extend(names.project.as_deref().map(str::to_owned));
     }
     if words.is_empty() { None } else { Some(words.join(" · ")) }
-}
-
-/// What a thread beside the main one is: a kind of sub-agent, or what its calls are for.
-fn label(thread: &ThreadView) -> String {
-    let kind = thread.hints.as_ref().and_then(|hints| hints.agent_type);
-    match (thread.purpose, kind, &thread.client_thread) {
-        (Purpose::Turn, Some(kind), _) => format!("{} agent", kind.as_ref().replace('_', " ")),
-        (Purpose::Turn, None, Some(named)) => shortened(&clean(named), 24),
-        (Purpose::Turn, None, None) => format!("branch {}", shortened(thread.id.as_str(), 8)),
-        (purpose, ..) => purpose.as_ref().replace('_', " "),
-    }
 }
 
 fn cells(

@@ -41,7 +41,7 @@ const COLUMNS: [Column; 8] = [
 const GAUGE: usize = 12;
 /// Lines around the list: head, order, an empty one, titles, keys.
 const FRAME: usize = 5;
-const KEYS: &str = "↑↓ choose  enter open  / filter  s sort  r reverse  ? help  q quit";
+const KEYS: &str = "q quit  ? help  ↑↓ choose  enter open  / filter  s sort  r reverse";
 const HELP: &str = "\
 ↑ ↓ k j       choose a session
 enter         open it: how full its context is, and with what
@@ -218,7 +218,7 @@ impl Top {
             (_, false) => "Ctrl-C ends",
             (OpenView::List, true) if self.is_typing => "enter keeps the filter  esc drops it",
             (OpenView::List, true) => KEYS,
-            (_, true) => "↑↓ scroll  esc back  q quit",
+            (_, true) => "q quit  esc back  ↑↓ scroll",
         }
     }
 
@@ -390,6 +390,7 @@ mod tests {
     fn narrow_list_shows_percent() {
         let lines = shown(&top(), 40, 9);
         assert!(lines[4].contains(" 43%"), "{}", lines[4]);
+        assert!(lines[8].starts_with("q quit  ? help"), "{}", lines[8]);
     }
 
     #[test]

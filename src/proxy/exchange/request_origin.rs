@@ -45,9 +45,10 @@ pub(super) fn set(request: &mut PlacedRequest, request_headers: &HeaderMap) {
     opened.keeps_title = keeps_names
         && conversation.purpose == Purpose::Side
         && agent::asks_for_title(conversation, body);
-    // Only where a thread begins: the turns after it say the same.
+    // Only where a thread begins: the turns after it say the same. A warm-up may come before the folder is stated.
     if matches!(opened.placed.growth, Growth::Grows | Growth::Repeats)
         && let Some(parent_turn) = &opened.placed.parent
+        && parent_turn.purpose != Purpose::WarmUp
         && let Some(origin) = parent_turn.origin.as_deref()
     {
         opened.origin.agent.clone_from(&origin.agent);
