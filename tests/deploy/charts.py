@@ -149,12 +149,15 @@ def fleet_with_a_server_is_spread():
     assert "/secrets/shared" in [mount["mountPath"] for mount in container["volumeMounts"]]
 
 
-def rendered_rules_and_dashboard_are_those_of_deploy():
+def rendered_rules_and_dashboards_are_those_of_deploy():
     objects = documents(template(CHART, "--values", CHART / "ci/fleet.yaml"))
     (rule,) = [one for one in objects if one["kind"] == "PrometheusRule"]
     assert rule["spec"] == yaml.safe_load((DEPLOY / "prometheus/rules.yml").read_text())
     (board,) = [one for one in objects if one["kind"] == "ConfigMap" and one["metadata"]["name"].endswith("-dashboard")]
-    assert json.loads(board["data"]["plimsoll.json"]) == json.loads((DEPLOY / "grafana/plimsoll.json").read_text())
+    boards = sorted((DEPLOY / "grafana").glob("*.json"))
+    assert board["data"].keys() == {file.name for file in boards}
+    for file in boards:
+        assert json.loads(board["data"][file.name]) == json.loads(file.read_text()), file.name
     (monitor,) = [one for one in objects if one["kind"] == "PodMonitor"]
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["scheme"] == "https", "the fleet example has TLS on the admin port"
@@ -251,7 +254,7 @@ def version_of_the_chart_is_that_of_the_program():
 
 CHECKS = (
     chart_is_linted_and_valid_on_each_version, example_agent_includes_the_sidecar, contradictions_are_refused_with_the_reason,
-    change_of_configuration_replaces_pods, fleet_keeps_clients_at_one_replica, fleet_with_a_server_is_spread, rendered_rules_and_dashboard_are_those_of_deploy,
+    change_of_configuration_replaces_pods, fleet_keeps_clients_at_one_replica, fleet_with_a_server_is_spread, rendered_rules_and_dashboards_are_those_of_deploy,
     rules_of_the_chart_are_valid_with_a_budget,
     network_policy_of_fleet_names_both_directions, manifests_are_rendered_from_the_chart, kustomize_builds_valid_objects,
     kustomize_component_adds_the_sidecar, checkov_finds_nothing, version_of_the_chart_is_that_of_the_program,
