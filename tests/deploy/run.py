@@ -229,8 +229,10 @@ def every_panel_has_data(monitoring):
     while float(monitoring.query(scrapes)[0]["value"][1]) < first + 8:
         monitoring.send_request()
         monitoring.send_large_history()
-    empty = {title: expression for title, expression in queries() if not monitoring.query(expression)}
-    assert empty.keys() == EMPTY.keys(), f"without data: {empty}"
+    deadline = time.monotonic() + TIMEOUT_S
+    while (empty := {title: expression for title, expression in queries() if not monitoring.query(expression)}).keys() != EMPTY.keys():
+        assert time.monotonic() < deadline, f"without data: {empty}"
+        monitoring.send_request()
     cut = monitoring.query('sum(plimsoll_edits_total{kind="cut",decision="new",mode="active"})')
     assert float(cut[0]["value"][1]) > 0, "nothing was cut, so the rewriting panels had nothing to show"
 
