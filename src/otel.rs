@@ -25,8 +25,8 @@ use tokio::time::MissedTickBehavior;
 use self::metrics::InferenceMetrics;
 use self::providers::Providers;
 use self::queue::{ExportItem, ExportQueue};
-use self::transport::Collector;
-use crate::config::{Config, OtelSignal, OtelTarget};
+use self::transport::{Collector, CollectorAddresses};
+use crate::config::{Config, OtelSignal};
 use crate::telemetry::{Diagnostic, Exchange, OtelOutcome, Telemetry};
 
 /// How long the last export may take when the process ends.
@@ -43,27 +43,35 @@ impl OtelExport {
     pub fn start(config: &Config, telemetry: &Arc<Telemetry>) -> Option<Self> {
         // Dropped if they are not sent, so that none is kept.
         let diagnostics = telemetry.diagnostics();
-        let settings = config.otel.as_ref()?;
+        let settings = &attributes::with_instance_id(config.otel.as_ref()?);
         let tls = crate::tls::client_config(config);
         let tls = tls.inspect_err(|reason| tracing::warn!("OpenTelemetry: off: {reason}")).ok()?;
+        let mut addresses = CollectorAddresses::default();
         let (to_send, exported) = mpsc::channel(1);
         let metrics = settings.metrics.as_ref().map(|target| {
-            let collector = Collector::new(target, OtelSignal::Metrics, &tls);
+            let collector = Collector::new(target, OtelSignal::Metrics, &tls, &mut addresses);
             (InferenceMetrics::new(settings, to_send, telemetry.clone()), collector)
         });
         let (metrics, collector) = metrics.unzip();
         let sending =
             collector.map(|it| tokio::spawn(send_metrics(it, exported, telemetry.clone())));
         let resource = attributes::resource(settings);
-        let logs = settings.logs.as_ref();
+        let traces = settings.traces.as_ref().map(|target| {
+            let collector = Collector::new(target, OtelSignal::Traces, &tls, &mut addresses);
+            ExportQueue::new(collector, resource.clone(), telemetry.clone())
+        });
+        let logs = settings.logs.as_ref().map(|target| {
+            let collector = Collector::new(target, OtelSignal::Logs, &tls, &mut addresses);
+            ExportQueue::new(collector, resource.clone(), telemetry.clone())
+        });
         let (stop, stopped) = oneshot::channel();
         let export = Export {
             exchanges: telemetry.subscribe(),
             diagnostics: if logs.is_some() { diagnostics } else { None },
             telemetry: telemetry.clone(),
             providers: Arc::new(Providers::new(config)),
-            traces: settings.traces.as_ref().map(|it| queue(it, &resource, telemetry, &tls)),
-            logs: logs.map(|it| queue(it, &resource, telemetry, &tls)),
+            traces,
+            logs,
             metrics,
             sending,
         };
@@ -79,16 +87,6 @@ impl OtelExport {
             abort.abort();
         }
     }
-}
-
-fn queue<I: ExportItem>(
-    target: &OtelTarget,
-    resource: &opentelemetry_proto::tonic::resource::v1::Resource,
-    telemetry: &Arc<Telemetry>,
-    tls: &rustls::ClientConfig,
-) -> ExportQueue<I> {
-    let collector = Collector::new(target, I::SIGNAL, tls);
-    ExportQueue::new(collector, resource.clone(), telemetry.clone())
 }
 
 /// What the task holds.

@@ -11,6 +11,8 @@ use opentelemetry_proto::tonic::resource::v1::Resource;
 use super::conventions::SCOPE;
 use crate::config::OtelSettings;
 
+const INSTANCE_ID: &str = "service.instance.id";
+
 /// What is said of this process.
 pub(super) fn resource(settings: &OtelSettings) -> Resource {
     let mut attributes = Attributes::default();
@@ -18,6 +20,26 @@ pub(super) fn resource(settings: &OtelSettings) -> Resource {
         attributes.text(key, value);
     }
     Resource { attributes: attributes.0, ..Resource::default() }
+}
+
+/// These, with an id of this process unless one is set: a collector could not tell the sums of two replicas apart.
+pub(super) fn with_instance_id(settings: &OtelSettings) -> OtelSettings {
+    let mut settings = settings.clone();
+    if !settings.resource.iter().any(|(key, _)| &**key == INSTANCE_ID) {
+        settings.resource.extend(random_uuid().map(|id| (INSTANCE_ID.into(), id.into())));
+    }
+    settings
+}
+
+/// Of version 4; `None` if there is no randomness.
+fn random_uuid() -> Option<String> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).ok()?;
+    let random = u128::from_be_bytes(bytes);
+    let versioned = random & !(0xf << 76) & !(0x3 << 62) | 0x4 << 76 | 0x2 << 62;
+    let hex = format!("{versioned:032x}");
+    let parts = [&hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..]];
+    Some(parts.join("-"))
 }
 
 /// Who says it.

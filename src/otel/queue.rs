@@ -128,6 +128,7 @@ mod tests {
 
     use super::*;
     use crate::config::{Config, OtelProtocol, OtelTarget};
+    use crate::otel::transport::CollectorAddresses;
 
     #[tokio::test]
     async fn waiting_spans_are_bounded() {
@@ -139,7 +140,8 @@ mod tests {
             timeout: Duration::from_secs(1),
         };
         let tls = crate::tls::client_config(&Config::for_tests("http://127.0.0.1:1")).unwrap();
-        let collector = Collector::new(&target, OtelSignal::Traces, &tls);
+        let collector =
+            Collector::new(&target, OtelSignal::Traces, &tls, &mut CollectorAddresses::default());
         let mut queue = ExportQueue::new(collector, Resource::default(), telemetry.clone());
         for _ in 0..6 {
             queue.add(vec![Span::default(); MOST_SENT]);

@@ -1,13 +1,16 @@
 //! Requests to a collector: OTLP over HTTP with protobuf, or over gRPC.
 //!
-//! Both are one POST; gRPC adds a prefix of five bytes, and a status in the trailers. A failure is told once until it
-//! works again.
+//! Both are one POST; gRPC adds a prefix of five bytes, and a status in the trailers. An address that does not answer is
+//! told once for all signals that go there; what it answers, once for each. Both again after it worked.
 
+use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
 use http::header::{CONTENT_TYPE, HeaderValue, TE, USER_AGENT};
+use http::uri::Authority;
 use http::{HeaderMap, Request, Response, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
@@ -30,6 +33,18 @@ pub(super) enum ExportError {
     Unavailable,
 }
 
+/// Why, for the log, too.
+enum ExportFailure {
+    /// Nobody answered at the address.
+    Unreachable(String),
+    /// An answer that does not take it.
+    Answered(ExportError, String),
+}
+
+/// Which addresses do not answer.
+#[derive(Default)]
+pub(super) struct CollectorAddresses(HashMap<Authority, Arc<AtomicBool>>);
+
 /// A collector of one signal.
 pub(super) struct Collector {
     client: Client<HttpsConnector<HttpConnector>, Full<Bytes>>,
@@ -37,12 +52,19 @@ pub(super) struct Collector {
     protocol: OtelProtocol,
     headers: HeaderMap,
     timeout: Duration,
-    /// Whether the last request failed.
-    failing: AtomicBool,
+    /// Whether its address did not answer, whatever the signal.
+    unreachable: Arc<AtomicBool>,
+    /// Whether it did not take the last request that it answered.
+    refusing: AtomicBool,
 }
 
 impl Collector {
-    pub(super) fn new(target: &OtelTarget, signal: OtelSignal, tls: &rustls::ClientConfig) -> Self {
+    pub(super) fn new(
+        target: &OtelTarget,
+        signal: OtelSignal,
+        tls: &rustls::ClientConfig,
+        addresses: &mut CollectorAddresses,
+    ) -> Self {
         let mut headers = HeaderMap::new();
         for (name, value) in &target.headers {
             if let Ok(mut value) = HeaderValue::try_from(&value.0) {
@@ -73,7 +95,8 @@ impl Collector {
             protocol: target.protocol,
             headers,
             timeout: target.timeout,
-            failing: AtomicBool::new(false),
+            unreachable: addresses.unreachable(&target.url),
+            refusing: AtomicBool::new(false),
         }
     }
 
@@ -82,27 +105,45 @@ impl Collector {
     /// # Errors
     /// If the collector did not take it.
     pub(super) async fn send(&self, message: Vec<u8>) -> Result<(), ExportError> {
-        let outcome = match tokio::time::timeout(self.timeout, self.post(message)).await {
-            Ok(sent) => sent,
-            Err(_) => {
+        let sent =
+            tokio::time::timeout(self.timeout, self.post(message)).await.unwrap_or_else(|_| {
                 let reason = format!("no answer within {} ms", self.timeout.as_millis());
-                Err((ExportError::Unavailable, reason))
-            }
-        };
-        let was_failing = self.failing.swap(outcome.is_err(), Ordering::Relaxed);
-        match &outcome {
-            Ok(()) if was_failing => tracing::info!("OpenTelemetry: {} answers again", self.url),
-            Err((_, reason)) if !was_failing => tracing::warn!(
-                "OpenTelemetry: {}: {reason}. What it does not take is dropped; traffic goes on. Told once until it \
-                 answers",
-                self.url
-            ),
-            Ok(()) | Err(_) => {}
+                Err(ExportFailure::Unreachable(reason))
+            });
+        let is_unreachable = matches!(sent, Err(ExportFailure::Unreachable(_)));
+        let was_unreachable = self.unreachable.swap(is_unreachable, Ordering::Relaxed);
+        if was_unreachable && !is_unreachable {
+            tracing::info!("OpenTelemetry: {} answers again", self.address());
         }
-        outcome.map_err(|(error, _)| error)
+        match sent {
+            Ok(()) => {
+                if self.refusing.swap(false, Ordering::Relaxed) {
+                    tracing::info!("OpenTelemetry: {} takes what is sent again", self.url);
+                }
+                Ok(())
+            }
+            Err(ExportFailure::Unreachable(reason)) => {
+                if !was_unreachable {
+                    warn(&self.address(), &reason);
+                }
+                Err(ExportError::Unavailable)
+            }
+            Err(ExportFailure::Answered(error, reason)) => {
+                if !self.refusing.swap(true, Ordering::Relaxed) {
+                    warn(&self.url.to_string(), &reason);
+                }
+                Err(error)
+            }
+        }
     }
 
-    async fn post(&self, message: Vec<u8>) -> Result<(), (ExportError, String)> {
+    fn address(&self) -> String {
+        let scheme = self.url.scheme_str().unwrap_or_default();
+        let authority = self.url.authority().map_or("", Authority::as_str);
+        format!("{scheme}://{authority}")
+    }
+
+    async fn post(&self, message: Vec<u8>) -> Result<(), ExportFailure> {
         let body = match self.protocol {
             OtelProtocol::Http => Bytes::from(message),
             OtelProtocol::Grpc => {
@@ -120,13 +161,28 @@ impl Collector {
         }
         let request = request
             .body(Full::new(body))
-            .map_err(|error| (ExportError::Refused, error.to_string()))?;
+            .map_err(|error| ExportFailure::Answered(ExportError::Refused, error.to_string()))?;
         let response = self.client.request(request).await.map_err(|error| {
             let cause = std::error::Error::source(&error).map(ToString::to_string);
-            (ExportError::Unavailable, cause.unwrap_or_else(|| error.to_string()))
+            ExportFailure::Unreachable(cause.unwrap_or_else(|| error.to_string()))
         })?;
-        judge(response, self.protocol).await
+        judge(response, self.protocol)
+            .await
+            .map_err(|(error, reason)| ExportFailure::Answered(error, reason))
     }
+}
+
+impl CollectorAddresses {
+    fn unreachable(&mut self, url: &Uri) -> Arc<AtomicBool> {
+        let Some(authority) = url.authority() else { return Arc::default() };
+        self.0.entry(authority.clone()).or_default().clone()
+    }
+}
+
+fn warn(place: &str, reason: &str) {
+    tracing::warn!(
+        "OpenTelemetry: {place}: {reason}. What it does not take is dropped; traffic goes on. Told once until it works"
+    );
 }
 
 async fn judge(

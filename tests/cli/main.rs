@@ -8,6 +8,7 @@ mod support;
 mod agents;
 mod canary;
 mod caps;
+mod collector;
 mod compared;
 mod content;
 mod counting;

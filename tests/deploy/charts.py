@@ -38,6 +38,10 @@ CONTRADICTIONS = (
     ('config=credential = "env:KEY"', "anybody in the cluster could use it without a token"),
     ('networkPolicy={"enabled": true, "clients": []}', "would let every pod of every namespace in"),
     ('networkPolicy={"enabled": true, "prometheus": []}', "an empty list would let everybody in"),
+    ('networkPolicy={"enabled": true}\nfleet.redis.secret="x"', "no rule lets the replicas reach the server of fleet.redis"),
+    ('networkPolicy={"enabled": true}\notel.endpoint="http://collector:4318"', "no rule lets the replicas reach otel.endpoint"),
+    ("otel.endpoint=http://c:4318,env.OTEL_RESOURCE_ATTRIBUTES=a", "the chart itself sets the collector"),
+    ("otel.endpoint=collector:4318", "at '/otel/endpoint'"),
     ("fleet.replica=1", "additional properties 'replica' not allowed"),
 )
 
@@ -108,18 +112,43 @@ def example_agent_includes_the_sidecar():
     (pod,) = pods(objects)
     (plimsoll,) = pod["initContainers"]
     assert plimsoll["restartPolicy"] == "Always"
-    mounted = {mount["name"] for mount in plimsoll["volumeMounts"]}
-    assert mounted == {volume["name"] for volume in pod["volumes"]}, mounted
+    (agent,) = pod["containers"]
+    mounted = [mount["name"] for mount in plimsoll["volumeMounts"] + agent["volumeMounts"]]
+    assert sorted(mounted) == sorted(volume["name"] for volume in pod["volumes"]), mounted
     names = {volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume}
     assert names == {one["metadata"]["name"] for one in objects if one["kind"] == "ConfigMap"}, "not the subchart's configuration"
+
+
+def example_agent_can_run():
+    """Its root is read-only: home and temporary files are on its volume. Its version is one that was tried with Plimsoll."""
+    (agent,) = yaml.safe_load((DEPLOY / "kubernetes/native-sidecar.yaml").read_text())["spec"]["template"]["spec"]["containers"]
+    (mount,) = agent["volumeMounts"]
+    env = {one["name"]: one["value"] for one in agent["env"]}
+    assert env["HOME"] == env["TMPDIR"] == agent["workingDir"] == mount["mountPath"], env
+    (package,) = [word for word in agent["command"] if "@" in word]
+    assert f"npm {package}" in (ROOT / "tests/agents/pins").read_text().splitlines(), f"{package} was not tried"
+    config = json.loads(env["OPENCODE_CONFIG_CONTENT"])
+    assert config["provider"]["anthropic"]["options"]["baseURL"] == env["ANTHROPIC_BASE_URL"] + "/v1"
 
 
 def contradictions_are_refused_with_the_reason():
     for settings, reason in CONTRADICTIONS:
         option = "--set-json" if "{" in settings else "--set-literal" if settings.startswith("config=") else "--set"
-        done = run(TOOLS / "helm", "template", "plimsoll", CHART, option, settings)
+        options = [part for one in settings.split("\n") for part in (option, one)]
+        done = run(TOOLS / "helm", "template", "plimsoll", CHART, *options)
         assert done.returncode != 0, f"{settings} is accepted"
         assert reason in done.stderr, f"{settings}: {done.stderr[-600:]}"
+
+
+def every_name_of_a_secret_makes_a_volume():
+    """Names of secrets may have dots and 253 characters, those of volumes not."""
+    names = ["plain", "with.dots", "long-" + "x" * 80]
+    (pod,) = pods(documents(template(CHART, "--set-json", f"secrets={json.dumps(names)}")))
+    volumes = {volume["name"]: volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume}
+    assert set(names) < set(volumes.values()), volumes
+    assert all(re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name) for name in volumes), volumes
+    mounts = {mount["mountPath"]: mount["name"] for mount in pod["containers"][0]["volumeMounts"]}
+    assert all(volumes[mounts[f"/secrets/{name}"]] == name for name in names), mounts
 
 
 def change_of_configuration_replaces_pods():
@@ -144,17 +173,21 @@ def fleet_with_a_server_is_spread():
     (workload,) = [one for one in objects if one["kind"] == "Deployment"]
     (container,) = workload["spec"]["template"]["spec"]["containers"]
     env = {one["name"]: one["value"] for one in container["env"]}
+    assert not [name for name in env if "OTEL" in name], "nobody asked for a collector"
     assert env["PLIMSOLL_STORE_URL"] == "file:/secrets/shared/url"
     assert env["PLIMSOLL_STORE_SECRET"] == "file:/secrets/shared/secret"
     assert "/secrets/shared" in [mount["mountPath"] for mount in container["volumeMounts"]]
 
 
-def rendered_rules_and_dashboard_are_those_of_deploy():
+def rendered_rules_and_dashboards_are_those_of_deploy():
     objects = documents(template(CHART, "--values", CHART / "ci/fleet.yaml"))
     (rule,) = [one for one in objects if one["kind"] == "PrometheusRule"]
     assert rule["spec"] == yaml.safe_load((DEPLOY / "prometheus/rules.yml").read_text())
     (board,) = [one for one in objects if one["kind"] == "ConfigMap" and one["metadata"]["name"].endswith("-dashboard")]
-    assert json.loads(board["data"]["plimsoll.json"]) == json.loads((DEPLOY / "grafana/plimsoll.json").read_text())
+    boards = sorted((DEPLOY / "grafana").glob("*.json"))
+    assert board["data"].keys() == {file.name for file in boards}
+    for file in boards:
+        assert json.loads(board["data"][file.name]) == json.loads(file.read_text()), file.name
     (monitor,) = [one for one in objects if one["kind"] == "PodMonitor"]
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     assert endpoint["scheme"] == "https", "the fleet example has TLS on the admin port"
@@ -179,7 +212,25 @@ def network_policy_of_fleet_names_both_directions():
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     by_port = {rule["ports"][0]["port"]: rule["from"] for rule in policy["ingress"]}
     assert by_port.keys() == {9797, "clients"} and all(by_port.values()), "a rule without peers lets everybody in"
-    assert [rule["ports"][0]["port"] for rule in policy["egress"]] == [53, 443, 6379], policy["egress"]
+    assert [rule["ports"][0]["port"] for rule in policy["egress"]] == [53, 443, 6379, 4317], policy["egress"]
+    assert all(rule["to"] for rule in policy["egress"]), "a rule without peers lets everything out"
+
+
+def collector_knows_the_pod():
+    """Sums of two replicas that look alike would replace each other."""
+    for version, values in ((version, values) for version in KUBERNETES_VERSIONS[::6] for values in values_files()):
+        objects = documents(template(CHART, "--values", values, "--set", "otel.endpoint=https://collector.example.com", version=version))
+        for pod in pods(objects):
+            (container,) = pod["containers"]
+            env = {one["name"]: one.get("value") or one["valueFrom"]["fieldRef"]["fieldPath"] for one in container["env"]}
+            assert len(env) == len(container["env"]), "a variable is set twice"
+            attributes = dict(pair.split("=") for pair in env["OTEL_RESOURCE_ATTRIBUTES"].split(","))
+            assert attributes["service.instance.id"] == "$(POD_UID)" and env["POD_UID"] == "metadata.uid", attributes
+            assert attributes["k8s.pod.name"] == "$(POD_NAME)" and env["POD_NAME"] == "metadata.name", attributes
+            # Kubernetes replaces $(NAME) only if NAME comes before it.
+            names = list(env)
+            used = re.findall(r"\$\((\w+)\)", env["OTEL_RESOURCE_ATTRIBUTES"])
+            assert all(names.index(name) < names.index("OTEL_RESOURCE_ATTRIBUTES") for name in used), names
 
 
 def manifests_are_rendered_from_the_chart():
@@ -250,9 +301,10 @@ def version_of_the_chart_is_that_of_the_program():
 
 
 CHECKS = (
-    chart_is_linted_and_valid_on_each_version, example_agent_includes_the_sidecar, contradictions_are_refused_with_the_reason,
-    change_of_configuration_replaces_pods, fleet_keeps_clients_at_one_replica, fleet_with_a_server_is_spread, rendered_rules_and_dashboard_are_those_of_deploy,
+    chart_is_linted_and_valid_on_each_version, example_agent_includes_the_sidecar, example_agent_can_run,
+    contradictions_are_refused_with_the_reason,
+    every_name_of_a_secret_makes_a_volume, change_of_configuration_replaces_pods, fleet_keeps_clients_at_one_replica, fleet_with_a_server_is_spread, rendered_rules_and_dashboards_are_those_of_deploy,
     rules_of_the_chart_are_valid_with_a_budget,
-    network_policy_of_fleet_names_both_directions, manifests_are_rendered_from_the_chart, kustomize_builds_valid_objects,
+    network_policy_of_fleet_names_both_directions, collector_knows_the_pod, manifests_are_rendered_from_the_chart, kustomize_builds_valid_objects,
     kustomize_component_adds_the_sidecar, checkov_finds_nothing, version_of_the_chart_is_that_of_the_program,
 )

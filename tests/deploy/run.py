@@ -30,9 +30,27 @@ from ports import free_port
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 BINARY = pathlib.Path(os.environ.get("PLIMSOLL_BINARY", ROOT / "target/debug/plimsoll"))
+# Refuses what real providers refuse.
+STRICT_PROVIDER = ROOT / "target/debug/examples/strict-provider"
 TIMEOUT_S = 60
 # The values of the dashboard's variables when the queries run.
-VARIABLES = {"$__rate_interval": "30s", "$job": ".*", "$upstream": ".*"}
+VARIABLES = {"$__rate_interval": "30s", "$job": ".*", "$instance": ".*", "$upstream": ".*", "$model": ".*"}
+DASHBOARDS = ("plimsoll", "plimsoll-fleet")
+# Panels with a query for which the demo has nothing, and what they say instead.
+EMPTY = {
+    "Cache misses explained": "Needs cache.diagnose, or a client that asks",
+    "Reasoning withheld": "No provider withheld any",
+    "Providers' limits": "No provider says its limits",
+    "Turns for the warehouse": "Needs warehouse",
+}
+# What some panels need. No collector is there.
+CONFIG = """
+metrics_tags = ["team"]
+cap.daily = {of = "all", dollars = 100}
+otel.endpoint = "http://127.0.0.1:9"
+"""
+# Tokens that fit the window of the strict provider.
+WINDOW = 20_000
 PROMETHEUS = """
 global: {scrape_interval: 1s, evaluation_interval: 1s}
 rule_files: [%s]
@@ -67,9 +85,9 @@ def every_alert_has_a_runbook():
         assert alert["annotations"]["runbook_url"] == f"docs/runbooks.md#{name.lower()}", name
 
 
-def rules_and_dashboard_use_existing_metrics():
+def rules_and_dashboards_use_existing_metrics():
     table = (ROOT / "docs/metrics.md").read_text()
-    for file in ("prometheus/rules.yml", "grafana/plimsoll.json"):
+    for file in ("prometheus/rules.yml", *(f"grafana/{name}.json" for name in DASHBOARDS)):
         for name in set(re.findall(r"\bplimsoll_[a-z_]+\b(?!:)", (DEPLOY / file).read_text())):
             if re.search(rf":{name}:", (DEPLOY / file).read_text()):
                 continue
@@ -120,10 +138,15 @@ class Monitoring:
         port = free_port()
         config = folder / "prometheus.yml"
         # As people run it: reading its metrics needs the read token.
-        command = [BINARY, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", folder / "serve"]
-        serve = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
+        strict = subprocess.Popen([STRICT_PROVIDER, "127.0.0.1:0", str(WINDOW)], stdout=subprocess.PIPE, text=True)
+        self.children.append(strict)
+        provider = re.search(r"http://\S+", strict.stdout.readline())[0]
+        (folder / "plimsoll.toml").write_text(CONFIG)
+        command = [BINARY, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", folder / "serve",
+                   "--config", folder / "plimsoll.toml", "--upstream", f"anthropic={provider}"]
+        serve = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env | {"OTEL_METRIC_EXPORT_INTERVAL": "1000"})
         self.children.append(serve)
-        self.serve_admin = re.search(r"admin http://([^/)]+)", serve.stdout.readline())[1]
+        self.serve_clients, self.serve_admin = re.search(r"on (http://\S+) \(admin http://([^/)]+)", serve.stdout.readline()).groups()
         rules, demo_admin = DEPLOY / "prometheus/rules.yml", self.admin.removeprefix("http://")
         config.write_text(PROMETHEUS % (rules, demo_admin, folder / "serve/read.token", self.serve_admin))
         self.prometheus = subprocess.Popen(
@@ -166,15 +189,20 @@ class Monitoring:
         messages[-1]["content"].append({"type": "text", "text": f"Say {time.monotonic()}"})
         self.send(messages, "claude-sonnet-4-5")
 
-    def send(self, messages, model="claude-sonnet-4-6"):
+    def send_what_does_not_fit(self):
+        """More than the strict provider's window, in one message, of which nothing can be cut."""
+        self.send([{"role": "user", "content": "one two three four " * WINDOW}], base=self.serve_clients)
+
+    def send(self, messages, model="claude-sonnet-4-6", base=None):
         body = {"model": model, "max_tokens": 50, "stream": True,
                 "system": [{"type": "text", "text": "Speak plainly. " * 400, "cache_control": {"type": "ephemeral"}}],
                 "messages": messages}
         request = urllib.request.Request(
-            f"{self.clients}/v1/messages", json.dumps(body).encode(),
-            {"content-type": "application/json", "x-api-key": "none", "anthropic-version": "2023-06-01"},
+            f"{base or self.clients}/v1/messages", json.dumps(body).encode(),
+            {"content-type": "application/json", "x-api-key": "none", "anthropic-version": "2023-06-01",
+             "x-claude-code-request-class": "main", "x-plimsoll-tags": "team=core"},
         )
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with contextlib.suppress(urllib.error.HTTPError), urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
             response.read()
 
 
@@ -196,52 +224,82 @@ def metrics_need_the_read_token(monitoring):
 def every_panel_has_data(monitoring):
     scrapes = 'count_over_time(up{job="plimsoll"}[1m])'
     first = float(monitoring.query(scrapes)[0]["value"][1])
+    monitoring.send([{"role": "user", "content": "Hello"}], "a-model-without-a-price", monitoring.serve_clients)
+    monitoring.send_what_does_not_fit()
     while float(monitoring.query(scrapes)[0]["value"][1]) < first + 8:
         monitoring.send_request()
         monitoring.send_large_history()
-    empty = []
-    for title, expression in panel_queries():
-        for name, value in VARIABLES.items():
-            expression = expression.replace(name, value)
-        assert "$" not in expression, f"{title}: unknown variable in {expression}"
-        if not monitoring.query(expression):
-            empty.append(f"{title}: {expression}")
-    assert not empty, "no data for:\n" + "\n".join(empty)
+    deadline = time.monotonic() + TIMEOUT_S
+    while (empty := {title: expression for title, expression in queries() if not monitoring.query(expression)}).keys() != EMPTY.keys():
+        assert time.monotonic() < deadline, f"without data: {empty}"
+        monitoring.send_request()
     cut = monitoring.query('sum(plimsoll_edits_total{kind="cut",decision="new",mode="active"})')
     assert float(cut[0]["value"][1]) > 0, "nothing was cut, so the rewriting panels had nothing to show"
 
 
-def panel_queries():
-    for panel in dashboard()["panels"]:
-        for target in panel.get("targets", []):
-            yield panel["title"], target["expr"]
+def queries():
+    """All of the dashboards, with the title of their panel."""
+    for name in DASHBOARDS:
+        board = dashboard(name)
+        for panel in panels(board):
+            for target in panel["targets"]:
+                yield panel["title"], with_variables(target["expr"])
+        for annotation in board["annotations"]["list"]:
+            yield annotation["name"], with_variables(annotation["expr"])
 
 
-def dashboard():
-    return json.loads((DEPLOY / "grafana/plimsoll.json").read_text())
+def with_variables(expression):
+    for name, value in VARIABLES.items():
+        expression = expression.replace(name, value)
+    assert "$" not in expression, f"unknown variable in {expression}"
+    return expression
 
 
-def dashboard_follows_the_rules():
-    board = dashboard()
-    names = {variable["name"] for variable in board["templating"]["list"]}
-    assert {"datasource", "job"} <= names
-    ids = [panel["id"] for panel in board["panels"]]
-    assert len(ids) == len(set(ids)), "two panels have the same id"
+def dashboard(name):
+    return json.loads((DEPLOY / f"grafana/{name}.json").read_text())
+
+
+def panels(board):
+    """Those of closed rows stand inside the row."""
     for panel in board["panels"]:
-        title = panel["title"]
-        assert title, f"panel {panel['id']} has no title"
-        if panel["type"] == "row":
-            continue
-        assert panel["description"], f"{title}: no description"
-        assert panel["datasource"]["uid"] == "${datasource}", f"{title}: its own data source"
-        assert panel["fieldConfig"]["defaults"]["unit"], f"{title}: no unit"
-        box = panel["gridPos"]
-        assert box["x"] + box["w"] <= 24, f"{title}: wider than the page"
-        for target in panel["targets"]:
-            assert 'job=~"$job"' in target["expr"], f"{title}: does not filter by job"
-            assert target["legendFormat"], f"{title}: no legend"
-            for window in re.findall(r"rate\([^[]+\[([^]]+)\]", target["expr"]):
-                assert window == "$__rate_interval", f"{title}: rate over {window}"
+        yield from panel["panels"] if panel["type"] == "row" else [panel]
+
+
+def dashboards_are_rendered_from_their_source():
+    charts.output(sys.executable, ROOT / "scripts/dashboards", "--check")
+
+
+def dashboards_follow_the_rules():
+    said = {}
+    for name in DASHBOARDS:
+        board = dashboard(name)
+        assert board["uid"] == name, name
+        variables = [variable["name"] for variable in board["templating"]["list"]]
+        assert variables == ["datasource", "job", "instance", "upstream", "model"], variables
+        rows = [panel for panel in board["panels"] if panel["type"] == "row"]
+        assert [row["collapsed"] for row in rows] == [False] + [True] * (len(rows) - 1), f"{name}: which rows are open"
+        ids = [panel["id"] for panel in [*rows, *panels(board)]]
+        assert len(ids) == len(set(ids)), f"{name}: two panels have the same id"
+        for panel in panels(board):
+            panel_follows_the_rules(panel)
+            said[panel["title"]] = panel["fieldConfig"]["defaults"].get("noValue")
+    assert EMPTY.items() <= said.items(), EMPTY.items() - said.items()
+
+
+def panel_follows_the_rules(panel):
+    title, unit = panel["title"], panel["fieldConfig"]["defaults"]["unit"]
+    assert panel["description"] and panel["datasource"]["uid"] == "${datasource}", title
+    assert panel["gridPos"]["x"] + panel["gridPos"]["w"] <= 24, f"{title}: wider than the page"
+    for target in panel["targets"]:
+        expression = target["expr"]
+        assert 'job=~"$job",instance=~"$instance"' in expression, f"{title}: does not filter by job and instance"
+        assert "vector(" not in expression, f"{title}: a 0 where nothing was measured"
+        assert target["legendFormat"], f"{title}: no legend"
+        for window in re.findall(r"rate\([^[]+\[([^]]+)\]", expression):
+            assert window == "$__rate_interval", f"{title}: rate over {window}"
+        if re.match(r"sum( by \(.*?\))? ?\(rate\(plimsoll_\w+_tokens_total", expression) and " / " not in expression:
+            assert unit == "count:tokens/s", f"{title}: {unit}"
+        assert ("* 3600" in expression and "dollars" in expression) == (unit == "suffix:$/h"), f"{title}: {unit}"
 
 
 def kubernetes_objects_are_valid():
@@ -321,7 +379,8 @@ def configuration_of_chart_is_valid():
 
 
 def variables_of(workload):
-    return {entry["name"]: entry["value"] for entry in plimsoll_of(workload)["env"]}
+    """Those that Kubernetes fills in are of a pod that nobody started."""
+    return {entry["name"]: entry.get("value", "of-the-pod") for entry in plimsoll_of(workload)["env"]}
 
 
 def check_configuration(settings, config=""):
@@ -458,7 +517,8 @@ def main():
 
 
 CHECKS = (
-    rules_are_valid_and_tested, every_alert_has_a_runbook, rules_and_dashboard_use_existing_metrics, dashboard_follows_the_rules,
+    rules_are_valid_and_tested, every_alert_has_a_runbook, rules_and_dashboards_use_existing_metrics,
+    dashboards_are_rendered_from_their_source, dashboards_follow_the_rules,
     kubernetes_objects_are_valid, network_policy_opens_the_admin_port_to_prometheus_alone,
     pod_monitor_reads_the_metrics_of_the_example, configuration_of_image_and_manifests_is_valid, compose_is_hardened,
     prometheus_of_compose_is_reachable, image_version_is_the_same_everywhere,

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use opentelemetry_proto::tonic::collector::logs::v1::ExportLogsServiceRequest;
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use opentelemetry_proto::tonic::collector::trace::v1::ExportTraceServiceRequest;
 use opentelemetry_proto::tonic::common::v1::KeyValue;
 use opentelemetry_proto::tonic::common::v1::any_value::Value;
@@ -141,7 +142,11 @@ async fn exchange_is_spans_of_clients_trace() {
     let request = ExportTraceServiceRequest::decode(export.body).unwrap();
     let [of_resource] = request.resource_spans.as_slice() else { panic!("{request:?}") };
     let resource = of_resource.resource.as_ref().unwrap();
-    assert_eq!(lines(&resource.attributes), ["service.name=plimsoll"]);
+    let attributes = lines(&resource.attributes);
+    let [name, instance] = attributes.as_slice() else { panic!("{attributes:?}") };
+    assert_eq!(name, "service.name=plimsoll");
+    let instance = instance.strip_prefix("service.instance.id=").unwrap();
+    assert!(instance.len() == 36 && &instance[14..15] == "4", "{instance}");
     let spans = &of_resource.scope_spans[0].spans;
     let names: Vec<&str> = spans.iter().map(|span| span.name.as_str()).collect();
     let expected = [
@@ -387,7 +392,11 @@ async fn exchange_is_record_of_log() {
             let request = ExportLogsServiceRequest::decode(export.body).unwrap();
             let [of_resource] = request.resource_logs.as_slice() else { panic!("{request:?}") };
             let resource = of_resource.resource.as_ref().unwrap();
-            assert_eq!(lines(&resource.attributes), ["service.name=plimsoll"]);
+            let attributes = lines(&resource.attributes);
+            let [name, instance] = attributes.as_slice() else { panic!("{attributes:?}") };
+            assert_eq!(name, "service.name=plimsoll");
+            let instance = instance.strip_prefix("service.instance.id=").unwrap();
+            assert!(instance.len() == 36 && &instance[14..15] == "4", "{instance}");
             let [scope] = of_resource.scope_logs.as_slice() else { panic!("{request:?}") };
             assert_eq!(scope.schema_url, "https://opentelemetry.io/schemas/gen-ai/0.1.0");
             // Diagnostics of tests that run beside this one are no exchanges.
@@ -521,6 +530,41 @@ async fn tokens_count_under_model_that_used_them() {
         "output_tokens m 3",
     ];
     assert_eq!(counted, expected);
+}
+
+/// Sums of two processes that look alike would replace each other; the name of a pod that the operator gives stays.
+#[tokio::test]
+async fn each_process_has_instance_id() {
+    let mut collector = Collector::start().await;
+    let mut ids = Vec::new();
+    for given in [None, None, Some("pod-7")] {
+        let mut proxy = Exported::start(&collector.base, OtelProtocol::Http, |config| {
+            let resource = &mut config.otel.as_mut().unwrap().resource;
+            resource.extend(given.map(|id: &str| ("service.instance.id".into(), id.into())));
+        })
+        .await;
+        proxy.exchange("").await;
+        proxy.export.take().unwrap().finish().await;
+        let mut of_process = Vec::new();
+        for _ in 0..2 {
+            let export = collector.next().await;
+            let resource = if export.path == "/v1/traces" {
+                let request = ExportTraceServiceRequest::decode(export.body).unwrap();
+                request.resource_spans.into_iter().next().unwrap().resource
+            } else {
+                let request = ExportMetricsServiceRequest::decode(export.body).unwrap();
+                request.resource_metrics.into_iter().next().unwrap().resource
+            };
+            let mut attributes = lines(&resource.unwrap().attributes);
+            attributes.retain(|line| line.starts_with("service.instance.id="));
+            assert_eq!(attributes.len(), 1, "{attributes:?}");
+            of_process.extend(attributes);
+        }
+        assert_eq!(of_process[0], of_process[1], "traces and metrics are of one process");
+        ids.push(of_process.remove(0));
+    }
+    assert_ne!(ids[0], ids[1]);
+    assert_eq!(ids[2], "service.instance.id=pod-7");
 }
 
 /// A collector that takes connections and says nothing, and one that is not there.

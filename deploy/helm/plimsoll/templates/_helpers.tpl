@@ -61,12 +61,39 @@ seccompProfile: {type: RuntimeDefault}
 
 {{/* The secrets that are mounted: files, because a variable is inherited and shown by tools. */}}
 {{- define "plimsoll.secrets" -}}
-{{ concat (list .Values.admin.secret .Values.clientToken.secret .Values.tls.secret (include "plimsoll.redisSecret" .)) .Values.secrets | compact | uniq | toJson }}
+{{ concat (list .Values.admin.secret .Values.clientToken.secret .Values.tls.secret (include "plimsoll.redisSecret" .) (include "plimsoll.otelSecret" .)) .Values.secrets | compact | uniq | toJson }}
+{{- end }}
+
+{{/* The volume of a secret: its name has no dots and at most 63 characters, that of a secret may. */}}
+{{- define "plimsoll.secretVolume" -}}
+secret-{{ if or (contains "." .) (gt (len .) 56) }}{{ sha256sum . | trunc 16 }}{{ else }}{{ . }}{{ end }}
 {{- end }}
 
 {{/* The secret of the server that a fleet shares; empty if it shares none. */}}
 {{- define "plimsoll.redisSecret" -}}
 {{- if eq .Values.mode "fleet" }}{{ .Values.fleet.redis.secret }}{{ end -}}
+{{- end }}
+
+{{/* The secret with the collector's headers; empty if it needs none. */}}
+{{- define "plimsoll.otelSecret" -}}
+{{- if .Values.otel.endpoint }}{{ .Values.otel.headers.secret }}{{ end -}}
+{{- end }}
+
+{{/* Whose telemetry it is: without the pod, the sums of one replica would replace those of another. */}}
+{{- define "plimsoll.otelEnv" -}}
+{{- with .Values.otel }}
+- {name: PLIMSOLL_OTEL_ENDPOINT, value: {{ .endpoint | quote }}}
+- {name: PLIMSOLL_OTEL_PROTOCOL, value: {{ .protocol | quote }}}
+{{- with include "plimsoll.otelSecret" $ }}
+- {name: PLIMSOLL_OTEL_HEADERS, value: "file:/secrets/{{ . }}/{{ $.Values.otel.headers.key }}"}
+{{- end }}
+{{- range $variable, $path := dict "POD_NAME" "metadata.name" "POD_NAMESPACE" "metadata.namespace" "POD_UID" "metadata.uid" "NODE_NAME" "spec.nodeName" }}
+- {name: {{ $variable }}, valueFrom: {fieldRef: {fieldPath: {{ $path }}}}}
+{{- end }}
+{{- $own := list "service.instance.id=$(POD_UID)" "k8s.pod.uid=$(POD_UID)" "k8s.pod.name=$(POD_NAME)" "k8s.namespace.name=$(POD_NAMESPACE)" "k8s.node.name=$(NODE_NAME)" }}
+{{- range $name, $value := .attributes }}{{ $own = append $own (printf "%s=%s" $name $value) }}{{ end }}
+- {name: OTEL_RESOURCE_ATTRIBUTES, value: {{ join "," $own | quote }}}
+{{- end }}
 {{- end }}
 
 {{/* The container of both modes: one source for its name, ports, probes and variables. */}}
@@ -109,6 +136,9 @@ seccompProfile: {type: RuntimeDefault}
     - {name: PLIMSOLL_STORE_SECRET, value: "file:/secrets/{{ . }}/{{ $.Values.fleet.redis.secretKey }}"}
     {{- end }}
     - {name: PLIMSOLL_LIMITS_DRAIN_S, value: {{ .Values.drainSeconds | quote }}}
+    {{- if .Values.otel.endpoint }}
+    {{- include "plimsoll.otelEnv" . | nindent 4 }}
+    {{- end }}
     {{- range $name, $value := .Values.env }}
     - {name: {{ $name }}, value: {{ $value | quote }}}
     {{- end }}
@@ -148,7 +178,7 @@ seccompProfile: {type: RuntimeDefault}
     - {name: plimsoll-config, mountPath: /etc/plimsoll, readOnly: true}
     {{- end }}
     {{- range include "plimsoll.secrets" . | fromJsonArray }}
-    - {name: secret-{{ . }}, mountPath: /secrets/{{ . }}, readOnly: true}
+    - {name: {{ include "plimsoll.secretVolume" . }}, mountPath: /secrets/{{ . }}, readOnly: true}
     {{- end }}
 {{- end }}
 
@@ -159,7 +189,7 @@ seccompProfile: {type: RuntimeDefault}
   configMap: {name: {{ include "plimsoll.fullname" . }}}
 {{- end }}
 {{- range include "plimsoll.secrets" . | fromJsonArray }}
-- name: secret-{{ . }}
+- name: {{ include "plimsoll.secretVolume" . }}
   secret: {secretName: {{ . }}}
 {{- end }}
 {{- end }}
