@@ -34,7 +34,7 @@ async fn compaction_block_is_requested_and_sent_back_first_unchanged() {
     assert_eq!(request["stream"], Value::Null);
     let cut = messages.len();
     send_compaction_block(question).await;
-    play.wait_for_count("engine=\"provider\",outcome=\"written\"", 1).await;
+    play.wait_for_count("outcome=\"written\"", 1).await;
     let scene = loop {
         let scene = play.turn(play.history.len() / 2).await;
         if scene.bytes.contains(BLOCK) {
@@ -100,9 +100,9 @@ async fn provider_without_compaction_is_learned_and_model_is_asked() {
     drop(question);
     let question = play.next_summary_request().await;
     assert!(question.message.text().contains("Write a summary of the conversation"));
-    play.wait_for_count("engine=\"provider\",outcome=\"not_offered\"", 1).await;
+    play.wait_for_count("outcome=\"not_offered\"", 1).await;
     send_summary(question, SUMMARY).await;
-    play.wait_for_count("engine=\"summary\",outcome=\"written\"", 1).await;
+    play.wait_for_count("outcome=\"written\"", 1).await;
     play.restart().await;
     (play.session, play.history) = ("another", Vec::new());
     let (scene, question) = play.fill_to_mark().await;
@@ -117,7 +117,7 @@ async fn reply_in_place_of_compaction_block_is_not_used_as_summary() {
     let (_, question) = play.fill_to_mark().await;
     send_summary(question, "I go on with the task.").await;
     let question = play.next_summary_request().await;
-    play.wait_for_count("engine=\"provider\",outcome=\"not_offered\"", 1).await;
+    play.wait_for_count("outcome=\"not_offered\"", 1).await;
     drop(question);
 }
 
@@ -132,7 +132,7 @@ async fn temporary_compaction_failure_teaches_nothing() {
     question.answer("400 Bad Request", &error.to_string()).await;
     drop(question);
     let question = play.next_summary_request().await;
-    play.wait_for_count("engine=\"provider\",outcome=\"rejected\"", 1).await;
+    play.wait_for_count("outcome=\"rejected\"", 1).await;
     send_summary(question, SUMMARY).await;
     play.wait_until_written(1).await;
     (play.session, play.history) = ("another", Vec::new());
