@@ -4,9 +4,8 @@
 //! So the sums survive a crash as the turns do. What retention or a person deleted is missing after the next start.
 //! Processes that share a store add up there ([`super::shared_caps`]).
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use bytes::Bytes;
@@ -14,7 +13,7 @@ use tokio::sync::broadcast;
 
 use super::lock::lock;
 use super::opened_session::{OpenedSession, SessionHandle};
-use crate::context::caps::{AdditionId, Cap, CapState, CapSums, Spender, Spending, SumKey};
+use crate::context::caps::{Cap, CapState, CapSums, Spender, Spending, SumKey};
 use crate::context::ledger::Ledger;
 use crate::context::{CompactionRecord, Millis, Turn};
 use crate::store::Scope;
@@ -30,18 +29,20 @@ pub struct CapBoard {
     pub(super) sums: Mutex<CapSums>,
     configured: OnceLock<Vec<Cap>>,
     pub(super) kept: tokio::sync::Mutex<KeptCapChanges>,
-    /// Additions that the shared store has not confirmed, oldest first.
-    pub(super) unconfirmed: Mutex<VecDeque<SumAddition>>,
-    /// How many there were.
-    pub(super) additions: AtomicU64,
+    /// What was spent since the last addition to the shared store.
+    pub(super) unsent: Mutex<BTreeMap<SumKey, Spending>>,
+    /// Held while an addition is sent: one at a time.
+    pub(super) addition: tokio::sync::Mutex<SumAddition>,
     passed: broadcast::Sender<CapState>,
     cost: OnceLock<TurnCost>,
 }
 
-/// What a call spent, to be added once to sums that several processes share.
-#[derive(Clone)]
+/// The last addition to sums that several processes share: what calls spent that ended at about the same time.
+#[derive(Default)]
 pub(super) struct SumAddition {
-    pub(super) id: AdditionId,
+    /// How many additions there were.
+    pub(super) number: u64,
+    /// Empty once it is confirmed.
     pub(super) sums: Vec<(SumKey, Spending)>,
 }
 
@@ -58,8 +59,8 @@ impl Default for CapBoard {
             sums: Mutex::default(),
             configured: OnceLock::new(),
             kept: tokio::sync::Mutex::default(),
-            unconfirmed: Mutex::default(),
-            additions: AtomicU64::default(),
+            unsent: Mutex::default(),
+            addition: tokio::sync::Mutex::default(),
             passed: broadcast::channel(BEHIND).0,
             cost: OnceLock::new(),
         }

@@ -1,13 +1,11 @@
 //! Spending that several processes add up on the store that they share: one sum for each cap and subject, and one for the day.
 //!
 //! What is spent is added there before the client sees the end of its reply, and all is read before a request is sent. So
-//! past a cap only calls end that were in flight. If the store does not answer, each process counts on from what it knows, and
-//! sends its additions again with the next call, in their order and numbered, so that the store adds each once.
-
-use std::sync::atomic::Ordering;
+//! past a cap only calls end that were in flight. A process sends one addition at a time, with what all its calls spent
+//! meanwhile. If the store does not answer, the process counts on from what it knows, and sends the addition again with the
+//! next call, under the same number, so that the store adds it once.
 
 use super::Ledgers;
-use super::caps::SumAddition;
 use super::lock::lock;
 use crate::clock::now;
 use crate::context::Millis;
@@ -17,10 +15,8 @@ use crate::store::recall::ReadBudget;
 
 /// Most sums that are changed in one step.
 const AT_ONCE: usize = 200;
-/// Most additions that one call sends.
-const SENT_TOGETHER: usize = 50;
-/// Most additions that wait for the store; past it, the oldest are forgotten there.
-const UNCONFIRMED: usize = 10_000;
+/// Most sums with something that waits for the store; past it, some of that is forgotten there.
+const UNSENT: usize = 10_000;
 
 impl Ledgers {
     /// The fullest cap of a spender, by what all processes spent, as far as the store says that within the time that a
@@ -65,12 +61,14 @@ impl Ledgers {
             return;
         }
         {
-            let mut unconfirmed = lock(&self.caps.unconfirmed);
-            let instance = self.drafts.instance();
-            let number = self.caps.additions.fetch_add(1, Ordering::Relaxed) + 1;
-            unconfirmed.push_back(SumAddition { id: AdditionId { instance, number }, sums });
-            if unconfirmed.len() > UNCONFIRMED {
-                unconfirmed.pop_front();
+            let mut unsent = lock(&self.caps.unsent);
+            for (key, spending) in sums {
+                let sum = unsent.entry(key).or_default();
+                sum.dollars += spending.dollars;
+                sum.tokens = sum.tokens.saturating_add(spending.tokens);
+            }
+            while unsent.len() > UNSENT {
+                unsent.pop_first();
             }
         }
         self.confirm_additions(now).await;
@@ -85,16 +83,28 @@ impl Ledgers {
         }
     }
 
-    /// Sends the oldest additions that are not confirmed. Not all at once: a client waits for the end of its reply.
+    /// Sends the last addition again if it is not confirmed, then what was spent since.
     async fn confirm_additions(&self, now: Millis) {
-        for _ in 0..SENT_TOGETHER {
-            let oldest = lock(&self.caps.unconfirmed).front().cloned();
-            let Some(SumAddition { id, sums }) = oldest else { return };
-            if self.change_sums(id, sums, SumChange::Add, now).await.is_err() {
+        // Whoever waits here finds its own sent by who was before it, or sends it with that of all behind it.
+        let mut addition = self.caps.addition.lock().await;
+        for _ in 0..2 {
+            if addition.sums.is_empty() {
+                let mut unsent = lock(&self.caps.unsent);
+                while addition.sums.len() < AT_ONCE
+                    && let Some(sum) = unsent.pop_first()
+                {
+                    addition.sums.push(sum);
+                }
+                if addition.sums.is_empty() {
+                    return;
+                }
+                addition.number += 1;
+            }
+            let id = AdditionId { instance: self.drafts.instance(), number: addition.number };
+            if self.change_sums(id, addition.sums.clone(), SumChange::Add, now).await.is_err() {
                 return;
             }
-            // Another call may have confirmed it, too.
-            lock(&self.caps.unconfirmed).retain(|addition| addition.id != id);
+            addition.sums.clear();
         }
     }
 

@@ -58,7 +58,8 @@ for index = 4, #ARGV, 8 do
     local entry = field .. ' ' .. at
     local written
     if kind == '5' then
-        written = not redis.call('LPOS', fingerprints, key)
+        -- Who repeats one does so soon, and a session may have left thousands.
+        written = not redis.call('LPOS', fingerprints, key, 'RANK', -1, 'MAXLEN', 256)
         if written then
             redis.call('RPUSH', fingerprints, key)
             add('records', 1)
