@@ -29,7 +29,7 @@ pub fn of_reply(parts: &[ReplyPart]) -> Vec<Vec<Sentence>> {
     forms
 }
 
-/// The telling sentences of the last reply in a request; a text is the end of one.
+/// The telling sentences of the last reply in a request. None goes on from one text to the next.
 pub(super) fn of_last_reply(conversation: &Conversation, body: &[u8]) -> Vec<Sentence> {
     let mut parts = conversation.parts().rev().skip_while(|part| part.role != Role::Assistant);
     let mut texts: Vec<String> = parts
