@@ -63,9 +63,7 @@ impl Ledgers {
         {
             let mut unsent = lock(&self.caps.unsent);
             for (key, spending) in sums {
-                let sum = unsent.entry(key).or_default();
-                sum.dollars += spending.dollars;
-                sum.tokens = sum.tokens.saturating_add(spending.tokens);
+                unsent.entry(key).or_default().join(spending);
             }
             while unsent.len() > UNSENT {
                 unsent.pop_first();
@@ -127,5 +125,57 @@ impl Ledgers {
         }
         self.caps.tell(states);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+    use crate::context::caps::CapSums;
+    use crate::store::memory::MemoryStore;
+    use crate::store::wrapper::StoreWrapper;
+    use crate::store::{Store, StoreFuture};
+
+    /// Takes its time, and loses the answer to the first change.
+    #[derive(Default)]
+    struct SlowSums {
+        inner: MemoryStore,
+        changes: AtomicUsize,
+    }
+
+    impl StoreWrapper for SlowSums {
+        fn inner(&self) -> &dyn Store {
+            &self.inner
+        }
+
+        fn change_sums(
+            &self,
+            id: AdditionId,
+            sums: Vec<(SumKey, Spending)>,
+            change: SumChange,
+        ) -> StoreFuture<'_, Vec<Spending>> {
+            let is_first = self.changes.fetch_add(1, Ordering::Relaxed) == 0;
+            Box::pin(async move {
+                tokio::task::yield_now().await;
+                let totals = self.inner.change_sums(id, sums, change).await?;
+                if is_first { Err(StoreError::Closed) } else { Ok(totals) }
+            })
+        }
+    }
+
+    /// Calls that end at once cost few changes, and each is counted once although an answer was lost.
+    #[tokio::test]
+    async fn calls_that_end_together_are_added_together() {
+        const CALLS: u64 = 100;
+        let store = Arc::new(SlowSums::default());
+        let ledgers = Ledgers::new(store.clone());
+        let (key, spent) = (CapSums::day_key(1), Spending { dollars: 0.5, tokens: 2 });
+        let calls = (0..CALLS).map(|_| ledgers.add_to_common_sums(vec![(key.clone(), spent)], 1));
+        futures_util::future::join_all(calls).await;
+        assert_eq!(ledgers.caps.today(1), Spending { dollars: 50.0, tokens: 2 * CALLS });
+        assert!(store.changes.load(Ordering::Relaxed) <= 4, "{:?}", store.changes);
     }
 }
