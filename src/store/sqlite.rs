@@ -36,7 +36,7 @@ use super::{
 use crate::context::{Millis, SessionId, TenantId};
 use connection::{BUSY, beside, connect, is_database, tune};
 use errors::{because, failed, trouble_with, unusable};
-use journal::{AppendOutcome, Journal, JournalEntry};
+use journal::{AppendOutcome, JoinedWrite, Journal, JournalEntry};
 pub(crate) use queue::QUEUE_BYTES;
 use queue::WriterJob;
 use readers::{ReaderGate, ReaderLimits, Readers};
@@ -327,20 +327,25 @@ impl Store for SqliteStore {
         records: Vec<Record>,
         only_if: Precondition,
     ) -> StoreFuture<'_, ()> {
-        let file = self.file.clone();
         let entry = JournalEntry { scope, records };
-        let since = only_if.since;
         Box::pin(async move {
-            // Off the async threads, because the disk may hang; at most one such thread does (`Journal::append`).
-            let appended =
-                tokio::task::spawn_blocking(move || file.writer.append(entry, since)).await;
-            match appended.map_err(|_| StoreError::Closed)? {
-                AppendOutcome::Appended { .. } => Ok(()),
-                AppendOutcome::Deleted => Err(StoreError::Deleted),
-                AppendOutcome::Refused(JournalEntry { scope, records }) => {
-                    self.put(scope, records, only_if).await.map(drop)
+            let refused = match self.file.writer.journal.join(entry, only_if.since) {
+                Err(refused) => refused,
+                Ok(JoinedWrite { is_first, outcome }) => {
+                    if is_first {
+                        // Off the async threads, because the disk may hang; at most one such thread does.
+                        let file = self.file.clone();
+                        drop(tokio::task::spawn_blocking(move || file.writer.write_joining()));
+                    }
+                    match outcome.await.map_err(|_| StoreError::Closed)? {
+                        AppendOutcome::Appended => return Ok(()),
+                        AppendOutcome::Deleted => return Err(StoreError::Deleted),
+                        AppendOutcome::Refused(refused) => refused,
+                    }
                 }
-            }
+            };
+            let JournalEntry { scope, records } = refused;
+            self.put(scope, records, only_if).await.map(drop)
         })
     }
 

@@ -20,10 +20,9 @@ use super::peer_activity::ConnectionFrames;
 /// Most bytes that hyper buffers per HTTP/1 connection and direction; its default is 408 KiB. Headers above
 /// `limits.header_bytes` must fit, so that the refusal can be our own.
 pub(crate) const BUFFER: usize = 64 * 1024;
-/// Most header lines of an HTTP/1 message; hyper, Apache and HAProxy take about 100 by default. hyper fills 64
-/// bytes for each of them whenever it parses a message: with 4,096 for a request and 8,192 for its response, a
-/// small request took 30 to 55 µs more.
-pub(crate) const MOST_HEADERS: usize = 256;
+/// Most header lines of an HTTP/1 message: hyper's default, and that of Apache and HAProxy. For more, hyper allocates and
+/// fills 64 bytes for each whenever it parses a message.
+pub(crate) const MOST_HEADERS: usize = 100;
 /// Most bytes of one read: about a TLS record. A byte less than a power of two, because hyper doubles the buffer of a
 /// connection whenever a read fills it.
 pub(crate) const READ: usize = 16 * 1024 - 1;

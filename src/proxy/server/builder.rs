@@ -8,7 +8,7 @@ use hyper_util::rt::TokioExecutor;
 use hyper_util::server::conn::auto;
 
 use crate::config::ServerLimits;
-use crate::proxy::http::transport::{BUFFER, MOST_HEADERS, READ};
+use crate::proxy::http::transport::{BUFFER, READ};
 
 /// Streams that a client may have at once on an HTTP/2 connection.
 const STREAMS: u32 = 1000;
@@ -35,7 +35,6 @@ pub(super) fn server(limits: &ServerLimits, window: u32) -> auto::Builder<TokioE
         .auto_date_header(false)
         // Ours is for both versions, and needs no timer per request (`Activity::idle`).
         .header_read_timeout(None)
-        .max_headers(MOST_HEADERS)
         .max_buf_size(BUFFER.max(header_bytes + READ));
     builder
         .http2()

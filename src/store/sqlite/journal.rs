@@ -1,18 +1,20 @@
 //! The journal: what ended exchanges taught, until it is in the database.
 //!
-//! Whoever ends an exchange appends one entry to a file, which survives `kill -9`. The writer moves all entries that
-//! came meanwhile into the database in one transaction, and deletes their files. The transaction also stores the
-//! number of the last file, so that a crash in between applies none twice: a deleted session would come back. The
-//! end of a file that is no whole entry was never acknowledged, and is ignored.
+//! Each exchange that ends appends one entry to a file, which survives `kill -9`; what ends during a write goes into the
+//! next one. The store's thread moves all entries into the database in one transaction, and deletes their files.
+//! The transaction also stores the number of the last file, so that a crash in between applies none twice: a deleted
+//! session would come back. The end of a file that is no whole entry was never acknowledged, and is ignored.
 
 use std::fs::File;
 use std::io::{self, Write as _};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use rusqlite::{Connection, OptionalExtension as _, params};
+use tokio::sync::oneshot;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::connection::beside;
@@ -26,8 +28,8 @@ const ENDING: &str = "-turns.";
 /// The number of the last file whose entries are in the database, in the table of secrets.
 const APPLIED: &str = "applied_turns";
 
-/// An entry that takes this long shows a slow disk: for [`REST`], the writer's thread stores what would be entries, so
-/// that no async thread waits for the disk.
+/// A write that takes this long shows a slow disk: until [`REST`] after it, the store's thread stores what would be
+/// entries. So a disk that hangs holds one blocking thread at most.
 const SLOW: Duration = Duration::from_millis(200);
 const REST: Duration = Duration::from_secs(10);
 
@@ -39,19 +41,33 @@ pub(super) struct JournalEntry {
 
 /// What became of an entry.
 pub(super) enum AppendOutcome {
-    /// It is in the file. `waiting`: so many entries wait for the writer now.
-    Appended { waiting: usize },
+    /// It is in the file.
+    Appended,
     /// Its session was deleted.
     Deleted,
-    /// It is not in the file: disk or database take nothing or are slow, another entry is being written, or too much
-    /// waits.
+    /// The disk did not take it.
     Refused(JournalEntry),
+}
+
+/// An entry of the next write.
+pub(super) struct JoinedWrite {
+    /// Nobody writes yet: whoever joined calls [`Journal::write_joining`].
+    pub(super) is_first: bool,
+    pub(super) outcome: oneshot::Receiver<AppendOutcome>,
+}
+
+/// An entry for the next write, and whoever waits for it.
+struct JoiningEntry {
+    entry: JournalEntry,
+    /// The time of its data.
+    since: Option<Instant>,
+    answer: oneshot::Sender<AppendOutcome>,
 }
 
 /// The entries that are not in the database yet, and their files.
 pub(super) struct Journal {
     database: PathBuf,
-    /// Locked while an entry is written, which can take long if the disk hangs: only the writer waits for it.
+    /// Locked while entries are written, which can take long if the disk hangs: only the store's thread waits for that.
     files: Mutex<JournalFiles>,
     tail: Mutex<Tail>,
 }
@@ -65,16 +81,20 @@ struct JournalFiles {
     open: Option<File>,
     /// The bytes of its entries.
     bytes: u64,
-    /// Nothing is written before this time, because the last entry took long.
-    rests_until: Option<Instant>,
 }
 
 #[derive(Default)]
 struct Tail {
     entries: Vec<Arc<JournalEntry>>,
-    /// How many of them the writer is moving.
+    /// How many of them the store's thread is moving.
     taken: usize,
     bytes: usize,
+    /// When somebody began to write, if that has not ended.
+    writing_since: Option<Instant>,
+    /// What that writer writes next.
+    joining: Vec<JoiningEntry>,
+    /// Nothing is written before this time, because the last write took long.
+    rests_until: Option<Instant>,
     /// The database did not take what was written last.
     is_stuck: bool,
     tombstones: Tombstones,
@@ -99,21 +119,22 @@ impl JournalEntry {
         records.any(|record| record.kind == RecordKind::Fingerprint && record.key == key)
     }
 
-    fn encode(&self) -> Vec<u8> {
-        let mut entry = Vec::with_capacity(HEAD + 256 + self.bytes());
-        entry.extend_from_slice(&[0; HEAD]);
-        put_bytes(&mut entry, self.scope.tenant.as_str().as_bytes());
-        put_bytes(&mut entry, self.scope.session.as_str().as_bytes());
+    /// Appends it as it is in a file.
+    fn encode(&self, file: &mut Vec<u8>) {
+        file.reserve(HEAD + 256 + self.bytes());
+        let begin = file.len();
+        file.extend_from_slice(&[0; HEAD]);
+        put_bytes(file, self.scope.tenant.as_str().as_bytes());
+        put_bytes(file, self.scope.session.as_str().as_bytes());
         for Record { kind, key, value, at } in &self.records {
-            entry.push(kind.layout().code as u8);
-            entry.extend_from_slice(&key.to_le_bytes());
-            entry.extend_from_slice(&at.to_le_bytes());
-            put_bytes(&mut entry, value);
+            file.push(kind.layout().code as u8);
+            file.extend_from_slice(&key.to_le_bytes());
+            file.extend_from_slice(&at.to_le_bytes());
+            put_bytes(file, value);
         }
-        let (head, body) = entry.split_at_mut(HEAD);
+        let (head, body) = file[begin..].split_at_mut(HEAD);
         head[..4].copy_from_slice(&(body.len() as u32).to_le_bytes());
         head[4..].copy_from_slice(&xxh3_64(body).to_le_bytes());
-        entry
     }
 
     fn decode(mut body: &[u8]) -> Option<Self> {
@@ -170,6 +191,25 @@ fn next_entry(file: &mut &[u8]) -> Option<JournalEntry> {
     if xxh3_64(body) == checksum { JournalEntry::decode(body) } else { None }
 }
 
+impl Tail {
+    /// Whether the next write takes an entry. While the database takes nothing, its thread's answers say so, and why.
+    fn takes(&self, entry: &JournalEntry) -> bool {
+        let now = Instant::now();
+        let is_slow = self.writing_since.is_some_and(|since| now.duration_since(since) >= SLOW)
+            || self.rests_until.is_some_and(|until| now < until);
+        let joining = self.joining.iter().map(|joining| joining.entry.bytes()).sum::<usize>();
+        !self.is_stuck
+            && !is_slow
+            && self.entries.len() + self.joining.len() < QUEUE
+            && self.bytes + joining + entry.bytes() <= QUEUE_BYTES
+    }
+
+    /// How many entries wait for the store's thread.
+    fn waiting(&self) -> usize {
+        self.entries.len() - self.taken
+    }
+}
+
 impl Journal {
     /// The journal beside `database`, with what an earlier process left. `applied`: the number of the last file whose
     /// entries are in the database.
@@ -191,42 +231,80 @@ impl Journal {
         }
         tail.bytes = tail.entries.iter().map(|entry| entry.bytes()).sum();
         let last_number = numbers.last().map_or(applied, |last| applied.max(*last));
-        let files =
-            JournalFiles { numbers, last: last_number, open: None, bytes: 0, rests_until: None };
+        let files = JournalFiles { numbers, last: last_number, open: None, bytes: 0 };
         Ok(Self { database: database.into(), files: Mutex::new(files), tail: Mutex::new(tail) })
     }
 
-    /// Writes an entry, durably when this returns. `since`: the time of its data.
-    pub(super) fn append(&self, entry: JournalEntry, since: Option<Instant>) -> AppendOutcome {
-        let bytes = entry.bytes();
-        // Whoever ends another exchange does not wait for a disk that hangs.
-        let Ok(mut files) = self.files.try_lock() else { return AppendOutcome::Refused(entry) };
-        if files.rests_until.is_some_and(|until| Instant::now() < until) {
-            return AppendOutcome::Refused(entry);
+    /// Adds an entry to the next write. `since`: the time of its data.
+    ///
+    /// # Errors
+    /// The entry, if disk or database take nothing or are slow, or too much waits.
+    pub(super) fn join(
+        &self,
+        entry: JournalEntry,
+        since: Option<Instant>,
+    ) -> Result<JoinedWrite, JournalEntry> {
+        let mut tail = lock(&self.tail);
+        if !tail.takes(&entry) {
+            return Err(entry);
         }
+        let (answer, outcome) = oneshot::channel();
+        tail.joining.push(JoiningEntry { entry, since, answer });
+        let is_first = tail.writing_since.is_none();
+        tail.writing_since.get_or_insert_with(Instant::now);
+        Ok(JoinedWrite { is_first, outcome })
+    }
+
+    /// Writes all that has joined, and what joins meanwhile. `written` is told how many entries waited for the store's
+    /// thread before a write, and how many after it.
+    pub(super) fn write_joining(&self, written: impl Fn(Range<usize>)) {
+        while let Some(joined) = self.take_joining() {
+            written(self.write(joined));
+        }
+    }
+
+    fn take_joining(&self) -> Option<Vec<JoiningEntry>> {
+        let mut tail = lock(&self.tail);
+        let joined = std::mem::take(&mut tail.joining);
+        tail.writing_since = if joined.is_empty() { None } else { Some(Instant::now()) };
+        if joined.is_empty() { None } else { Some(joined) }
+    }
+
+    fn write(&self, joined: Vec<JoiningEntry>) -> Range<usize> {
+        // Locked before deleted sessions are looked up: none is deleted between that and the write (`Journal::take`).
+        let mut files = lock(&self.files);
+        let mut encoded = Vec::new();
+        let mut writing = Vec::with_capacity(joined.len());
         {
             let tail = lock(&self.tail);
-            if since.is_some_and(|since| tail.tombstones.is_deleted(&entry.scope, since)) {
-                return AppendOutcome::Deleted;
-            }
-            // While the database takes nothing, the writer's answers say so, and why.
-            if tail.is_stuck || tail.entries.len() >= QUEUE || tail.bytes + bytes > QUEUE_BYTES {
-                return AppendOutcome::Refused(entry);
+            for JoiningEntry { entry, since, answer } in joined {
+                if since.is_some_and(|since| tail.tombstones.is_deleted(&entry.scope, since)) {
+                    let _ = answer.send(AppendOutcome::Deleted);
+                    continue;
+                }
+                entry.encode(&mut encoded);
+                writing.push((entry, answer));
             }
         }
-        let encoded = entry.encode();
         let began = Instant::now();
-        let written = files.write(&self.database, &encoded);
-        if began.elapsed() >= SLOW {
-            files.rests_until = Some(Instant::now() + REST);
-        }
-        if written.is_err() {
-            return AppendOutcome::Refused(entry);
-        }
+        let is_written = files.write(&self.database, &encoded).is_ok();
         let mut tail = lock(&self.tail);
-        tail.bytes += bytes;
-        tail.entries.push(Arc::new(entry));
-        AppendOutcome::Appended { waiting: tail.entries.len() - tail.taken }
+        if began.elapsed() >= SLOW {
+            tail.rests_until = Some(Instant::now() + REST);
+        }
+        let waiting = tail.waiting();
+        for (entry, answer) in writing {
+            // If nobody waits for it any more, it is in the file all the same.
+            let _ = answer.send(match is_written {
+                true => {
+                    tail.bytes += entry.bytes();
+                    tail.entries.push(Arc::new(entry));
+                    AppendOutcome::Appended
+                }
+                false => AppendOutcome::Refused(entry),
+            });
+        }
+        waiting..tail.waiting()
     }
 
     /// Whether an entry that is not in the database concerns a query.
@@ -278,11 +356,13 @@ impl Journal {
             tail.taken = 0;
             tail.bytes -= batch.entries.iter().map(|entry| entry.bytes()).sum::<usize>();
         }
-        let mut files = lock(&self.files);
-        for number in files.numbers.extract_if(.., |number| *number <= batch.last) {
+        let mut moved = lock(&self.files).numbers.clone();
+        moved.retain(|number| *number <= batch.last);
+        for number in &moved {
             // One that stays is known to be applied, and is deleted at the next start.
-            drop(std::fs::remove_file(file_path(&self.database, number)));
+            drop(std::fs::remove_file(file_path(&self.database, *number)));
         }
+        lock(&self.files).numbers.retain(|number| !moved.contains(number));
     }
 }
 
@@ -378,14 +458,30 @@ mod tests {
         entries.iter().flat_map(|entry| entry.records.clone()).collect()
     }
 
+    fn append(journal: &Journal, entry: JournalEntry) -> AppendOutcome {
+        match journal.join(entry, None) {
+            Err(refused) => AppendOutcome::Refused(refused),
+            Ok(mut joined) => {
+                journal.write_joining(|_| {});
+                joined.outcome.try_recv().unwrap()
+            }
+        }
+    }
+
     fn appended(journal: &Journal, entry: JournalEntry) -> bool {
-        matches!(journal.append(entry, None), AppendOutcome::Appended { .. })
+        matches!(append(journal, entry), AppendOutcome::Appended)
+    }
+
+    fn encoded(entry: &JournalEntry) -> Vec<u8> {
+        let mut file = Vec::new();
+        entry.encode(&mut file);
+        file
     }
 
     #[test]
     fn file_ends_with_its_last_whole_entry() {
         let written = [entry(1, "one"), entry(2, ""), entry(3, "three")];
-        let files = written.each_ref().map(JournalEntry::encode);
+        let files = written.each_ref().map(encoded);
         let file = files.concat();
         for end in 0..=file.len() {
             let whole = (0..=3).rev().find(|count| files[..*count].concat().len() <= end).unwrap();
@@ -435,7 +531,7 @@ mod tests {
         let journal = Journal::open(&path, 0).unwrap();
         assert!(appended(&journal, entry(1, "one")));
         journal.write_to(File::open(file_path(&path, 1)).unwrap());
-        let refused = journal.append(entry(2, "two"), None);
+        let refused = append(&journal, entry(2, "two"));
         assert!(matches!(refused, AppendOutcome::Refused(entry) if entry.records[0].key == 2));
         assert!(appended(&journal, entry(3, "three")));
         let left = Journal::open(&path, 0).unwrap().take(std::iter::empty());
@@ -444,15 +540,37 @@ mod tests {
         assert_eq!(left.last, 2);
     }
 
+    /// What ends during a write goes into the next one, and a deleted session's into none.
     #[test]
-    fn nobody_waits_for_another_entry() {
+    fn what_joins_a_write_is_written_after_it() {
+        let folder = conformance::folder();
+        let path = folder.path().join("p.db");
+        let journal = Journal::open(&path, 0).unwrap();
+        let since = Some(Instant::now());
+        let other = JournalEntry { scope: scope("t", "deleted"), ..entry(2, "two") };
+        let mut joining = [(entry(1, "one"), None), (other, since), (entry(3, "three"), None)]
+            .map(|(entry, since)| journal.join(entry, since).ok().unwrap());
+        assert_eq!(joining.each_ref().map(|joined| joined.is_first), [true, false, false]);
+        assert!(!journal.holds(|_| true));
+        drop(journal.take([scope("t", "deleted")].iter()));
+        journal.write_joining(|waiting| assert_eq!(waiting, 0..2));
+        let [first, deleted, third] = joining.map(|mut joined| joined.outcome.try_recv().unwrap());
+        assert!(matches!(first, AppendOutcome::Appended));
+        assert!(matches!(deleted, AppendOutcome::Deleted));
+        assert!(matches!(third, AppendOutcome::Appended));
+        let both = [entry(1, "one").records, entry(3, "three").records].concat();
+        assert_eq!(records(&entries(&std::fs::read(file_path(&path, 1)).unwrap())), both);
+        assert!(journal.join(entry(4, ""), None).is_ok_and(|joined| joined.is_first));
+    }
+
+    /// Whoever ends another exchange does not wait for a disk that hangs.
+    #[test]
+    fn nothing_joins_a_write_that_hangs() {
         let folder = conformance::folder();
         let journal = Journal::open(&folder.path().join("p.db"), 0).unwrap();
-        let writing = lock(&journal.files);
-        assert!(!appended(&journal, entry(1, "one")));
-        assert!(!journal.holds(|_| true));
-        drop(writing);
-        assert!(appended(&journal, entry(1, "one")));
+        lock(&journal.tail).writing_since = Instant::now().checked_sub(SLOW);
+        assert!(matches!(append(&journal, entry(1, "one")), AppendOutcome::Refused(_)));
+        assert!(lock(&journal.tail).joining.is_empty());
     }
 
     /// A pipe takes 64 KiB, and the rest only once somebody reads.
@@ -471,13 +589,13 @@ mod tests {
         assert!(appended(&journal, entry(1, &"x".repeat(100_000))));
         let _disk = slow.join().unwrap();
         assert!(!appended(&journal, entry(2, "")));
-        lock(&journal.files).rests_until = Some(Instant::now());
+        lock(&journal.tail).rests_until = Some(Instant::now());
         assert!(appended(&journal, entry(3, "")));
     }
 
     /// On a loaded machine the file is slow, which is another test's subject.
     fn appended_on_busy_disk(journal: &Journal, entry: JournalEntry) -> bool {
-        lock(&journal.files).rests_until = None;
+        lock(&journal.tail).rests_until = None;
         appended(journal, entry)
     }
 

@@ -5,6 +5,7 @@
 //! groups the thread does a step of upkeep ([`super::upkeep`]). Another thread makes checkpoints, because they wait
 //! for the disk.
 
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,7 +19,7 @@ use tokio::sync::oneshot;
 
 use super::errors::failed;
 use super::facts::FactWriter;
-use super::journal::{AppendOutcome, Journal, JournalBatch, JournalEntry};
+use super::journal::{Journal, JournalBatch};
 use super::queue::{DueAnswer, QUEUE, WriterJob, WriterQueue};
 use super::readers::ReaderGate;
 use super::upkeep::{self, Upkeep, in_transaction};
@@ -115,21 +116,23 @@ impl Writer {
         Self { jobs, waiting, restarts, journal }
     }
 
-    /// Writes an entry to the journal ([`Journal::append`]), and has it moved soon.
-    pub(super) fn append(&self, entry: JournalEntry, since: Option<Instant>) -> AppendOutcome {
-        let outcome = self.journal.append(entry, since);
-        let AppendOutcome::Appended { waiting } = outcome else { return outcome };
+    /// Writes what has joined the journal ([`Journal::write_joining`]), and has it moved soon.
+    pub(super) fn write_joining(&self) {
+        self.journal.write_joining(|waiting| self.gather(waiting));
+    }
+
+    /// Tells the thread of the first entry and of a whole group. `waiting`: how many waited before a write, and after it.
+    fn gather(&self, waiting: Range<usize>) {
         let due = match waiting {
-            1 => Instant::now() + GATHER,
-            GROUP => Instant::now(),
-            _ => return outcome,
+            Range { start: 0, end: 1.. } => Instant::now() + GATHER,
+            Range { start: ..GROUP, end: GROUP.. } => Instant::now(),
+            _ => return,
         };
         // If the queue is full, the next group takes the entries with it.
         self.waiting.add(0);
         if self.jobs.try_send(WriterJob::Gathering { due }).is_err() {
             self.waiting.remove(0);
         }
-        outcome
     }
 
     pub(super) fn submit<T: Send + 'static>(
@@ -567,7 +570,7 @@ impl QueuedWrite {
 #[cfg(test)]
 mod tests {
     use super::super::connection::{beside, connect, tune};
-    use super::super::journal::applied;
+    use super::super::journal::{JournalEntry, applied};
     use super::super::retention::RetentionRule;
     use super::super::schema;
     use super::*;
@@ -733,8 +736,10 @@ mod tests {
         assert_eq!(used(&writer), AHEAD, "what was used in the future counts as used now");
     }
 
-    fn entry(key: usize) -> JournalEntry {
-        JournalEntry { scope: scope("t", "s"), records: small(key) }
+    fn append(journal: &Journal, key: usize) {
+        let entry = JournalEntry { scope: scope("t", "s"), records: small(key) };
+        assert!(journal.join(entry, None).is_ok());
+        journal.write_joining(|_| {});
     }
 
     /// Alone, the journal waits for more; with any other job, it goes first.
@@ -744,7 +749,7 @@ mod tests {
         let journal = writer.thread.journal.clone();
         let due = Instant::now() + GATHER;
         for key in [1, 2] {
-            drop(journal.append(entry(key), None));
+            append(&journal, key);
             writer.jobs.try_send(WriterJob::Gathering { due: due + GATHER * key as u32 }).unwrap();
             assert!(writer.thread.waiting.add(0));
             writer.group();
@@ -765,7 +770,7 @@ mod tests {
     fn journal_outlives_failure() {
         let mut writer = WriterFixture::new();
         let journal = writer.thread.journal.clone();
-        drop(journal.append(entry(1), None));
+        append(&journal, 1);
         writer.thread.connection.execute_batch("ALTER TABLE facts RENAME TO hidden").unwrap();
         let mut moved = writer.send(|answer| WriterJob::Move { answer });
         writer.group();

@@ -29,7 +29,7 @@ use crate::clock::since_boot;
 use crate::proxy::http::arriving::{ArrivingBody, ConnectionError};
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::interim::InterimAllowance;
-use crate::proxy::http::transport::{BUFFER, MOST_HEADERS};
+use crate::proxy::http::transport::BUFFER;
 use crate::proxy::http::upload::{SendingTask, UploadGuard};
 use crate::telemetry::{GaugeGuard, RepeatCause, UpstreamMetrics};
 
@@ -178,7 +178,6 @@ impl Http1 {
         let (requests, connection) = Builder::new()
             .preserve_header_case(true)
             .max_buf_size(BUFFER)
-            .max_headers(MOST_HEADERS)
             .handshake(transport)
             .await?;
         let task = tokio::spawn(connection.with_upgrades());
