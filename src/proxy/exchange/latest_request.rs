@@ -4,12 +4,12 @@
 //! Nothing is written to the store. A client's credential is held only for the counting endpoint, for ten
 //! minutes, and only if the upstream has none of its own.
 
+use std::convert::Infallible;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
 use http::header::COOKIE;
 use http::request;
-use tokio::task::AbortHandle;
 
 use crate::config::Mode;
 use crate::context::compact::{self, CompactionNeed, CompactionPreview, SummaryFocus};
@@ -25,12 +25,15 @@ use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::proxy::turn::counting::{self, CountRequest};
 use crate::store::Scope;
-use crate::store::ledgers::{LatestRequest, ProviderRecount, RecountError};
+use crate::store::ledgers::{
+    LatestRequest, Ledgers, ProviderRecount, RecountError, TokenCountFuture,
+};
 use crate::telemetry::CountOutcome;
 use crate::wire::splice::{self, Edit};
 
 /// A request, with everything that summarising it needs.
 struct KeptRequest {
+    bytes: usize,
     proxy: Weak<Proxy>,
     prepared: Arc<PreparedRequest>,
     scope: Scope,
@@ -43,21 +46,23 @@ struct KeptRequest {
     sent: Arc<[Edit]>,
     /// Without its credentials; only if a summary can be started with it.
     head: Option<request::Parts>,
-    /// The head for the counting endpoint. If the upstream has no credential of its own, it has the client's,
-    /// and is dropped after [`CREDENTIAL_LIFE`].
-    count_head: Arc<Mutex<Option<Arc<request::Parts>>>>,
-    /// The task that drops the client's credential.
-    credential_timer: Option<AbortHandle>,
+    /// Whether its upstream has a credential of its own.
+    has_own_credential: bool,
+    /// The head for the counting endpoint. If the upstream has no credential of its own, it has the client's, and is
+    /// dropped after [`CREDENTIAL_LIFE`].
+    count_head: Mutex<Option<Arc<request::Parts>>>,
 }
 
-/// How long a client's credential is held after its request.
-const CREDENTIAL_LIFE: Duration = Duration::from_secs(600);
+/// How long a client's credential is held after its request, and at most [`CREDENTIAL_CHECK`] longer.
+const CREDENTIAL_LIFE: Duration = Duration::from_secs(570);
+/// How often credentials are looked through. A timer for each request would wake a thread for each.
+const CREDENTIAL_CHECK: Duration = Duration::from_secs(30);
 
-impl Drop for KeptRequest {
-    fn drop(&mut self) {
-        if let Some(timer) = &self.credential_timer {
-            timer.abort();
-        }
+/// Drops the credentials of clients once they are held long enough.
+pub(in crate::proxy) async fn drop_credentials(ledgers: &Ledgers) -> Infallible {
+    loop {
+        tokio::time::sleep(CREDENTIAL_CHECK).await;
+        ledgers.drop_credentials(CREDENTIAL_LIFE);
     }
 }
 
@@ -76,10 +81,11 @@ pub(super) fn keep(request: &PlacedRequest, client_head: &Arc<request::Parts>) {
         _ if has_own => Some(Arc::new(without_credentials(proxy, client_head))),
         _ => Some(client_head.clone()),
     };
-    let holds_credential = count_head.is_some() && !has_own;
-    let count_head = Arc::new(Mutex::new(count_head));
     let edits: Arc<[Edit]> = planned.plan.edits.as_slice().into();
-    let request = Arc::new(KeptRequest {
+    let sketch_bytes = size_of_val(&*measured.parts);
+    let edit_bytes: usize = planned.plan.edits.iter().map(|edit| edit.with.len()).sum();
+    let request = KeptRequest {
+        bytes: prepared.bytes() + sketch_bytes + edit_bytes,
         proxy: Arc::downgrade(proxy),
         prepared: prepared.clone(),
         scope: opened.scope.clone(),
@@ -96,30 +102,10 @@ pub(super) fn keep(request: &PlacedRequest, client_head: &Arc<request::Parts>) {
             true => Some(without_credentials(proxy, client_head)),
             false => None,
         },
-        credential_timer: match holds_credential {
-            true => Some(drop_credential_later(&count_head, CREDENTIAL_LIFE)),
-            false => None,
-        },
-        count_head,
-    });
-    let sketch_bytes = size_of_val(&*measured.parts);
-    let edit_bytes: usize = planned.plan.edits.iter().map(|edit| edit.with.len()).sum();
-    let mut latest = LatestRequest {
-        bytes: prepared.bytes() + sketch_bytes + edit_bytes,
-        begin: None,
-        count: {
-            let request = request.clone();
-            Box::new(move || Box::pin(request.clone().count()))
-        },
-        preview: {
-            let request = request.clone();
-            Box::new(move || request.preview())
-        },
+        has_own_credential: has_own,
+        count_head: Mutex::new(count_head),
     };
-    if may_begin {
-        latest.begin = Some(Box::new(move |focus| request.begin(focus)));
-    }
-    proxy.ledgers.keep_latest_request(opened, latest);
+    proxy.ledgers.keep_latest_request(opened, Arc::new(request));
 }
 
 fn without_credentials(proxy: &Proxy, head: &request::Parts) -> request::Parts {
@@ -129,21 +115,6 @@ fn without_credentials(proxy: &Proxy, head: &request::Parts) -> request::Parts {
         *name == COOKIE || proxy.credentials.is_header(name)
     });
     head
-}
-
-fn drop_credential_later(
-    head: &Arc<Mutex<Option<Arc<request::Parts>>>>,
-    life: Duration,
-) -> AbortHandle {
-    // One task per session, which ends when the request is replaced.
-    let head = Arc::downgrade(head);
-    let task = tokio::spawn(async move {
-        tokio::time::sleep(life).await;
-        if let Some(head) = head.upgrade() {
-            head.lock().unwrap_or_else(PoisonError::into_inner).take();
-        }
-    });
-    task.abort_handle()
 }
 
 fn has_summariser(proxy: &Proxy, prepared: &PreparedRequest) -> bool {
@@ -161,18 +132,7 @@ impl KeptRequest {
         })
     }
 
-    fn preview(&self) -> Option<CompactionPreview> {
-        // The provider may have refused since, when it was asked for the summary that this request prepared.
-        let source = self.prepared.info.lesson_source();
-        let proxy = self.proxy.upgrade();
-        let compaction_refused =
-            proxy.is_some_and(|proxy| proxy.knows(&source, Lesson::CompactionRefused));
-        let request = PlanRequest { compaction_refused, ..self.prepared.plan_request() };
-        let choice = self.choice(compact::writers(&request, SummaryFocus::OfPolicy))?;
-        Some(compact::preview(&request, choice.by, &choice.point, self.tokens))
-    }
-
-    async fn count(self: Arc<Self>) -> Result<ProviderRecount, RecountError> {
+    async fn count_tokens(&self) -> Result<ProviderRecount, RecountError> {
         if self.prepared.conversation.dialect == Dialect::OpenaiChat {
             return Err(RecountError::NoEndpoint);
         }
@@ -195,6 +155,27 @@ impl KeptRequest {
             tokens,
             estimated: self.tokens,
         })
+    }
+}
+
+impl LatestRequest for KeptRequest {
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn preview(&self) -> Option<CompactionPreview> {
+        // The provider may have refused since, when it was asked for the summary that this request prepared.
+        let source = self.prepared.info.lesson_source();
+        let proxy = self.proxy.upgrade();
+        let compaction_refused =
+            proxy.is_some_and(|proxy| proxy.knows(&source, Lesson::CompactionRefused));
+        let request = PlanRequest { compaction_refused, ..self.prepared.plan_request() };
+        let choice = self.choice(compact::writers(&request, SummaryFocus::OfPolicy))?;
+        Some(compact::preview(&request, choice.by, &choice.point, self.tokens))
+    }
+
+    fn can_begin(&self) -> bool {
+        self.head.is_some()
     }
 
     fn begin(&self, focus: Option<Box<str>>) -> bool {
@@ -221,21 +202,14 @@ impl KeptRequest {
         writer.begin();
         true
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    fn count(self: Arc<Self>) -> TokenCountFuture {
+        Box::pin(async move { self.count_tokens().await })
+    }
 
-    #[tokio::test]
-    async fn held_client_credential_is_dropped_after_its_lifetime() {
-        let (head, ()) =
-            http::Request::get("/").header("x-api-key", "k").body(()).unwrap().into_parts();
-        let held = Arc::new(Mutex::new(Some(Arc::new(head))));
-        drop_credential_later(&held, Duration::from_millis(1));
-        while held.lock().unwrap().is_some() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
+    fn drop_credential(&self) {
+        if !self.has_own_credential {
+            self.count_head.lock().unwrap_or_else(PoisonError::into_inner).take();
         }
-        assert_eq!(CREDENTIAL_LIFE.as_secs(), 600);
     }
 }

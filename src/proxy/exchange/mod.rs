@@ -26,6 +26,7 @@ use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, V
 use tokio::sync::watch;
 
 use self::client_request::ClientRequest;
+pub(super) use self::latest_request::drop_credentials;
 use self::live_exchange::{LiveExchange, OwnResponse, Received, Sent, reached_cap, refuse};
 use self::planning::permitted;
 use self::respond::response_headers;

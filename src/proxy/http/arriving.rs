@@ -253,6 +253,10 @@ impl Drop for UnreadRest {
         else {
             return;
         };
+        // As of nearly all requests: a task would wake another thread for nothing.
+        if body.is_end_stream() {
+            return;
+        }
         let stall = self.stall;
         runtime.spawn(async move {
             // hyper may report the end of a body only with the next request, but its length is known before.

@@ -27,7 +27,7 @@ use tokio::time::Instant;
 
 use self::builder::{NARROW_WINDOW, WIDE_WINDOW, header_time, server};
 use super::compaction::compact as compaction;
-use super::exchange;
+use super::exchange::{self, drop_credentials};
 use super::http::arriving::{ArrivingBody, ClientBody, UnreadRest};
 use super::http::connection::ClientConnection;
 use super::http::framing::{LookAlike, RefusalReplacer, framed};
@@ -73,6 +73,8 @@ pub async fn serve(
     background.spawn(drafts::run(proxy.clone()));
     let ledgers = proxy.ledgers.clone();
     background.spawn(async move { match ledgers.follow_caps().await {} });
+    let ledgers = proxy.ledgers.clone();
+    background.spawn(async move { match drop_credentials(&ledgers).await {} });
     tokio::select! {
         () = shutdown => {}
         never = accept_all(&proxy, &listener, &phase) => match never {}

@@ -1,11 +1,12 @@
 //! The latest request of each session, for operators who preview its compaction or start it.
 //!
 //! In memory only, and bounded: facts hold no text, so nothing of it outlives the process or the session's
-//! deletion. Its content is not known here, only its size.
+//! deletion. Its content is not known here, only its size and its age.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use foldhash::HashMap;
 
@@ -21,14 +22,9 @@ pub(super) const BYTES: usize = 16 * 1024 * 1024;
 /// What a small one counts as, bytes: as many of them are kept as of bytes.
 const LEAST: usize = BYTES / MOST;
 
-/// Previews a compaction; `None` if nothing can be cut.
-type PreviewCompaction = Box<dyn Fn() -> Option<CompactionPreview> + Send + Sync>;
-/// Begins a summary with this focus; `false` if it is not possible.
-type BeginCompaction = Box<dyn Fn(Option<Box<str>>) -> bool + Send + Sync>;
-/// Asks the provider for the request's token count, in the form in which it was sent.
-type CountTokensFn = Box<dyn Fn() -> TokenCountFuture + Send + Sync>;
 /// The count, once it has arrived.
-type TokenCountFuture = Pin<Box<dyn Future<Output = Result<ProviderRecount, RecountError>> + Send>>;
+pub(crate) type TokenCountFuture =
+    Pin<Box<dyn Future<Output = Result<ProviderRecount, RecountError>> + Send>>;
 
 /// The provider's count of a session's latest request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,22 +53,25 @@ pub(crate) enum RecountError {
 }
 
 /// The latest request of a session.
-pub(crate) struct LatestRequest {
+pub(crate) trait LatestRequest: Send + Sync {
     /// Its memory, bytes: the request and what was parsed of it.
-    pub bytes: usize,
-    /// Previews its compaction.
-    pub preview: PreviewCompaction,
-    /// Starts its compaction, if that needs no credential of the client.
-    pub begin: Option<BeginCompaction>,
-    /// Asks the provider for its token count.
-    pub count: CountTokensFn,
+    fn bytes(&self) -> usize;
+    /// Previews its compaction; `None` if nothing can be cut.
+    fn preview(&self) -> Option<CompactionPreview>;
+    /// Whether its compaction can be begun here, because that needs no credential of the client.
+    fn can_begin(&self) -> bool;
+    /// Begins a summary with this focus; `false` if it is not possible now.
+    fn begin(&self, focus: Option<Box<str>>) -> bool;
+    /// Asks the provider for its token count, in the form in which it was sent.
+    fn count(self: Arc<Self>) -> TokenCountFuture;
+    /// Drops the client's credential.
+    fn drop_credential(&self);
 }
 
 /// The latest requests of all sessions.
 #[derive(Default)]
 pub(super) struct LatestRequests {
-    /// Each with its number in the order of arrival.
-    by_scope: HashMap<Scope, (u64, Arc<LatestRequest>)>,
+    by_scope: HashMap<Scope, LatestEntry>,
     order: BTreeMap<u64, Scope>,
     /// What the requests of each tenant count as, bytes.
     shares: HashMap<TenantId, usize>,
@@ -81,21 +80,40 @@ pub(super) struct LatestRequests {
     count: u64,
 }
 
+struct LatestEntry {
+    /// Its number in the order of arrival.
+    number: u64,
+    since: Instant,
+    bytes: usize,
+    request: Arc<dyn LatestRequest>,
+}
+
 impl LatestRequests {
-    pub(super) fn keep(&mut self, scope: Scope, latest: LatestRequest) {
+    pub(super) fn keep(&mut self, scope: Scope, request: Arc<dyn LatestRequest>) {
         self.forget(&scope);
-        if latest.bytes > BYTES {
+        let bytes = request.bytes();
+        if bytes > BYTES {
             return;
         }
-        while self.by_scope.len() >= MOST || self.bytes + latest.bytes > BYTES {
-            let Some(oldest) = self.oldest_of_largest(&scope.tenant, latest.bytes) else { break };
+        while self.by_scope.len() >= MOST || self.bytes + bytes > BYTES {
+            let Some(oldest) = self.oldest_of_largest(&scope.tenant, bytes) else { break };
             self.forget(&oldest);
         }
         self.count += 1;
-        self.bytes += latest.bytes;
-        *self.shares.entry(scope.tenant.clone()).or_default() += latest.bytes.max(LEAST);
+        self.bytes += bytes;
+        *self.shares.entry(scope.tenant.clone()).or_default() += bytes.max(LEAST);
         self.order.insert(self.count, scope.clone());
-        self.by_scope.insert(scope, (self.count, Arc::new(latest)));
+        let kept = LatestEntry { number: self.count, since: Instant::now(), bytes, request };
+        self.by_scope.insert(scope, kept);
+    }
+
+    /// Drops the credentials of clients whose requests are kept for longer than `life`.
+    pub(super) fn drop_credentials(&self, life: Duration) {
+        for kept in self.by_scope.values() {
+            if kept.since.elapsed() >= life {
+                kept.request.drop_credential();
+            }
+        }
     }
 
     fn oldest_of_largest(&self, tenant: &TenantId, bytes: usize) -> Option<Scope> {
@@ -112,16 +130,16 @@ impl LatestRequests {
         self.bytes
     }
 
-    pub(super) fn get(&self, scope: &Scope) -> Option<Arc<LatestRequest>> {
-        self.by_scope.get(scope).map(|(_, latest)| latest.clone())
+    pub(super) fn get(&self, scope: &Scope) -> Option<Arc<dyn LatestRequest>> {
+        self.by_scope.get(scope).map(|kept| kept.request.clone())
     }
 
     pub(super) fn forget(&mut self, scope: &Scope) {
-        if let Some((since, gone)) = self.by_scope.remove(scope) {
-            self.order.remove(&since);
-            self.bytes -= gone.bytes;
+        if let Some(LatestEntry { number, bytes, .. }) = self.by_scope.remove(scope) {
+            self.order.remove(&number);
+            self.bytes -= bytes;
             if let Some(share) = self.shares.get_mut(&scope.tenant) {
-                *share -= gone.bytes.max(LEAST);
+                *share -= bytes.max(LEAST);
                 if *share == 0 {
                     self.shares.remove(&scope.tenant);
                 }
@@ -132,16 +150,58 @@ impl LatestRequests {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
 
     fn scope(number: usize) -> Scope {
         Scope { tenant: "t".into(), session: number.to_string().into() }
     }
 
-    fn request(bytes: usize) -> LatestRequest {
-        let count: CountTokensFn =
-            Box::new(|| Box::pin(std::future::ready(Err(RecountError::NoEndpoint))));
-        LatestRequest { bytes, preview: Box::new(|| None), begin: None, count }
+    /// A request of so many bytes, and whether its credential is still held.
+    struct Sized(usize, AtomicBool);
+
+    impl LatestRequest for Sized {
+        fn bytes(&self) -> usize {
+            self.0
+        }
+
+        fn preview(&self) -> Option<CompactionPreview> {
+            None
+        }
+
+        fn can_begin(&self) -> bool {
+            false
+        }
+
+        fn begin(&self, _: Option<Box<str>>) -> bool {
+            false
+        }
+
+        fn count(self: Arc<Self>) -> TokenCountFuture {
+            Box::pin(std::future::ready(Err(RecountError::NoEndpoint)))
+        }
+
+        fn drop_credential(&self) {
+            self.1.store(false, Ordering::Relaxed);
+        }
+    }
+
+    fn request(bytes: usize) -> Arc<Sized> {
+        Arc::new(Sized(bytes, true.into()))
+    }
+
+    #[test]
+    fn credentials_are_dropped_after_their_life() {
+        let mut all = LatestRequests::default();
+        let [old, new] = [request(1), request(1)];
+        all.keep(scope(1), old.clone());
+        all.keep(scope(2), new.clone());
+        let life = Duration::from_secs(60);
+        all.by_scope.get_mut(&scope(1)).unwrap().since = Instant::now().checked_sub(life).unwrap();
+        all.drop_credentials(life);
+        assert!(!old.1.load(Ordering::Relaxed));
+        assert!(new.1.load(Ordering::Relaxed));
     }
 
     #[test]
