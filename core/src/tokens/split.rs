@@ -25,24 +25,33 @@ pub(super) fn pieces(rules: SplitPattern, text: &str) -> impl Iterator<Item = &s
     })
 }
 
-/// The character classes of the patterns.
+/// The character classes of the patterns, each a bit of a [`ClassSet`].
 #[derive(Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
 enum Class {
     /// `\p{Lu}` and `\p{Lt}`
-    Upper,
+    Upper = 1,
     /// `\p{Ll}`
-    Lower,
+    Lower = 2,
     /// `\p{Lm}` and `\p{Lo}`: counts as upper and lower case.
-    Letter,
+    Letter = 4,
     /// `\p{M}`: counts as upper and lower case, but not as a letter.
-    Mark,
+    Mark = 8,
     /// `\p{N}`
-    Number,
+    Number = 16,
     /// `\s`, including line ends.
-    Space,
+    Space = 32,
     /// Anything else.
-    Sign,
+    Sign = 64,
 }
+
+/// Classes, as bits.
+type ClassSet = u8;
+
+const LETTERS: ClassSet = Class::Upper as u8 | Class::Lower as u8 | Class::Letter as u8;
+const UPPER: ClassSet = Class::Upper as u8 | Class::Letter as u8 | Class::Mark as u8;
+const LOWER: ClassSet = Class::Lower as u8 | Class::Letter as u8 | Class::Mark as u8;
+const SIGNS: ClassSet = Class::Sign as u8 | Class::Mark as u8;
 
 /// The class of each ASCII character.
 const ASCII: [Class; 128] = {
@@ -59,6 +68,17 @@ const ASCII: [Class; 128] = {
         code += 1;
     }
     classes
+};
+
+/// The class of each byte as a set; none of a byte that is no ASCII character.
+const BYTES: [ClassSet; 256] = {
+    let mut sets = [0; 256];
+    let mut code = 0;
+    while code < ASCII.len() {
+        sets[code] = ASCII[code] as ClassSet;
+        code += 1;
+    }
+    sets
 };
 
 impl Class {
@@ -82,16 +102,8 @@ impl Class {
         }
     }
 
-    fn is_letter(self) -> bool {
-        matches!(self, Class::Upper | Class::Lower | Class::Letter)
-    }
-
-    fn counts_upper(self) -> bool {
-        matches!(self, Class::Upper | Class::Letter | Class::Mark)
-    }
-
-    fn counts_lower(self) -> bool {
-        matches!(self, Class::Lower | Class::Letter | Class::Mark)
+    fn is_in(self, set: ClassSet) -> bool {
+        self as ClassSet & set != 0
     }
 }
 
@@ -111,7 +123,7 @@ fn length(rules: SplitPattern, text: &str) -> Option<usize> {
 
 /// Whether a character may be the lead of a word: `[^\r\n\p{L}\p{N}]`.
 fn may_lead(character: char, class: Class) -> bool {
-    !matches!(character, '\r' | '\n') && !class.is_letter() && class != Class::Number
+    !matches!(character, '\r' | '\n') && !class.is_in(LETTERS | Class::Number as ClassSet)
 }
 
 /// `[^\r\n\p{L}\p{N}]?[upper]*[lower]+` or `…?[upper]+[lower]*`, each with a contraction after it.
@@ -123,7 +135,9 @@ fn cased_word(text: &str, first: char, class: Class) -> Option<usize> {
         // A mark that does not lead a word of the first form is itself a word of that form.
         (_, Class::Mark) => cased(text)?.0,
         (Some((length, false)), _) => lead + length,
-        (None, _) => cased(text)?.0,
+        (None, class) if class.is_in(LETTERS) => cased(text)?.0,
+        // What is no letter begins no word of its own.
+        (None, _) => return None,
     };
     Some(end + contraction(&text[end..]).unwrap_or(0))
 }
@@ -131,15 +145,15 @@ fn cased_word(text: &str, first: char, class: Class) -> Option<usize> {
 /// A word without its lead: its length in bytes, and whether it matches the first form (with a lower-case
 /// end).
 fn cased(text: &str) -> Option<(usize, bool)> {
-    let upper = run(text, Class::counts_upper);
-    let lower = run(&text[upper..], Class::counts_lower);
+    let upper = run(text, UPPER);
+    let lower = run(&text[upper..], LOWER);
     if lower > 0 {
         return Some((upper + lower, true));
     }
     // The upper-case run gives back what the lower-case one needs: it ends after its last character that
     // counts as lower case.
     let ends = text[..upper].char_indices().rev();
-    let mut lower_ends = ends.filter(|(_, c)| Class::from_char(*c).counts_lower());
+    let mut lower_ends = ends.filter(|(_, c)| Class::from_char(*c).is_in(LOWER));
     match lower_ends.next() {
         Some((at, last)) => Some((at + last.len_utf8(), true)),
         None if upper > 0 => Some((upper, false)),
@@ -150,7 +164,7 @@ fn cased(text: &str) -> Option<(usize, bool)> {
 /// `[^\r\n\p{L}\p{N}]?\p{L}+`
 fn plain_word(text: &str, first: char, class: Class) -> Option<usize> {
     let lead = if may_lead(first, class) { first.len_utf8() } else { 0 };
-    let letters = run(&text[lead..], Class::is_letter);
+    let letters = run(&text[lead..], LETTERS);
     if letters > 0 { Some(lead + letters) } else { None }
 }
 
@@ -169,6 +183,9 @@ fn contraction(text: &str) -> Option<usize> {
 
 /// `\p{N}{1,3}`
 fn numbers(text: &str) -> usize {
+    if let [b'0'..=b'9', b'0'..=b'9', b'0'..=b'9', ..] = text.as_bytes() {
+        return 3;
+    }
     let digits = text.chars().take(3).take_while(|c| Class::from_char(*c) == Class::Number);
     digits.map(char::len_utf8).sum()
 }
@@ -176,7 +193,7 @@ fn numbers(text: &str) -> usize {
 /// ` ?[^\s\p{L}\p{N}]+[\r\n/]*`; cl100k without the slash.
 fn signs(rules: SplitPattern, text: &str) -> Option<usize> {
     let lead = usize::from(text.starts_with(' '));
-    let signs = run(&text[lead..], |class| matches!(class, Class::Sign | Class::Mark));
+    let signs = run(&text[lead..], SIGNS);
     if signs == 0 {
         return None;
     }
@@ -191,7 +208,7 @@ fn signs(rules: SplitPattern, text: &str) -> Option<usize> {
 
 /// `\s*[\r\n]+|\s+(?!\S)|\s+`; cl100k takes all white space at the end of the text as one piece.
 fn spaces(rules: SplitPattern, text: &str) -> usize {
-    let run = run(text, |class| class == Class::Space);
+    let run = run(text, Class::Space as ClassSet);
     let at_end = run == text.len();
     if at_end && rules == SplitPattern::Cl100k {
         return run;
@@ -204,20 +221,20 @@ fn spaces(rules: SplitPattern, text: &str) -> usize {
     if at_end || run == width { run } else { run - width }
 }
 
-fn run(text: &str, belongs: impl Fn(Class) -> bool) -> usize {
-    for (at, byte) in text.bytes().enumerate() {
-        // Nearly all characters are ASCII and need no decoding.
-        match ASCII.get(usize::from(byte)) {
-            Some(class) if belongs(*class) => {}
-            Some(_) => return at,
-            None => return at + wide_run(&text[at..], belongs),
-        }
+/// How many bytes from the beginning are characters of these classes.
+fn run(text: &str, set: ClassSet) -> usize {
+    let bytes = text.as_bytes();
+    // Nearly all characters are ASCII and need no decoding.
+    let ascii = bytes.iter().position(|byte| BYTES[usize::from(*byte)] & set == 0);
+    match ascii {
+        None => bytes.len(),
+        Some(at) if bytes[at].is_ascii() => at,
+        Some(at) => at + wide_run(&text[at..], set),
     }
-    text.len()
 }
 
-fn wide_run(text: &str, belongs: impl Fn(Class) -> bool) -> usize {
-    let end = text.char_indices().find(|(_, character)| !belongs(Class::from_char(*character)));
+fn wide_run(text: &str, set: ClassSet) -> usize {
+    let end = text.char_indices().find(|(_, character)| !Class::from_char(*character).is_in(set));
     end.map_or(text.len(), |(at, _)| at)
 }
 
