@@ -23,6 +23,7 @@ use crate::proxy::http::answer::ProxyError;
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::headers;
 use crate::proxy::http::upstream::error::UpstreamError;
+use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::response::response_body::ResponseBody;
@@ -30,7 +31,6 @@ use crate::proxy::response::usage_rewrite::UsageAddition;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::open::OpenTurn;
-use crate::proxy::turn::pending::PendingExchange;
 use crate::store::recall::ReadBudget;
 use crate::telemetry::ClientTimeout;
 
@@ -49,7 +49,7 @@ pub(super) struct Received;
 #[derive(Default)]
 pub(super) struct Planned {
     /// Makes a turn from the reply.
-    pub(super) pending: Option<PendingExchange>,
+    pub(super) placed: Option<Box<PlacedRequest>>,
     /// The summary to write after the response.
     pub(super) writer: Option<Box<SummaryJob>>,
     /// Answers a token count if the upstream does not.
@@ -58,8 +58,8 @@ pub(super) struct Planned {
 
 impl Planned {
     fn planned(&self) -> Option<(&PreparedRequest, &PlannedRequest)> {
-        match (&self.pending, &self.count) {
-            (Some(pending), _) => Some((pending.prepared(), &pending.request.planned)),
+        match (&self.placed, &self.count) {
+            (Some(placed), _) => Some((&placed.prepared, &placed.planned)),
             (None, Some(count)) => Some((&count.prepared, &count.planned)),
             (None, None) => None,
         }
@@ -80,7 +80,7 @@ impl Planned {
             trailers,
             added: planned.map(|(prepared, _)| prepared.added.clone()).unwrap_or_default(),
         };
-        let may_repair = self.pending.as_ref().is_some_and(PendingExchange::may_repair);
+        let may_repair = self.placed.as_deref().is_some_and(PlacedRequest::may_repair);
         match planned {
             Some((prepared, planned)) => {
                 let beta = planned.beta(prepared);

@@ -14,10 +14,10 @@ use crate::context::attempt::RequestForm;
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::upstream::error::UpstreamError;
 use crate::proxy::plan::added_option::AddedOptionKind;
+use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
-use crate::proxy::turn::pending::PendingExchange;
 use crate::wire::splice::Edit;
 
 /// A request to be sent.
@@ -81,7 +81,7 @@ impl OutboundRequest {
     /// it counts tokens.
     pub(super) async fn send(
         self,
-        pending: Option<&mut PendingExchange>,
+        placed: Option<&mut PlacedRequest>,
         count: Option<&PreparedRequest>,
         recorder: &mut ExchangeRecorder,
     ) -> Result<(Response<OutgoingBody>, Vec<AddedOptionKind>), UpstreamError> {
@@ -91,20 +91,20 @@ impl OutboundRequest {
         let status = response.status();
         let blames_us = (is_rewritten || !adds.is_empty()) && blames_request(status);
         // If no room may be made, a message about the window is read as it passes, without waiting for it.
-        let mendable = pending.as_deref().filter(|pending| pending.may_make_room());
-        let is_judged = blames_us && pending.is_some() || mendable.is_some();
+        let mendable = placed.as_deref().filter(|placed| placed.may_make_room());
+        let is_judged = blames_us && placed.is_some() || mendable.is_some();
         let may_be_overflow = is_judged && (may_not_fit(status) || blames_request(status));
         let may_overflow =
-            status == StatusCode::OK && mendable.is_some_and(PendingExchange::may_overflow);
+            status == StatusCode::OK && mendable.is_some_and(PlacedRequest::may_overflow);
         let may_retry = blames_us || may_be_overflow || may_overflow;
         let original = if may_retry { original } else { None };
-        let prepared = pending.as_deref().map(PendingExchange::prepared).or(count);
+        let prepared = placed.as_deref().map(|placed| &*placed.prepared).or(count);
         let (Some(original), Some(prepared)) = (original, prepared) else {
             return Ok((response, if blames_us { Vec::new() } else { adds }));
         };
         let info = prepared.info.clone();
         let refusable = adds.iter().map(|added| added.refusable()).collect();
-        let retry = Retry { original, adds: refusable, is_rewritten, info, pending, recorder };
+        let retry = Retry { original, adds: refusable, is_rewritten, info, placed, recorder };
         // Boxed, because few requests get here and the future is large.
         let (response, form) = Box::pin(retry.run(response)).await?;
         Ok((response, if form == RequestForm::Original { Vec::new() } else { adds }))

@@ -36,7 +36,6 @@ use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::state::request_info::RequestInfo;
 use crate::proxy::state::{Proxy, lesson_source};
 use crate::proxy::turn::counting;
-use crate::proxy::turn::pending::PendingExchange;
 use crate::store::ledgers::{self, OpenedSession};
 use crate::store::lessons::LessonSource;
 use crate::store::recall::{ReadBudget, RecallOutcome};
@@ -213,13 +212,13 @@ impl LiveExchange<Received> {
         }
         let at = self.recorder.at();
         self.recorder.record_cold_input(request.cold_input(at));
-        let pending = PendingExchange::begin(request, at);
-        pending.record_summary_wait(Duration::ZERO, &mut self.recorder);
-        pending.record_plan(&mut self.recorder);
-        if let Some(open_exchange) = pending.open_exchange(at) {
+        request.begin_draft(at);
+        request.record_summary_wait(Duration::ZERO, &mut self.recorder);
+        request.record_plan(&mut self.recorder);
+        if let Some(open_exchange) = request.open_exchange(at) {
             self.recorder.proxy.telemetry.exchange_opened(open_exchange);
         }
-        Ok(Planned { pending: Some(pending), writer, count: None })
+        Ok(Planned { placed: Some(request), writer, count: None })
     }
 
     /// Notes the fullest cap of its spender, once that is to be told.

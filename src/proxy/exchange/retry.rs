@@ -23,10 +23,10 @@ use crate::dialect::repair::{Refusal, RepairCause};
 use crate::dialect::{PartKey, Purpose};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::http::upstream::error::UpstreamError;
+use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::state::request_info::RequestInfo;
-use crate::proxy::turn::pending::PendingExchange;
 use crate::telemetry::{FailOpen, RefusalOutcome};
 
 /// A request whose response may lead to a retry.
@@ -37,7 +37,7 @@ pub(super) struct Retry<'a> {
     pub(super) is_rewritten: bool,
     /// The tenant, upstream and model that a lesson of its responses applies to.
     pub(super) info: Arc<RequestInfo>,
-    pub(super) pending: Option<&'a mut PendingExchange>,
+    pub(super) placed: Option<&'a mut PlacedRequest>,
     pub(super) recorder: &'a mut ExchangeRecorder,
 }
 
@@ -125,31 +125,30 @@ impl Retry<'_> {
 
     fn keep_latest(&self, form: RequestForm) {
         // The planned form was kept before it was sent; now another one is final.
-        if let Some(pending) = self.pending.as_deref()
+        if let Some(placed) = self.placed.as_deref()
             && form != RequestForm::Planned
         {
-            latest_request::keep(&pending.request, &self.original.head);
+            latest_request::keep(placed, &self.original.head);
         }
     }
 
     fn context(&self) -> AttemptContext<'_> {
-        let pending = self.pending.as_deref();
+        let placed = self.placed.as_deref();
         AttemptContext {
             is_rewritten: self.is_rewritten,
-            changes_beyond_repairs: pending
-                .is_some_and(PendingExchange::has_changes_beyond_repairs),
-            has_reasoning_back: pending.is_some_and(PendingExchange::has_reasoning_back),
+            changes_beyond_repairs: placed.is_some_and(PlacedRequest::has_changes_beyond_repairs),
+            has_reasoning_back: placed.is_some_and(PlacedRequest::has_reasoning_back),
             added: &self.adds,
             is_count: self.info.purpose == Purpose::Count,
         }
     }
 
     async fn send_repaired(&mut self, round: u8, seen: &mut SeenResponses) -> Verdict {
-        let (Some(pending), Some(refusal)) = (&mut self.pending, seen.refusal.take()) else {
+        let (Some(placed), Some(refusal)) = (&mut self.placed, seen.refusal.take()) else {
             return Verdict::Unavailable;
         };
         let base = seen.repaired.as_ref();
-        let repair = pending.request.repair(&refusal, base, self.recorder).await;
+        let repair = placed.repair(&refusal, base, self.recorder).await;
         let Some((repaired, decisions)) = repair else { return Verdict::Unavailable };
         seen.repair_causes.push(refusal.cause);
         // The repair is one more change of the request with all repairs before it.
@@ -172,10 +171,10 @@ impl Retry<'_> {
     }
 
     async fn send_with_room(&mut self, seen: &mut SeenResponses) -> Verdict {
-        let (Some(pending), Some(overflow)) = (&mut self.pending, &seen.overflow) else {
+        let (Some(placed), Some(overflow)) = (&mut self.placed, &seen.overflow) else {
             return Verdict::Unavailable;
         };
-        let room = pending.make_room(overflow.reported, &self.original.head, self.recorder).await;
+        let room = placed.make_room(overflow.reported, &self.original.head, self.recorder).await;
         match self.send_revised(room).await {
             Ok((response, room)) => {
                 seen.room = Some(room);
@@ -191,8 +190,8 @@ impl Retry<'_> {
         seen: &mut SeenResponses,
     ) -> Verdict {
         // Reasoning may depend on the changes of the last accepted request.
-        let Some(pending) = &mut self.pending else { return Verdict::Unavailable };
-        let revised = pending.as_last_accepted(cause).await;
+        let Some(placed) = &mut self.placed else { return Verdict::Unavailable };
+        let revised = placed.as_last_accepted(cause).await;
         match self.send_revised(revised).await {
             Ok((response, revised)) => {
                 seen.last_accepted = Some(revised);
@@ -211,8 +210,8 @@ impl Retry<'_> {
         revised: Option<PlannedRequest>,
     ) -> Result<(Response<OutgoingBody>, PlannedRequest), Verdict> {
         let revised = revised.ok_or(Verdict::Unavailable)?;
-        let pending = self.pending.as_ref().ok_or(Verdict::Unavailable)?;
-        let beta = revised.beta(pending.prepared());
+        let placed = self.placed.as_ref().ok_or(Verdict::Unavailable)?;
+        let beta = revised.beta(&placed.prepared);
         let changed = self.original.changed(&revised.plan.edits, beta);
         let (head, body) = changed.ok_or(Verdict::Unavailable)?;
         let response = send(self.recorder, head, body).await.map_err(|_| Verdict::NoResponse)?;

@@ -9,6 +9,7 @@ use super::outbound::OutboundRequest;
 use crate::context::Outcome;
 use crate::proxy::http::upstream::error::UpstreamError;
 use crate::proxy::plan::added_option::AddedOptionKind;
+use crate::proxy::turn::counting;
 
 impl LiveExchange<Planned> {
     /// Sends the request, again if need be, until there is a response to forward.
@@ -19,12 +20,12 @@ impl LiveExchange<Planned> {
         self,
         outbound: OutboundRequest,
     ) -> Result<LiveExchange<Sent>, OwnResponse> {
-        let (mut exchange, Planned { mut pending, writer, count }) = self.split();
+        let (mut exchange, Planned { mut placed, writer, count }) = self.split();
         let recorder = &mut exchange.recorder;
         let proxy = recorder.proxy.clone();
-        if let Some(pending) = &mut pending {
+        if let Some(placed) = &mut placed {
             let (head, body) = outbound.parts();
-            pending.count_if_wanted(head, body);
+            placed.counted = counting::request_count(placed, head, body);
         }
         if let Some(count) = &count
             && let Some(counted) = Box::pin(count.answer_at_once(recorder)).await
@@ -36,16 +37,17 @@ impl LiveExchange<Planned> {
         let counted = count.as_ref().map(|count| &*count.prepared);
         // 9. Forward.
         recorder.record_forwarded();
-        let (mut response, added) = match outbound.send(pending.as_mut(), counted, recorder).await {
-            Ok(sent) => sent,
-            Err(error) => {
-                if let Some(pending) = &mut pending {
-                    // Without a response, what was injected was not delivered.
-                    pending.requeue_messages().await;
+        let (mut response, added) =
+            match outbound.send(placed.as_deref_mut(), counted, recorder).await {
+                Ok(sent) => sent,
+                Err(error) => {
+                    if let Some(placed) = &mut placed {
+                        // Without a response, what was injected was not delivered.
+                        placed.requeue_messages().await;
+                    }
+                    return Err(exchange.fail(error));
                 }
-                return Err(exchange.fail(error));
-            }
-        };
+            };
         let upstream_time = recorder.sent.elapsed();
         let id =
             exchange.client.provider_request_id(response.headers(), &proxy, &exchange.upstream);
@@ -72,8 +74,8 @@ impl LiveExchange<Planned> {
         let hides_diagnosis =
             added.iter().any(|kind| matches!(kind, AddedOptionKind::Diagnosis { .. }));
         let usage_addition =
-            pending.as_ref().and_then(|pending| pending.usage_addition(hides_diagnosis));
-        let turn = pending.map(|pending| pending.open(&proxy, response.status(), id));
+            placed.as_ref().and_then(|placed| placed.usage_addition(hides_diagnosis));
+        let turn = placed.and_then(|placed| placed.open(response.status(), id));
         recorder.record_headers();
         Ok(exchange.into_phase(Sent {
             response,

@@ -1,5 +1,5 @@
-//! A request in its place: prepared, placed in its session, and planned. It is compacted, repaired and given room as
-//! this one value (`docs/architecture.md` "Life of a request").
+//! A request in its place: prepared, placed in its session, and planned. It is compacted, sent, repaired and given room
+//! as this one value, until its response has begun (`docs/architecture.md` "Life of a request").
 //!
 //! Nothing is sent that is not saved. If the store fails or is slow, only the new decisions are lost.
 
@@ -21,8 +21,9 @@ use crate::context::{DecisionEpoch, Estimate, Fact, Millis};
 use crate::dialect::PartKey;
 use crate::dialect::repair::RepairCause;
 use crate::proxy::state::Proxy;
+use crate::proxy::state::counting_endpoints::PendingCount;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
-use crate::store::ledgers::{DecisionError, OpenedSession};
+use crate::store::ledgers::{DecisionError, DraftGuard, OpenedSession};
 use crate::telemetry::{FailOpen, RefusalOutcome};
 
 /// A request, with everything that changing it needs.
@@ -36,6 +37,12 @@ pub(crate) struct PlacedRequest {
     pub(crate) undelivered: Option<UndeliveredMessages>,
     /// How long it waited for summaries; all these waits together are bounded.
     pub(crate) summary_wait: Duration,
+    /// Its draft, for the case that this process ends first; `None` until it is planned.
+    pub(crate) draft: Option<DraftGuard>,
+    /// The provider's count of it.
+    pub(crate) counted: Option<Arc<PendingCount>>,
+    /// It was refused with our changes, and accepted without them.
+    pub(crate) is_blamed: bool,
 }
 
 impl PlacedRequest {
@@ -48,6 +55,9 @@ impl PlacedRequest {
             planned: PlannedRequest::default(),
             undelivered: None,
             summary_wait: Duration::ZERO,
+            draft: None,
+            counted: None,
+            is_blamed: false,
         }
     }
 

@@ -1,17 +1,17 @@
 //! The turn of an exchange whose response has begun: what is needed at its end, and storing it.
 //!
-//! Streams last minutes, and there are many: what was parsed of the request (the [`PendingExchange`]) is
+//! Streams last minutes, and there are many: what was parsed of the request (the [`PlacedRequest`]) is
 //! released once it was accepted. The request's bytes are held until the reply has begun, because an error
 //! before that is only believed if its message is not quoted from the request. What is unknown stays absent.
 //! If the store fails, the turn is lost at the next restart; the client gets its response anyway.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use http::StatusCode;
 use tokio::task::JoinHandle;
 
 use super::build;
-use super::pending::PendingExchange;
 use crate::clock::now;
 use crate::context::budget::{CarryOutlook, ContextView};
 use crate::context::content::ExchangeContent;
@@ -34,8 +34,8 @@ use crate::proxy::response::status::may_not_fit;
 use crate::proxy::response::tap::{CommitFuture, SettleReply};
 use crate::proxy::state::Proxy;
 use crate::proxy::state::calibration;
+use crate::proxy::state::counting_endpoints::PendingCount;
 use crate::proxy::state::request_info::RequestInfo;
-use crate::proxy::turn::counting::PendingCount;
 use crate::store::ledgers::{DraftGuard, OpenedSession};
 use crate::store::lessons::LessonSource;
 use crate::telemetry::{Exchange, FailOpen};
@@ -55,7 +55,7 @@ pub(crate) struct OpenTurn {
     draft: DraftGuard,
     info: Arc<RequestInfo>,
     body: Arc<RequestBody>,
-    counted: Option<PendingCount>,
+    counted: Option<Arc<PendingCount>>,
     /// Messages injected at the end of the request. They are queued again if the reply does not arrive, or if
     /// this is dropped before its end is known.
     undelivered: Option<UndeliveredMessages>,
@@ -76,28 +76,28 @@ pub(crate) struct OpenTurn {
     content: Option<JoinHandle<ExchangeContent>>,
 }
 
-impl PendingExchange {
+impl PlacedRequest {
+    /// `None` if it was not planned.
     pub(crate) fn open(
-        mut self,
-        proxy: &Arc<Proxy>,
+        mut self: Box<Self>,
         status: StatusCode,
         provider_request_id: Option<Box<str>>,
-    ) -> Box<OpenTurn> {
+    ) -> Option<Box<OpenTurn>> {
         // Called when the request was sent for the last time: what was parsed of it is released.
+        let draft = self.draft.take()?;
         let undelivered = self.unsent_messages();
         // From now on, the end of the exchange decides whether they were delivered.
-        if let Some(messages) = self.request.undelivered.take() {
+        if let Some(messages) = self.undelivered.take() {
             messages.end();
         }
-        self.revise_draft();
+        self.revise_draft(&draft);
         let may_make_room = self.may_make_room();
-        let limits = proxy.config.content;
+        let limits = self.proxy.config.content;
         let content = match limits.keep {
             true => Some(tokio::spawn(self.content(limits.exchange_bytes))),
             false => None,
         };
-        let Self { request, counted, draft, .. } = self;
-        let PlacedRequest { mut opened, prepared, mut planned, .. } = *request;
+        let Self { mut opened, prepared, mut planned, counted, .. } = *self;
         // A stream may last for minutes: what only planning needs is not held for it.
         opened.anchor = None;
         let overlay = &planned.plan.sent;
@@ -108,7 +108,7 @@ impl PendingExchange {
             true => Some(overlay.prefix()),
             false => None,
         };
-        Box::new(OpenTurn {
+        Some(Box::new(OpenTurn {
             opened,
             status,
             provider_request_id,
@@ -124,13 +124,13 @@ impl PendingExchange {
             forwarded,
             may_make_room,
             content,
-        })
+        }))
     }
 
     /// At most `most` bytes.
     fn content(&self, most: usize) -> impl Future<Output = ExchangeContent> + Send + 'static {
-        let prepared = self.request.prepared.clone();
-        let placed = self.request.opened.placed.clone();
+        let prepared = self.prepared.clone();
+        let placed = self.opened.placed.clone();
         async move {
             let is_large = prepared.body.len() > OFF_THREAD;
             let tenant = prepared.info.tenant.clone();
@@ -218,7 +218,7 @@ impl OpenTurn {
         turn.measure_removed(self.opened.placed.parent.as_deref());
         event.done.overflow = overflow.or(event.done.overflow);
         event.done.measured = turn.done.measured.or(event.done.measured);
-        turn.counted = self.counted.as_ref().and_then(PendingCount::arrived);
+        turn.counted = self.counted.as_deref().and_then(PendingCount::arrived);
         let parent = self.opened.placed.parent.as_deref();
         event.saved = Some(turn.savings(parent, |model| self.price(model, &proxy)));
         event.shown_capped = ContextView::after(&turn).breakdown.capped;
@@ -290,7 +290,7 @@ impl OpenTurn {
         let is_delivered = draft.outcome == Outcome::Complete && draft.done.resent.is_none();
         let mut turn = build::turn(draft, &self.info, reply);
         // It may have arrived since.
-        turn.counted = self.counted.as_ref().and_then(PendingCount::arrived);
+        turn.counted = self.counted.as_deref().and_then(PendingCount::arrived);
         if self.opened.keeps_title {
             build::set_title(&mut turn, reply);
         }
@@ -346,7 +346,8 @@ impl OpenTurn {
             let tokens = context.input.saturating_add(context.output);
             proxy.ledgers.lessons().answered(&source, tokens, now());
         }
-        let is_missing = self.counted.as_ref().is_some_and(PendingCount::is_missing);
+        let is_missing =
+            self.counted.as_ref().is_some_and(|count| count.is_missing.load(Ordering::Relaxed));
         if proxy.counting.take_missing(&source) || is_missing {
             proxy.learn(&source, Lesson::CountMissing, None).await;
         }

@@ -22,10 +22,10 @@ use crate::dialect::{Dialect, Reply};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::http::memory::MemoryBudget;
 use crate::proxy::learning::lessons;
+use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::response::observe::ResponseObserver;
 use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
-use crate::proxy::turn::pending::PendingExchange;
 use crate::wire::json::Document;
 
 /// Most bytes of a refusal that are read for its cause.
@@ -137,12 +137,12 @@ impl Retry<'_> {
         response: Response<OutgoingBody>,
         seen: &mut SeenResponses,
     ) -> Verdict {
-        // Without a pending exchange no room can be made, so its start is not read.
-        let Some(pending) = &self.pending else {
+        // Without a place in a session no room can be made, so its start is not read.
+        let Some(placed) = &self.placed else {
             seen.hold(form, StartedResponse::unread(response, &self.recorder.proxy.memory));
             return Verdict::Accepted;
         };
-        let (response, overflow) = peek(response, pending, self.recorder).await;
+        let (response, overflow) = peek(response, placed, self.recorder).await;
         seen.hold(form, response);
         match overflow {
             // Room was made already; its overflow is final.
@@ -164,35 +164,35 @@ impl Retry<'_> {
     }
 
     fn repairable(&self, refused: &StartedResponse) -> Option<Refusal> {
-        let pending = self.pending.as_ref().filter(|pending| pending.may_repair())?;
+        let placed = self.placed.as_ref().filter(|placed| placed.may_repair())?;
         let status = refused.head.status.as_u16();
         let refusal = repair::read(&repair::RefusedAnswer { status, body: &refused.start })?;
-        if pending.allows_repair(refusal.cause) { Some(refusal) } else { None }
+        if placed.allows_repair(refusal.cause) { Some(refusal) } else { None }
     }
 
     fn output_refused(&self, reported: &Overflow) -> Option<Refusal> {
         // The output gives way before history does.
-        let pending = self.pending.as_ref().filter(|pending| pending.may_repair())?;
-        let refusal = pending.output_refused(reported)?;
-        if pending.allows_repair(refusal.cause) { Some(refusal) } else { None }
+        let placed = self.placed.as_ref().filter(|placed| placed.may_repair())?;
+        let refusal = placed.output_refused(reported)?;
+        if placed.allows_repair(refusal.cause) { Some(refusal) } else { None }
     }
 
     fn agrees_with_estimate(&self, overflow: &Overflow, taught: &LessonMatch) -> bool {
-        match &self.pending {
-            Some(pending) => !pending.contradicts_estimate(overflow, taught, self.recorder),
+        match &self.placed {
+            Some(placed) => !placed.contradicts_estimate(overflow, taught, self.recorder),
             None => true,
         }
     }
 
     fn window_of(&self, refused: &StartedResponse) -> Option<Overflow> {
         // No room is made in a token count, so it does not matter there.
-        let pending = self.pending.as_ref()?;
+        let placed = self.placed.as_ref()?;
         let overflow = stated_overflow(&ErrorResponse {
             status: refused.head.status.as_u16(),
             host: self.info.upstream.host(),
             body: &refused.start,
         })?;
-        if overflow.is_inferred && !pending.confirms(&overflow) {
+        if overflow.is_inferred && !placed.confirms(&overflow) {
             return None;
         }
         Some(overflow)
@@ -200,11 +200,11 @@ impl Retry<'_> {
 
     async fn taught(&self, refused: &StartedResponse) -> LessonMatch {
         // The lessons of a refusal whose message is complete and not quoted from the request.
-        // A request without a pending exchange (a token count) teaches nothing.
-        let Some(pending) = &self.pending else { return LessonMatch::default() };
+        // A request without a place in a session (a token count) teaches nothing.
+        let Some(placed) = &self.placed else { return LessonMatch::default() };
         let status = refused.head.status.as_u16();
         let error = lessons::RefusalResponse::Refused { status, body: &refused.start };
-        let prepared = pending.prepared();
+        let prepared = &placed.prepared;
         let head = Some(&*self.original.head);
         lessons::taught(error, &prepared.info, &prepared.body, head).await
     }
@@ -232,10 +232,10 @@ async fn read_refusal(
 /// gateways, MiniMax). What is delayed is never content of the reply, and the delay is short.
 async fn peek(
     response: Response<OutgoingBody>,
-    pending: &PendingExchange,
+    placed: &PlacedRequest,
     recorder: &ExchangeRecorder,
 ) -> (StartedResponse, Option<(OverflowReport, LessonMatch)>) {
-    let conversation = &pending.prepared().conversation;
+    let conversation = &placed.prepared.conversation;
     let mut partial_reply = Reply::default();
     let reading = StartedResponse::until(
         response,
@@ -254,7 +254,7 @@ async fn peek(
     if !partial_reply.parts.is_empty() {
         return (response, None);
     }
-    let host = pending.prepared().info.upstream.host();
+    let host = placed.prepared.info.upstream.host();
     let evidence = OverflowEvidence { host, ..OverflowEvidence::default() };
     let detected = overflow::detected(&partial_reply, conversation.purpose, &evidence);
     let (Some(overflow), Some(error)) = (detected, &partial_reply.error) else {
@@ -264,7 +264,7 @@ async fn peek(
         return (response, None);
     }
     let error = lessons::RefusalResponse::InReply { status: StatusCode::OK.as_u16(), error };
-    let prepared = pending.prepared();
+    let prepared = &placed.prepared;
     let taught = lessons::taught(error, &prepared.info, &prepared.body, None).await;
     (response, Some((overflow, taught)))
 }

@@ -20,8 +20,8 @@ impl Retry<'_> {
         {
             self.record_original_sent(cause).await;
         }
-        if let (AttemptFinding::ChangeRefused(_), Some(pending)) = (finding, &mut self.pending) {
-            pending.set_blamed();
+        if let (AttemptFinding::ChangeRefused(_), Some(placed)) = (finding, &mut self.placed) {
+            placed.is_blamed = true;
         }
         let left_out = self.record_form(finding, seen).await;
         if let AttemptFinding::ChangeRefused(cause)
@@ -43,15 +43,15 @@ impl Retry<'_> {
         finding: AttemptFinding,
         seen: &mut SeenResponses,
     ) -> Vec<PartKey> {
-        let Some(pending) = &mut self.pending else { return Vec::new() };
+        let Some(placed) = &mut self.placed else { return Vec::new() };
         match (finding, seen.overflow) {
             (AttemptFinding::Repaired { accepted }, _) => {
                 let causes = if accepted { &seen.repair_causes[..] } else { &[] };
                 if let Some(repaired) = seen.repaired.take() {
-                    pending.set_repaired(repaired, causes, self.recorder);
+                    placed.set_repaired(repaired, causes, self.recorder);
                 }
                 if causes.contains(&RepairCause::MaxTokens) {
-                    pending.learn_max_output(&seen.output_taught, self.recorder).await;
+                    placed.learn_max_output(&seen.output_taught, self.recorder).await;
                 }
                 let outcome = match accepted {
                     true => RefusalOutcome::Healed,
@@ -72,18 +72,18 @@ impl Retry<'_> {
                 }
                 // Room is made in the request with its repairs.
                 if let Some(repaired) = seen.repaired.take() {
-                    pending.set_repaired(repaired, &[], self.recorder);
+                    placed.set_repaired(repaired, &[], self.recorder);
                 }
-                pending.record_overflow(overflow, &seen.overflow_taught, self.recorder).await;
+                placed.record_overflow(overflow, &seen.overflow_taught, self.recorder).await;
             }
             (AttemptFinding::RoomMade { accepted }, _) => {
                 if let Some(room) = seen.room.take() {
-                    pending.set_room(room, accepted, self.recorder);
+                    placed.set_room(room, accepted, self.recorder);
                 }
             }
             (AttemptFinding::OwnDecisionsRefused { cause, .. }, _) => {
                 if let Some(revised) = seen.last_accepted.take() {
-                    return pending.set_sent_as_last_accepted(revised, cause, self.recorder);
+                    return placed.set_sent_as_last_accepted(revised, cause, self.recorder);
                 }
             }
             _ => {}
@@ -94,8 +94,8 @@ impl Retry<'_> {
     async fn record_original_sent(&mut self, cause: RefusalCause) {
         let cause = if self.is_rewritten { Some(cause) } else { None };
         self.recorder.record_resent(cause);
-        if let Some(pending) = &mut self.pending {
-            pending.set_sent_as_original(cause, self.recorder).await;
+        if let Some(placed) = &mut self.placed {
+            placed.set_sent_as_original(cause, self.recorder).await;
         }
     }
 
@@ -106,18 +106,18 @@ impl Retry<'_> {
         left_out: Vec<PartKey>,
         seen: &mut SeenResponses,
     ) -> Option<Fact> {
-        let pending = self.pending.as_mut()?;
+        let placed = self.placed.as_mut()?;
         match scope {
-            RevocationScope::InBranch => Some(pending.suspend_branch()),
+            RevocationScope::InBranch => Some(placed.suspend_branch()),
             RevocationScope::Room(renewal) => {
-                pending.revoke(pending.room_decisions(seen.room.as_ref()?), renewal)
+                placed.revoke(placed.room_decisions(seen.room.as_ref()?), renewal)
             }
-            RevocationScope::Own(renewal) => pending.revoke(left_out, renewal),
+            RevocationScope::Own(renewal) => placed.revoke(left_out, renewal),
             RevocationScope::Repair(renewal) => {
-                pending.revoke(seen.repair_decisions.pop()?, renewal)
+                placed.revoke(seen.repair_decisions.pop()?, renewal)
             }
             RevocationScope::All(renewal) => {
-                let mut keys = pending.own_decisions();
+                let mut keys = placed.own_decisions();
                 let repairs = std::mem::take(&mut seen.repair_decisions).concat();
                 for key in repairs {
                     // A repair may be among its own decisions, too.
@@ -125,7 +125,7 @@ impl Retry<'_> {
                         keys.push(key);
                     }
                 }
-                pending.revoke(keys, renewal)
+                placed.revoke(keys, renewal)
             }
         }
     }
@@ -137,7 +137,7 @@ impl Retry<'_> {
         }
         let proxy = self.recorder.proxy.clone();
         let info = self.info.clone();
-        let session = self.pending.as_deref().map(|pending| pending.request.opened.handle());
+        let session = self.placed.as_deref().map(|placed| placed.opened.handle());
         // Stored, it survives restarts. If the store cannot do it in time, another request will be refused.
         let timeout = Duration::from_millis(proxy.config.limits.store_ms);
         let storing = tokio::spawn(async move {

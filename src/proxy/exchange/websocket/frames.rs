@@ -488,14 +488,14 @@ async fn record_exchange(
         upstream: connection.upstream.clone(),
         phase: Received,
     };
-    let mut pending = None;
+    let mut placed = None;
     match read {
         Ok(parsed) => {
             exchange.recorder.record_notes(parsed.conversation.notes.iter().copied());
             // It was forwarded before it was read, so nothing of it can be changed.
             let placing = exchange.place_and_plan(parsed, None);
             match AssertUnwindSafe(placing).catch_unwind().await {
-                Ok(Ok(planned)) => pending = planned.pending,
+                Ok(Ok(planned)) => placed = planned.placed,
                 // Nothing that is on its way is refused.
                 Ok(Err(_)) => {}
                 Err(_) => exchange.recorder.record_fail_open(FailOpen::Panicked),
@@ -505,10 +505,9 @@ async fn record_exchange(
     }
     let mut recorder = exchange.recorder;
     let proxy = recorder.proxy.clone();
-    let settle = pending.map(|pending| {
-        let id = connection.provider_request_id.clone();
-        pending.open(&proxy, StatusCode::SWITCHING_PROTOCOLS, id).settle(proxy)
-    });
+    let id = connection.provider_request_id.clone();
+    let turn = placed.and_then(|placed| placed.open(StatusCode::SWITCHING_PROTOCOLS, id));
+    let settle = turn.map(|turn| turn.settle(proxy));
     // Dropped: treated as if the client had left before any reply.
     let Ok((reply, outcome)) = answered.await else { return };
     recorder.record_outcome(outcome);
