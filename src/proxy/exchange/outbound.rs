@@ -104,7 +104,7 @@ impl OutboundRequest {
         };
         let info = prepared.info.clone();
         let refusable = adds.iter().map(|added| added.refusable()).collect();
-        let retry = Retry { original, adds: refusable, is_rewritten, info, placed, recorder };
+        let retry = Retry::new(original, refusable, is_rewritten, info, placed, recorder);
         // Boxed, because few requests get here and the future is large.
         let (response, form) = Box::pin(retry.run(response)).await?;
         Ok((response, if form == RequestForm::Original { Vec::new() } else { adds }))

@@ -29,7 +29,7 @@ use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::state::request_info::RequestInfo;
 use crate::telemetry::{FailOpen, RefusalOutcome};
 
-/// A request whose response may lead to a retry.
+/// A request whose response may lead to a retry: the responses so far, and what they showed.
 pub(super) struct Retry<'a> {
     pub(super) original: Box<OriginalRequest>,
     /// What it requests on the client's behalf.
@@ -39,18 +39,8 @@ pub(super) struct Retry<'a> {
     pub(super) info: Arc<RequestInfo>,
     pub(super) placed: Option<&'a mut PlacedRequest>,
     pub(super) recorder: &'a mut ExchangeRecorder,
-}
-
-/// A response that may still be forwarded to the client, and the form of the request that it answers.
-struct HeldResponse {
-    form: RequestForm,
-    response: StartedResponse,
-}
-
-/// The responses so far, and what they showed.
-#[derive(Default)]
-struct SeenResponses {
-    held: Vec<HeldResponse>,
+    /// The responses that may still be forwarded to the client, each with the form of the request that it answers.
+    held: Vec<(RequestForm, StartedResponse)>,
     /// The newest overflow that may be answered with room.
     overflow: Option<OverflowReport>,
     /// The lessons of its message.
@@ -77,7 +67,39 @@ struct SeenResponses {
     last_accepted: Option<PlannedRequest>,
 }
 
-impl Retry<'_> {
+impl<'a> Retry<'a> {
+    /// `adds`: what the request asks for on the client's behalf.
+    pub(super) fn new(
+        original: Box<OriginalRequest>,
+        adds: Vec<RefusableOption>,
+        is_rewritten: bool,
+        info: Arc<RequestInfo>,
+        placed: Option<&'a mut PlacedRequest>,
+        recorder: &'a mut ExchangeRecorder,
+    ) -> Self {
+        Self {
+            original,
+            adds,
+            is_rewritten,
+            info,
+            placed,
+            recorder,
+            held: Vec::new(),
+            overflow: None,
+            overflow_taught: LessonMatch::default(),
+            planned_taught: LessonMatch::default(),
+            refusal: None,
+            repaired: None,
+            repaired_before: None,
+            repair_decisions: Vec::new(),
+            repair_causes: Vec::new(),
+            output_taught: LessonMatch::default(),
+            room: None,
+            room_taught: LessonMatch::default(),
+            last_accepted: None,
+        }
+    }
+
     /// Returns the response to forward, and the form of the request that it answers. The client waits for it.
     ///
     /// # Errors
@@ -86,37 +108,34 @@ impl Retry<'_> {
         mut self,
         first: Response<OutgoingBody>,
     ) -> Result<(Response<OutgoingBody>, RequestForm), UpstreamError> {
-        let mut seen = SeenResponses::default();
         let mut state = RetryState::Planned;
-        let mut verdict = self.judge(RequestForm::Planned, first, &mut seen).await;
+        let mut verdict = self.judge(RequestForm::Planned, first).await;
         let mut calls = 1;
         loop {
             let step = next(self.context(), calls, state, verdict);
             if let Some(finding) = step.finding {
-                self.remember(finding, &mut seen).await;
+                self.remember(finding).await;
             }
             state = match step.then {
                 NextAction::Send(state) => state,
                 NextAction::Answer(form) => {
                     self.keep_latest(form);
-                    return seen.take(form).map(|response| (response, form));
+                    return self.take(form).map(|response| (response, form));
                 }
             };
             // A response that cannot be the final one any more gives its memory and its connection back.
-            seen.held.retain(|held| state.may_answer(held.form));
+            self.held.retain(|(form, _)| state.may_answer(*form));
             verdict = match state {
                 RetryState::Planned => Verdict::Unavailable,
-                RetryState::Repaired { round, .. } => self.send_repaired(round, &mut seen).await,
-                RetryState::WithRoom(_) => self.send_with_room(&mut seen).await,
+                RetryState::Repaired { round, .. } => self.send_repaired(round).await,
+                RetryState::WithRoom(_) => self.send_with_room().await,
                 RetryState::Original { .. } => {
                     let (head, body) = self.original.untouched();
                     let response = send(self.recorder, head, body).await?;
                     self.recorder.record_fail_open(FailOpen::RewriteRefused);
-                    self.judge(RequestForm::Original, response, &mut seen).await
+                    self.judge(RequestForm::Original, response).await
                 }
-                RetryState::LastAccepted { cause, .. } => {
-                    self.send_last_accepted(cause, &mut seen).await
-                }
+                RetryState::LastAccepted { cause, .. } => self.send_last_accepted(cause).await,
             };
             // A form that the request does not have is no call.
             calls += u8::from(verdict != Verdict::Unavailable);
@@ -143,59 +162,55 @@ impl Retry<'_> {
         }
     }
 
-    async fn send_repaired(&mut self, round: u8, seen: &mut SeenResponses) -> Verdict {
-        let (Some(placed), Some(refusal)) = (&mut self.placed, seen.refusal.take()) else {
+    async fn send_repaired(&mut self, round: u8) -> Verdict {
+        let (Some(placed), Some(refusal)) = (&mut self.placed, self.refusal.take()) else {
             return Verdict::Unavailable;
         };
-        let base = seen.repaired.as_ref();
+        let base = self.repaired.as_ref();
         let repair = placed.repair(&refusal, base, self.recorder).await;
         let Some((repaired, decisions)) = repair else { return Verdict::Unavailable };
-        seen.repair_causes.push(refusal.cause);
+        self.repair_causes.push(refusal.cause);
         // The repair is one more change of the request with all repairs before it.
-        seen.repaired_before = seen.repaired.take();
+        self.repaired_before = self.repaired.take();
         let (response, repaired) = match self.send_revised(Some(repaired)).await {
             Ok(sent) => sent,
             Err(verdict) => {
                 // It got no response: the form before it stands.
-                seen.repaired = seen.repaired_before.take();
+                self.repaired = self.repaired_before.take();
                 if verdict == Verdict::NoResponse {
-                    let causes = &seen.repair_causes;
+                    let causes = &self.repair_causes;
                     self.recorder.report_refusal(causes, RefusalOutcome::Unanswered);
                 }
                 return verdict;
             }
         };
-        seen.repaired = Some(repaired);
-        seen.repair_decisions.push(decisions);
-        self.judge(RequestForm::Repaired(round), response, seen).await
+        self.repaired = Some(repaired);
+        self.repair_decisions.push(decisions);
+        self.judge(RequestForm::Repaired(round), response).await
     }
 
-    async fn send_with_room(&mut self, seen: &mut SeenResponses) -> Verdict {
-        let (Some(placed), Some(overflow)) = (&mut self.placed, &seen.overflow) else {
+    async fn send_with_room(&mut self) -> Verdict {
+        let (Some(placed), Some(overflow)) = (&mut self.placed, &self.overflow) else {
             return Verdict::Unavailable;
         };
         let room = placed.make_room(overflow.reported, &self.original.head, self.recorder).await;
         match self.send_revised(room).await {
             Ok((response, room)) => {
-                seen.room = Some(room);
-                self.judge(RequestForm::WithRoom, response, seen).await
+                self.room = Some(room);
+                self.judge(RequestForm::WithRoom, response).await
             }
             Err(verdict) => verdict,
         }
     }
 
-    async fn send_last_accepted(
-        &mut self,
-        cause: RefusalCause,
-        seen: &mut SeenResponses,
-    ) -> Verdict {
+    async fn send_last_accepted(&mut self, cause: RefusalCause) -> Verdict {
         // Reasoning may depend on the changes of the last accepted request.
         let Some(placed) = &mut self.placed else { return Verdict::Unavailable };
         let revised = placed.as_last_accepted(cause).await;
         match self.send_revised(revised).await {
             Ok((response, revised)) => {
-                seen.last_accepted = Some(revised);
-                self.judge(RequestForm::LastAccepted, response, seen).await
+                self.last_accepted = Some(revised);
+                self.judge(RequestForm::LastAccepted, response).await
             }
             Err(verdict) => verdict,
         }
@@ -217,22 +232,16 @@ impl Retry<'_> {
         let response = send(self.recorder, head, body).await.map_err(|_| Verdict::NoResponse)?;
         Ok((response, revised))
     }
-}
 
-impl SeenResponses {
     fn hold(&mut self, form: RequestForm, response: StartedResponse) {
         // It may be the response that the client gets.
-        self.held.push(HeldResponse { form, response });
-    }
-
-    fn is_about_output(&self) -> bool {
-        self.refusal.as_ref().is_some_and(|refusal| refusal.cause == RepairCause::MaxTokens)
+        self.held.push((form, response));
     }
 
     fn take(mut self, form: RequestForm) -> Result<Response<OutgoingBody>, UpstreamError> {
         // The table only returns forms that are held (`every_sequence_of_attempts_ends_with_kept_response`).
-        let position = self.held.iter().position(|held| held.form == form);
-        let index = position.ok_or(UpstreamError::ResponseLost)?;
-        Ok(self.held.swap_remove(index).response.into_response())
+        let index = self.held.iter().position(|(held, _)| *held == form);
+        let (_, response) = self.held.swap_remove(index.ok_or(UpstreamError::ResponseLost)?);
+        Ok(response.into_response())
     }
 }
