@@ -11,6 +11,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use http::request;
 
+use super::client_request::ClientRequest;
 use super::live_exchange::{LiveExchange, OwnResponse, Planned, Received};
 use super::outbound::OutboundRequest;
 use super::{latest_request, request_origin};
@@ -27,7 +28,7 @@ use crate::proxy::http::answer::ProxyError;
 use crate::proxy::http::arriving::ClientBody;
 use crate::proxy::http::body::{self, CollectOutcome, OutgoingBody};
 use crate::proxy::http::headers;
-use crate::proxy::plan::body_reader::ParsedBody;
+use crate::proxy::plan::parsed_body::ParsedBody;
 use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
@@ -123,8 +124,10 @@ impl LiveExchange<Received> {
     ) -> Result<Planned, ProxyError> {
         let Some(dialect) = self.client.body_dialect() else { return Ok(Planned::default()) };
         let proxy = &self.recorder.proxy;
-        let reader = self.client.reader(dialect, proxy, &proxy.memory);
-        let parsed = match reader.read(&self.client.headers, body).await {
+        let ClientRequest { headers, .. } = &*self.client;
+        let tenant = self.client.tenant(proxy).ok();
+        let target = self.client.target();
+        let parsed = match ParsedBody::read(proxy, dialect, target, tenant, headers, body).await {
             Ok(parsed) => parsed,
             Err(why) => {
                 self.recorder.record_fail_open(why);

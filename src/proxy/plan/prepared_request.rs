@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::added_option::{AddedOption, AddedOptionKind};
-use super::body_reader::ParsedBody;
+use super::parsed_body::ParsedBody;
 use crate::clock::now;
 use crate::config::Mode;
 use crate::context::budget::{self, MeasuredEstimate};

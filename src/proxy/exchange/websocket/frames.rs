@@ -24,7 +24,7 @@ use crate::proxy::exchange::live_exchange::{LiveExchange, Received};
 use crate::proxy::http::connection::ClientConnection;
 use crate::proxy::http::memory::HeldMemory;
 use crate::proxy::offload::{OFF_THREAD, long_work};
-use crate::proxy::plan::body_reader::ParsedBody;
+use crate::proxy::plan::parsed_body::ParsedBody;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::state::{Proxy, ServingPhase};
 use crate::telemetry::{FailOpen, GaugeGuard, MemoryKind, TRACEPARENT, TRACESTATE};
@@ -339,7 +339,9 @@ impl FrameObserverState {
 
     fn parse(&self, message: Bytes) -> Result<ParsedBody, FailOpen> {
         let SocketConnection { proxy, client_request, .. } = &*self.connection;
-        client_request.reader(Dialect::OpenaiResponses, proxy, &proxy.memory).parse(message)
+        let tenant = client_request.tenant(proxy).ok();
+        let target = client_request.target();
+        ParsedBody::parse(proxy, Dialect::OpenaiResponses, target, tenant.as_ref(), message)
     }
 
     fn recorder(&self) -> Box<ExchangeRecorder> {
