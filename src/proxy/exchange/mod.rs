@@ -64,7 +64,7 @@ pub(super) async fn run(
     if *request.method() == Method::CONNECT {
         return *refuse(&ProxyError::NoForwardProxy, None, recorder);
     }
-    let (head, body) = request.into_parts();
+    let (mut head, body) = request.into_parts();
     let client = Arc::new(ClientRequest::new(&head));
     let dialect = client.dialect;
     recorder.record_endpoint(dialect, client.purpose);
@@ -81,14 +81,13 @@ pub(super) async fn run(
         true => Some(answer::greeting(&proxy.config, &head.uri, &head.headers)),
         false => None,
     };
-    let RoutedRequest { upstream, mut head, upgrade } =
-        match (RoutedRequest::new(&proxy, head, dialect), greeting) {
-            (Ok(routed), _) => routed,
-            (Err(ProxyError::NoUpstream { .. }), Some(greeting)) => {
-                return *live_exchange::answer(greeting, Outcome::Complete, recorder);
-            }
-            (Err(fault), _) => return *refuse(&fault, dialect, recorder),
-        };
+    let upstream = match (route_request(&proxy, &mut head, dialect), greeting) {
+        (Ok(upstream), _) => upstream,
+        (Err(ProxyError::NoUpstream { .. }), Some(greeting)) => {
+            return *live_exchange::answer(greeting, Outcome::Complete, recorder);
+        }
+        (Err(fault), _) => return *refuse(&fault, dialect, recorder),
+    };
     recorder.record_upstream(&upstream);
     // A signature may be over it.
     if proxy.config.otel.as_ref().is_some_and(|otel| otel.propagate)
@@ -98,7 +97,7 @@ pub(super) async fn run(
         head.headers.insert(TRACEPARENT, traceparent);
     }
     let exchange = LiveExchange { recorder, client, upstream, phase: Received };
-    let responded = match upgrade {
+    let responded = match is_upgrade(&head, &exchange.upstream) {
         true => Box::pin(self::upgrade(exchange, head, body)).await,
         false => forward(exchange, head, body).await,
     };
@@ -132,36 +131,32 @@ pub(super) fn refuse_connection(
     response
 }
 
-/// A request with its upstream, which is looked up here and nowhere else; its head is as the upstream gets it.
-struct RoutedRequest {
-    upstream: Arc<Upstream>,
-    head: request::Parts,
-    upgrade: bool,
+/// The upstream of a request, which is looked up here and nowhere else; its head becomes as the upstream gets it.
+fn route_request(
+    proxy: &Proxy,
+    head: &mut request::Parts,
+    client_dialect: Option<Dialect>,
+) -> Result<Arc<Upstream>, ProxyError> {
+    let upstreams = &proxy.upstreams;
+    let uri = head.uri.clone();
+    let route = route::route(upstreams, &head.method, &uri, &head.headers, client_dialect);
+    let route = route.ok_or_else(|| no_upstream(upstreams, &uri))?;
+    let upstream = route.upstream;
+    let upgrade = is_upgrade(head, upstream);
+    if upstream.credential.is_some() && !is_inference(&head.method, route.path, upgrade) {
+        return Err(ProxyError::PathRefused);
+    }
+    let address = route::address(&route, uri.path_and_query(), &proxy.credentials);
+    head.uri = address.ok_or_else(|| no_upstream(upstreams, &uri))?;
+    let headers = std::mem::take(&mut head.headers);
+    head.headers = outgoing_headers(headers, proxy, upstream, head.version, upgrade);
+    // The upstream's HTTP version is only known after connecting.
+    head.version = Version::HTTP_11;
+    Ok(upstream.clone())
 }
 
-impl RoutedRequest {
-    fn new(
-        proxy: &Proxy,
-        mut head: request::Parts,
-        client_dialect: Option<Dialect>,
-    ) -> Result<Self, ProxyError> {
-        let upstreams = &proxy.upstreams;
-        let uri = head.uri.clone();
-        let route = route::route(upstreams, &head.method, &uri, &head.headers, client_dialect);
-        let route = route.ok_or_else(|| no_upstream(upstreams, &uri))?;
-        let upstream = route.upstream;
-        let upgrade = headers::is_upgrade(&head.headers, |protocol| is_wanted(upstream, protocol));
-        if upstream.credential.is_some() && !is_inference(&head.method, route.path, upgrade) {
-            return Err(ProxyError::PathRefused);
-        }
-        let address = route::address(&route, uri.path_and_query(), &proxy.credentials);
-        head.uri = address.ok_or_else(|| no_upstream(upstreams, &uri))?;
-        let headers = std::mem::take(&mut head.headers);
-        head.headers = outgoing_headers(headers, proxy, upstream, head.version, upgrade);
-        // The upstream's HTTP version is only known after connecting.
-        head.version = Version::HTTP_11;
-        Ok(Self { upstream: upstream.clone(), head, upgrade })
-    }
+fn is_upgrade(head: &request::Parts, upstream: &Upstream) -> bool {
+    headers::is_upgrade(&head.headers, |protocol| is_wanted(upstream, protocol))
 }
 
 fn no_upstream(upstreams: &[Arc<Upstream>], uri: &Uri) -> ProxyError {
