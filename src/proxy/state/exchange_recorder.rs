@@ -457,6 +457,11 @@ pub(crate) struct TurnOutcome {
 }
 
 impl TurnOutcome {
+    /// `why` it was not stored, if it was not.
+    pub(crate) fn new(why: Option<FailOpen>) -> Self {
+        Self { why, event: None }
+    }
+
     fn write(self, event: &mut Exchange) {
         if let Some(read) = self.event {
             event.replace_with(read);

@@ -35,6 +35,7 @@ use crate::proxy::response::tap::{CommitFuture, SettleReply};
 use crate::proxy::state::Proxy;
 use crate::proxy::state::calibration;
 use crate::proxy::state::counting_endpoints::PendingCount;
+use crate::proxy::state::exchange_recorder::TurnOutcome;
 use crate::proxy::state::request_info::RequestInfo;
 use crate::store::ledgers::{DraftGuard, OpenedSession};
 use crate::store::lessons::LessonSource;
@@ -183,7 +184,10 @@ impl OpenTurn {
             event.done.overflow = Some(overflow);
             event.window = overflow.reported.window.or(event.window);
         }
-        Box::pin(self.learn_from_refusal(proxy, reply, turn.estimate, overflow.is_some()))
+        Box::pin(async move {
+            self.learn_from_refusal(proxy, reply, turn.estimate, overflow.is_some()).await;
+            TurnOutcome::default()
+        })
     }
 
     fn settle_turn(
@@ -230,7 +234,7 @@ impl OpenTurn {
             if is_read {
                 self.learn(&proxy, &turn, &reply).await;
             }
-            self.store(proxy, turn, reply).await
+            TurnOutcome::new(self.store(proxy, turn, reply).await)
         })
     }
 
@@ -422,16 +426,16 @@ impl OpenTurn {
         reply: Reply,
         estimate: Option<Estimate>,
         overflows: bool,
-    ) -> Option<FailOpen> {
+    ) {
         if let Some(messages) = self.undelivered.take() {
             messages.requeue().await;
         }
-        let error = reply.error.as_ref()?;
+        let Some(error) = &reply.error else { return };
         let message = error.message.as_deref().unwrap_or_default();
         let demands = refusal::cause(message.as_bytes()) == RefusalCause::ReasoningDemanded;
         // Nothing else in a message that was forwarded unread is learned.
         if !demands && !overflows {
-            return None;
+            return;
         }
         let status = self.status.as_u16();
         let taught = self.taught(status, error).await;
@@ -445,7 +449,6 @@ impl OpenTurn {
             let believed = Some(info.model.window);
             proxy.learn(&source, Lesson::Window(window), believed).await;
         }
-        None
     }
 
     fn calibration_sample(

@@ -517,7 +517,7 @@ async fn record_exchange(
     recorder.event().add_reply(&reply, &telemetry);
     let commit = settle.map(|settle| settle(recorder.event(), Some(reply)));
     if let Some(commit) = commit
-        && let Some(why) = commit.await
+        && let Some(why) = commit.await.why
     {
         recorder.record_fail_open(why);
     }
