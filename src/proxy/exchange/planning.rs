@@ -312,11 +312,11 @@ impl LiveExchange<Received> {
         // Credentials that the upstream does not check could be made up, so each then has a state of its own.
         let own_tenant = if source.vouched { None } else { tenant };
         let ledgers = &proxy.ledgers;
-        let RecalledState { learned, outcome } = proxy
+        let RecalledState { learned, recall } = proxy
             .calibration
             .recall(ledgers, &upstream.name, name, own_tenant, model.family, reads)
             .await;
-        if taught != RecallOutcome::Known || outcome != RecallOutcome::Known {
+        if taught != RecallOutcome::Known || !recall.is_known() {
             self.recorder.record_fail_open(FailOpen::Store);
         }
         RequestInfo {
