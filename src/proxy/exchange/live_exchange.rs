@@ -11,13 +11,12 @@ use bytes::Bytes;
 use http::{HeaderMap, Response, request};
 
 use super::client_request::ClientRequest;
-use super::count_estimate::CountFallback;
 use super::original_request::OriginalRequest;
 use super::outbound::OutboundRequest;
 use crate::config::Upstream;
 use crate::context::Outcome;
 use crate::context::caps::{CapState, Spender};
-use crate::dialect::Dialect;
+use crate::dialect::{Dialect, Purpose};
 use crate::proxy::compaction::summarize::SummaryJob;
 use crate::proxy::http::answer::ProxyError;
 use crate::proxy::http::body::OutgoingBody;
@@ -52,17 +51,17 @@ pub(super) struct Planned {
     pub(super) placed: Option<Box<PlacedRequest>>,
     /// The summary to write after the response.
     pub(super) writer: Option<Box<SummaryJob>>,
-    /// Answers a token count if the upstream does not.
-    pub(super) count: Option<Box<CountFallback>>,
+    /// A request for a token count, which is answered here if the upstream does not.
+    pub(super) count: Option<Box<PlannedRequest>>,
 }
 
 impl Planned {
-    fn planned(&self) -> Option<(&PreparedRequest, &PlannedRequest)> {
-        match (&self.placed, &self.count) {
-            (Some(placed), _) => Some((&placed.prepared, &placed.planned)),
-            (None, Some(count)) => Some((&count.prepared, &count.planned)),
-            (None, None) => None,
-        }
+    /// A request that is sent as it came, and is answered here if it counts tokens and the upstream does not.
+    pub(super) fn original_count(prepared: Arc<PreparedRequest>) -> Self {
+        let is_count = prepared.conversation.purpose == Purpose::Count;
+        let count =
+            if is_count { Some(Box::new(PlannedRequest::original(prepared))) } else { None };
+        Self { count, ..Self::default() }
     }
 
     /// The request as it is sent with this plan.
@@ -72,22 +71,17 @@ impl Planned {
         bytes: Bytes,
         trailers: Option<HeaderMap>,
     ) -> OutboundRequest {
-        let planned = self.planned();
-        let original = OriginalRequest {
-            head,
-            plain: planned.map_or_else(|| bytes.clone(), |(prepared, _)| prepared.body.clone()),
-            bytes,
-            trailers,
-            added: planned.map(|(prepared, _)| prepared.added.clone()).unwrap_or_default(),
+        let mut original =
+            OriginalRequest { head, plain: bytes.clone(), bytes, trailers, added: Vec::new() };
+        let placed = self.placed.as_deref();
+        let planned = placed.map(|placed| &placed.planned).or(self.count.as_deref());
+        let Some(planned) = planned else {
+            return OutboundRequest::edited(original, &[], None, false);
         };
-        let may_repair = self.placed.as_deref().is_some_and(PlacedRequest::may_repair);
-        match planned {
-            Some((prepared, planned)) => {
-                let beta = planned.beta(prepared);
-                OutboundRequest::edited(original, &planned.plan.edits, beta, may_repair)
-            }
-            None => OutboundRequest::edited(original, &[], None, may_repair),
-        }
+        original.plain = planned.prepared.body.clone();
+        original.added.clone_from(&planned.prepared.added);
+        let may_repair = placed.is_some_and(PlacedRequest::may_repair);
+        OutboundRequest::edited(original, &planned.plan.edits, planned.beta(), may_repair)
     }
 }
 

@@ -15,7 +15,7 @@ use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::upstream::error::UpstreamError;
 use crate::proxy::plan::added_option::AddedOptionKind;
 use crate::proxy::plan::placed_request::PlacedRequest;
-use crate::proxy::plan::prepared_request::PreparedRequest;
+use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::wire::splice::Edit;
@@ -82,7 +82,7 @@ impl OutboundRequest {
     pub(super) async fn send(
         self,
         placed: Option<&mut PlacedRequest>,
-        count: Option<&PreparedRequest>,
+        count: Option<&PlannedRequest>,
         recorder: &mut ExchangeRecorder,
     ) -> Result<(Response<OutgoingBody>, Vec<AddedOptionKind>), UpstreamError> {
         let Self { head, body, original, adds, rewritten: is_rewritten } = self;
@@ -98,11 +98,11 @@ impl OutboundRequest {
             status == StatusCode::OK && mendable.is_some_and(PlacedRequest::may_overflow);
         let may_retry = blames_us || may_be_overflow || may_overflow;
         let original = if may_retry { original } else { None };
-        let prepared = placed.as_deref().map(|placed| &*placed.prepared).or(count);
-        let (Some(original), Some(prepared)) = (original, prepared) else {
+        let planned = placed.as_deref().map(|placed| &placed.planned).or(count);
+        let (Some(original), Some(planned)) = (original, planned) else {
             return Ok((response, if blames_us { Vec::new() } else { adds }));
         };
-        let info = prepared.info.clone();
+        let info = planned.prepared.info.clone();
         let refusable = adds.iter().map(|added| added.refusable()).collect();
         let retry = Retry::new(original, refusable, is_rewritten, info, placed, recorder);
         // Boxed, because few requests get here and the future is large.

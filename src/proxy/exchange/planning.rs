@@ -195,16 +195,16 @@ impl LiveExchange<Received> {
         // That was its last read.
         self.recorder.record_store_wait(&reads);
         within_cap?;
-        let held_out =
-            is_held_out(&request.opened.scope.session, request.prepared.mode, &request.proxy);
-        Arc::make_mut(&mut request.prepared).place(&mut request.opened, held_out);
+        let PlacedRequest { proxy, planned, opened, .. } = &mut *request;
+        let prepared = Arc::make_mut(&mut planned.prepared);
+        let held_out = is_held_out(&opened.scope.session, prepared.mode, proxy);
+        prepared.place(opened, held_out);
         // 6. Plan. 7. Save.
         let mut writer = None;
         match head {
             Some(head) => {
-                let parent = request.opened.placed.parent.as_deref();
-                let added = self.client.added_options(&request.prepared, parent, &request.proxy);
-                Arc::make_mut(&mut request.prepared).added = added;
+                let parent = opened.placed.parent.as_deref();
+                prepared.added = self.client.added_options(prepared, parent, proxy);
                 let counting = counting::count_media(&mut request, head);
                 self.recorder.timing().count_wait_us = Box::pin(counting).await.map(micros);
                 request.plan(&mut self.recorder).await;
@@ -251,7 +251,7 @@ impl LiveExchange<Received> {
         self.recorder.record_fail_open(why);
         let prepared = Arc::new(prepared);
         estimate_alone(&prepared, &mut self.recorder).await;
-        self.count_original(prepared)
+        Planned::original_count(prepared)
     }
 
     async fn prepare(

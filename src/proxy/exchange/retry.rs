@@ -225,9 +225,7 @@ impl<'a> Retry<'a> {
         revised: Option<PlannedRequest>,
     ) -> Result<(Response<OutgoingBody>, PlannedRequest), Verdict> {
         let revised = revised.ok_or(Verdict::Unavailable)?;
-        let placed = self.placed.as_ref().ok_or(Verdict::Unavailable)?;
-        let beta = revised.beta(&placed.prepared);
-        let changed = self.original.changed(&revised.plan.edits, beta);
+        let changed = self.original.changed(&revised.plan.edits, revised.beta());
         let (head, body) = changed.ok_or(Verdict::Unavailable)?;
         let response = send(self.recorder, head, body).await.map_err(|_| Verdict::NoResponse)?;
         Ok((response, revised))

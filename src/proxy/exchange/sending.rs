@@ -27,18 +27,18 @@ impl LiveExchange<Planned> {
             let (head, body) = outbound.parts();
             placed.counted = counting::request_count(placed, head, body);
         }
+        let target = exchange.client.target();
         if let Some(count) = &count
-            && let Some(counted) = Box::pin(count.answer_at_once(recorder)).await
+            && let Some(counted) = Box::pin(count.count_at_once(target, recorder)).await
         {
             return Err(answer(counted, Outcome::Complete, exchange.recorder));
         }
         // Sending consumes the head, and the response to a count is judged by it.
         let head = count.as_ref().map(|_| outbound.parts().0.clone());
-        let counted = count.as_ref().map(|count| &*count.prepared);
         // 9. Forward.
         recorder.record_forwarded();
         let (mut response, added) =
-            match outbound.send(placed.as_deref_mut(), counted, recorder).await {
+            match outbound.send(placed.as_deref_mut(), count.as_deref(), recorder).await {
                 Ok(sent) => sent,
                 Err(error) => {
                     if let Some(placed) = &mut placed {
@@ -53,7 +53,7 @@ impl LiveExchange<Planned> {
             exchange.client.provider_request_id(response.headers(), &proxy, &exchange.upstream);
         recorder.record_provider_request_id(id.as_deref());
         if let (Some(count), Some(head)) = (count, head) {
-            let answered = count.answer_missing(response, &head, recorder);
+            let answered = count.count_if_missing(response, target, &head, recorder);
             response = match Box::pin(answered).await {
                 Ok(counted) => return Err(answer(counted, Outcome::Complete, exchange.recorder)),
                 Err(response) => response,

@@ -50,7 +50,8 @@ pub(crate) fn request_count(
     head: &request::Parts,
     sent: &OutgoingBody,
 ) -> Option<Arc<PendingCount>> {
-    let PlacedRequest { proxy, prepared, planned, .. } = request;
+    let PlacedRequest { proxy, planned, .. } = request;
+    let prepared = &planned.prepared;
     let estimate = request.estimate()?;
     let is_rewritten = planned.done.is_sent();
     let near = prepared.plan_request().fillable() as f64 * NEAR;
@@ -93,7 +94,8 @@ pub(crate) async fn count_media(
     request: &mut PlacedRequest,
     head: &request::Parts,
 ) -> Option<Duration> {
-    let PlacedRequest { proxy, prepared, opened, .. } = request;
+    let PlacedRequest { proxy, planned, opened, .. } = request;
+    let prepared = &mut planned.prepared;
     let info = prepared.info.clone();
     let rules = info.policy.estimate.deciding()?;
     let is_wanted = info.policy.estimate.count == CountSchedule::Media;

@@ -98,10 +98,11 @@ impl PlacedRequest {
             true => Some(tokio::spawn(self.content(limits.exchange_bytes))),
             false => None,
         };
-        let Self { mut opened, prepared, mut planned, counted, .. } = *self;
+        let Self { mut opened, mut planned, counted, .. } = *self;
         // A stream may last for minutes: what only planning needs is not held for it.
         opened.anchor = None;
         let overlay = &planned.plan.sent;
+        let prepared = &planned.prepared;
         // Reasoning that was made after some that we put back needs it there, whatever policy says now.
         let records = prepared.info.policy.reasoning.reinject != ReinjectPolicy::Off
             || overlay.has_put_back();
@@ -119,7 +120,7 @@ impl PlacedRequest {
             body: RequestBody::new(prepared.body.clone()),
             counted,
             undelivered,
-            prospect: planned.prospect(&prepared),
+            prospect: planned.prospect(),
             sums: planned.part_sums(),
             seen: planned.measured.as_mut().and_then(|measured| measured.seen.take()),
             forwarded,
@@ -130,7 +131,7 @@ impl PlacedRequest {
 
     /// At most `most` bytes.
     fn content(&self, most: usize) -> impl Future<Output = ExchangeContent> + Send + 'static {
-        let prepared = self.prepared.clone();
+        let prepared = self.planned.prepared.clone();
         let placed = self.opened.placed.clone();
         async move {
             let is_large = prepared.body.len() > OFF_THREAD;

@@ -32,7 +32,7 @@ use crate::telemetry::{OpenExchange, StepKind, micros};
 impl PlacedRequest {
     /// Begins its draft. Called once it is planned.
     pub(crate) fn begin_draft(&mut self, at: Millis) {
-        let streams = self.prepared.conversation.stream;
+        let streams = self.planned.prepared.conversation.stream;
         let delay = if streams { drafts::STREAM } else { drafts::UNARY };
         let draft = build::draft(self, at);
         self.draft = Some(self.proxy.ledgers.draft(&self.opened, draft, delay));
@@ -60,14 +60,14 @@ impl PlacedRequest {
     pub(crate) fn open_exchange(&self, at: Millis) -> Option<OpenExchange> {
         let scope = &self.opened.scope;
         Some(OpenExchange {
-            id: self.prepared.info.exchange.clone(),
+            id: self.planned.prepared.info.exchange.clone(),
             tenant: scope.tenant.clone(),
             session: scope.session.clone(),
             position: self.opened.placed.position.clone(),
-            hints: self.prepared.info.hints.clone(),
+            hints: self.planned.prepared.info.hints.clone(),
             at,
-            purpose: self.prepared.conversation.purpose,
-            view: self.planned.view(&self.prepared)?,
+            purpose: self.planned.prepared.conversation.purpose,
+            view: self.planned.view()?,
         })
     }
 
@@ -78,7 +78,7 @@ impl PlacedRequest {
         recorder: &mut ExchangeRecorder,
     ) {
         self.planned.done.resent = cause;
-        let unmeasured = self.planned.set_sent_as_original(&self.prepared).await;
+        let unmeasured = self.planned.set_sent_as_original().await;
         if let Some(why) = unmeasured {
             recorder.record_fail_open(why);
         }
@@ -100,11 +100,11 @@ impl PlacedRequest {
         // The window in the message applies to this request, and is learned if the message teaches it.
         let Some(window) = overflow.reported.window else { return };
         let proxy = recorder.proxy.clone();
-        let info = Arc::make_mut(&mut Arc::make_mut(&mut self.prepared).info);
+        let info = Arc::make_mut(&mut Arc::make_mut(&mut self.planned.prepared).info);
         let believed = info.set_named_window(window, proxy.config.output_reserve);
-        recorder.record_request(&self.prepared.info);
+        recorder.record_request(&self.planned.prepared.info);
         let estimate = self.estimate().map(|estimate| (estimate.tokens, estimate.method));
-        let info = self.prepared.info.clone();
+        let info = self.planned.prepared.info.clone();
         let Some(window) = info.window_to_learn(taught, estimate, &proxy) else { return };
         let timeout = Duration::from_millis(proxy.config.limits.store_ms);
         let learning = tokio::spawn(async move {
@@ -120,22 +120,22 @@ impl PlacedRequest {
         taught: &LessonMatch,
         recorder: &ExchangeRecorder,
     ) -> bool {
-        let parts = &self.prepared.conversation;
+        let parts = &self.planned.prepared.conversation;
         let Some(estimate) = self.estimate() else { return false };
-        let pictures = &self.prepared.info.model.pictures;
+        let pictures = &self.planned.prepared.info.model.pictures;
         let is_wild = overflow::contradicts(overflow, estimate, parts, pictures);
         // The message must be about something else. Nothing is learned from it, which is counted.
         if is_wild {
             let size = Some((estimate.tokens, estimate.method));
-            let _ = self.prepared.info.window_to_learn(taught, size, &recorder.proxy);
+            let _ = self.planned.prepared.info.window_to_learn(taught, size, &recorder.proxy);
         }
         is_wild
     }
 
     pub(crate) fn confirms(&self, stated: &Overflow) -> bool {
         // Whether the numbers in a message, which has nothing else to say, may be those of this request.
-        let conversation = &self.prepared.conversation;
-        let pictures = &self.prepared.info.model.pictures;
+        let conversation = &self.planned.prepared.conversation;
+        let pictures = &self.planned.prepared.info.model.pictures;
         self.estimate().is_some_and(|estimate| {
             !overflow::contradicts(stated, estimate, conversation, pictures)
         })
@@ -143,18 +143,18 @@ impl PlacedRequest {
 
     pub(crate) fn output_refused(&self, stated: &Overflow) -> Option<Refusal> {
         let estimate = self.estimate()?.tokens;
-        repair::refused_output(&self.prepared.plan_request(), stated, estimate)
+        repair::refused_output(&self.planned.prepared.plan_request(), stated, estimate)
     }
 
     /// `taught`: the lessons of its message.
     pub(crate) async fn learn_max_output(&self, taught: &LessonMatch, recorder: &ExchangeRecorder) {
-        let requested = self.prepared.conversation.max_output;
+        let requested = self.planned.prepared.conversation.max_output;
         let max_output = taught
             .max_output()
             .filter(|limit| requested.is_some_and(|requested| requested > *limit));
-        let info = self.prepared.info.clone();
+        let info = self.planned.prepared.info.clone();
         let proxy = recorder.proxy.clone();
-        proxy.count_quoted(&self.prepared.info.upstream.name, taught);
+        proxy.count_quoted(&self.planned.prepared.info.upstream.name, taught);
         // Once the provider accepted a request with no more than that, no other request is to be refused for
         // it.
         let Some(max_output) = max_output else { return };
@@ -166,11 +166,11 @@ impl PlacedRequest {
     }
 
     pub(crate) fn may_repair(&self) -> bool {
-        self.may_make_room() && !self.prepared.store_missed
+        self.may_make_room() && !self.planned.prepared.store_missed
     }
 
     pub(crate) fn allows_repair(&self, cause: RepairCause) -> bool {
-        self.prepared.info.policy.heal.causes.contains(&cause)
+        self.planned.prepared.info.policy.heal.causes.contains(&cause)
     }
 
     pub(crate) fn set_repaired(
@@ -198,7 +198,9 @@ impl PlacedRequest {
         self.record_plan(recorder);
     }
 
-    fn replace_planned(&mut self, revised: PlannedRequest) {
+    fn replace_planned(&mut self, mut revised: PlannedRequest) {
+        // What responses said about the request holds for each of its forms.
+        revised.prepared = self.planned.prepared.clone();
         self.planned = revised;
         if let Some(count) = &self.counted {
             count.set_replaced();
@@ -210,15 +212,15 @@ impl PlacedRequest {
     }
 
     pub(crate) fn may_overflow(&self) -> bool {
-        let model = &self.prepared.info.model;
+        let model = &self.planned.prepared.info.model;
         // Above half of the window, or if that is unknown, above what every window holds.
         let least = if model.known { model.window / 2 } else { overflow::ANY_HOLDS };
-        let is_turn = self.prepared.conversation.purpose == Purpose::Turn;
+        let is_turn = self.planned.prepared.conversation.purpose == Purpose::Turn;
         is_turn && self.estimate().is_some_and(|estimate| estimate.tokens > least)
     }
 
     pub(crate) fn may_make_room(&self) -> bool {
-        self.prepared.may_rewrite()
+        self.planned.prepared.may_rewrite()
     }
 
     pub(crate) fn has_reasoning_back(&self) -> bool {
@@ -235,9 +237,9 @@ impl PlacedRequest {
     pub(crate) async fn as_last_accepted(&mut self, cause: RefusalCause) -> Option<PlannedRequest> {
         // What the refusal says about the model already applies to the form of the last accepted request.
         if cause == RefusalCause::Bound {
-            Arc::make_mut(&mut Arc::make_mut(&mut self.prepared).info).set_bound();
+            Arc::make_mut(&mut Arc::make_mut(&mut self.planned.prepared).info).set_bound();
         }
-        let replanning = self.planned.without_own_decisions(&self.prepared, cause);
+        let replanning = self.planned.without_own_decisions(cause);
         AssertUnwindSafe(replanning).catch_unwind().await.ok().flatten()
     }
 
@@ -248,7 +250,7 @@ impl PlacedRequest {
         cause: RefusalCause,
         recorder: &mut ExchangeRecorder,
     ) -> Vec<PartKey> {
-        let void = self.planned.decided_beyond(Some(&revised), &self.prepared.info.exchange);
+        let void = self.planned.decided_beyond(Some(&revised));
         self.replace_planned(revised);
         self.planned.done.revoked = Some(cause);
         self.record_plan(recorder);
@@ -256,11 +258,11 @@ impl PlacedRequest {
     }
 
     pub(crate) fn room_decisions(&self, room: &PlannedRequest) -> Vec<PartKey> {
-        room.decided_beyond(Some(&self.planned), &self.prepared.info.exchange)
+        room.decided_beyond(Some(&self.planned))
     }
 
     pub(crate) fn own_decisions(&self) -> Vec<PartKey> {
-        self.planned.decided_beyond(None, &self.prepared.info.exchange)
+        self.planned.decided_beyond(None)
     }
 
     pub(crate) fn suspend_branch(&mut self) -> Fact {
@@ -268,7 +270,7 @@ impl PlacedRequest {
         let position = &mut self.opened.placed.position;
         position.suspended = Some(at);
         let suspension = Suspension {
-            exchange: self.prepared.info.exchange.clone(),
+            exchange: self.planned.prepared.info.exchange.clone(),
             thread: position.thread.clone(),
             parent: position.parent.clone(),
             at,
@@ -282,7 +284,7 @@ impl PlacedRequest {
         }
         let position = &self.opened.placed.position;
         let revocation = Revocation {
-            exchange: self.prepared.info.exchange.clone(),
+            exchange: self.planned.prepared.info.exchange.clone(),
             thread: position.thread.clone(),
             parent: position.parent.clone(),
             at: now(),
@@ -295,7 +297,9 @@ impl PlacedRequest {
     pub(crate) fn usage_addition(&self, hides_diagnosis: bool) -> Option<UsageAddition> {
         let done = &self.planned.done;
         let mut tokens = 0;
-        if self.prepared.info.policy.client_usage == ReportedUsage::Unpruned && done.is_sent() {
+        if self.planned.prepared.info.policy.client_usage == ReportedUsage::Unpruned
+            && done.is_sent()
+        {
             let removed_tokens = done.tokens_removed.saturating_add(done.tokens_compacted);
             tokens = removed_tokens.saturating_sub(done.tokens_added);
         }
@@ -303,10 +307,10 @@ impl PlacedRequest {
             return None;
         }
         Some(UsageAddition {
-            dialect: self.prepared.conversation.dialect,
+            dialect: self.planned.prepared.conversation.dialect,
             tokens,
             hides_diagnosis,
-            streams: self.prepared.conversation.stream,
+            streams: self.planned.prepared.conversation.stream,
         })
     }
 

@@ -179,7 +179,7 @@ impl Retry<'_> {
         let Some(placed) = &self.placed else { return LessonMatch::default() };
         let status = refused.head.status.as_u16();
         let error = lessons::RefusalResponse::Refused { status, body: &refused.start };
-        let prepared = &placed.prepared;
+        let prepared = &placed.planned.prepared;
         let head = Some(&*self.original.head);
         lessons::taught(error, &prepared.info, &prepared.body, head).await
     }
@@ -221,7 +221,7 @@ async fn peek(
     placed: &PlacedRequest,
     recorder: &ExchangeRecorder,
 ) -> (StartedResponse, Option<(OverflowReport, LessonMatch)>) {
-    let conversation = &placed.prepared.conversation;
+    let conversation = &placed.planned.prepared.conversation;
     let mut partial_reply = Reply::default();
     let reading = StartedResponse::until(
         response,
@@ -240,7 +240,7 @@ async fn peek(
     if !partial_reply.parts.is_empty() {
         return (response, None);
     }
-    let host = placed.prepared.info.upstream.host();
+    let host = placed.planned.prepared.info.upstream.host();
     let evidence = OverflowEvidence { host, ..OverflowEvidence::default() };
     let detected = overflow::detected(&partial_reply, conversation.purpose, &evidence);
     let (Some(overflow), Some(error)) = (detected, &partial_reply.error) else {
@@ -250,7 +250,7 @@ async fn peek(
         return (response, None);
     }
     let error = lessons::RefusalResponse::InReply { status: StatusCode::OK.as_u16(), error };
-    let prepared = &placed.prepared;
+    let prepared = &placed.planned.prepared;
     let taught = lessons::taught(error, &prepared.info, &prepared.body, None).await;
     (response, Some((overflow, taught)))
 }
