@@ -99,7 +99,7 @@ impl PlannedRequest {
     ) -> Option<Response<Bytes>> {
         let sent = self.plan.sent.clone();
         let estimate = planned_request::estimate(&self.prepared, sent, &self.known).await;
-        let estimate = estimate.map_err(|why| recorder.record_fail_open(why)).ok()?;
+        let estimate = estimate.map_err(|why| recorder.event.add_fail_open(why)).ok()?;
         let dialect = self.prepared.conversation.dialect;
         let body = counting::estimated(dialect, target, estimate.tokens)?;
         // An exact count has no band.
@@ -109,7 +109,8 @@ impl PlannedRequest {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(ESTIMATED, HeaderValue::from_str(&format!("{low}-{high}")).ok()?);
-        recorder.record_count_estimate(estimate, why);
+        recorder.event.estimate = Some(estimate);
+        recorder.event.count_estimated = Some(why);
         Some(response)
     }
 }

@@ -44,15 +44,15 @@ impl LiveExchange<Received> {
         let (known, held_out) = match peeked {
             LookupOutcome::Found(SessionPeek { session, known, store_missed }) => {
                 if store_missed {
-                    self.recorder.record_fail_open(FailOpen::Store);
+                    self.recorder.event.add_fail_open(FailOpen::Store);
                 }
                 let held_out = is_held_out(&session, prepared.mode, &proxy);
-                self.recorder.record_session(Some(&session));
+                self.recorder.event.session = Some(session);
                 (known, held_out)
             }
             LookupOutcome::None => (RecordedDecisions::default(), false),
             LookupOutcome::Late => {
-                self.recorder.record_fail_open(FailOpen::SessionLate);
+                self.recorder.event.add_fail_open(FailOpen::SessionLate);
                 return Planned::original_count(Arc::new(prepared));
             }
         };

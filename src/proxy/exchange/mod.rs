@@ -67,7 +67,8 @@ pub(super) async fn run(
     let (mut head, body) = request.into_parts();
     let client = Arc::new(ClientRequest::new(&head));
     let dialect = client.dialect;
-    recorder.record_endpoint(dialect, client.purpose);
+    recorder.event.dialect = dialect;
+    recorder.event.purpose = client.purpose;
     if let Err(fault) = proxy.client_access.check(&head.uri, &head.headers, &proxy.credentials) {
         return *refuse(&fault, dialect, recorder);
     }
@@ -88,7 +89,7 @@ pub(super) async fn run(
         }
         (Err(fault), _) => return *refuse(&fault, dialect, recorder),
     };
-    recorder.record_upstream(&upstream);
+    recorder.event.upstream = Some(upstream.name.clone());
     // A signature may be over it.
     if proxy.config.otel.as_ref().is_some_and(|otel| otel.propagate)
         && let Some(traceparent) = recorder.traceparent()
@@ -238,14 +239,14 @@ async fn upgrade(
     let upstream_time = recorder.sent.elapsed();
     recorder.record_headers();
     let id = client.provider_request_id(response.headers(), &proxy, &upstream);
-    recorder.record_provider_request_id(id.as_deref());
+    recorder.event.provider_request_id.clone_from(&id);
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         let phase =
             Sent { response, upstream_time, turn: None, added_usage: false, usage_addition: None };
         let exchange = LiveExchange { recorder, client, upstream, phase };
         return Ok(exchange.respond(ResponseActions::default()).await);
     }
-    recorder.record_status(StatusCode::SWITCHING_PROTOCOLS);
+    recorder.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
     let upstream_io = hyper::upgrade::on(&mut response);
     let (mut parts, _) = response.into_parts();
     let mut frames = None;

@@ -75,15 +75,15 @@ impl LiveExchange<Received> {
                 OutboundRequest::plain(head, recorder.count_upload(body))
             }
             CollectOutcome::TooLarge(body) => {
-                recorder.record_fail_open(FailOpen::BodyTooLarge);
+                recorder.event.add_fail_open(FailOpen::BodyTooLarge);
                 OutboundRequest::plain(head, recorder.count_upload(body))
             }
             CollectOutcome::NoMemory(body) => {
-                recorder.record_fail_open(FailOpen::MemoryBudget);
+                recorder.event.add_fail_open(FailOpen::MemoryBudget);
                 OutboundRequest::plain(head, recorder.count_upload(body))
             }
             CollectOutcome::Whole { bytes, trailers } => {
-                recorder.timing().request_bytes = bytes.len() as u64;
+                recorder.event.timing.request_bytes = bytes.len() as u64;
                 let head = Arc::new(head);
                 // 4. Read. 5. Open the ledger. 6. Plan. 7. Save.
                 planned = match self.read_and_plan(&bytes, &head).await {
@@ -111,7 +111,7 @@ impl LiveExchange<Received> {
         match planning.catch_unwind().await {
             Ok(planned) => planned,
             Err(_) => {
-                self.recorder.record_fail_open(FailOpen::Panicked);
+                self.recorder.event.add_fail_open(FailOpen::Panicked);
                 Ok(Planned::default())
             }
         }
@@ -130,17 +130,17 @@ impl LiveExchange<Received> {
         let parsed = match ParsedBody::read(proxy, dialect, target, tenant, headers, body).await {
             Ok(parsed) => parsed,
             Err(why) => {
-                self.recorder.record_fail_open(why);
+                self.recorder.event.add_fail_open(why);
                 return Ok(Planned::default());
             }
         };
         let notes = &parsed.conversation.notes;
-        self.recorder.record_notes(notes.iter().copied());
+        self.recorder.event.add_notes(notes.iter().copied());
         if headers::leaves_out_tags(&self.client.headers) {
-            self.recorder.record_notes([Note::IgnoredTag]);
+            self.recorder.event.add_notes([Note::IgnoredTag]);
         }
         if notes.contains(&Note::NotJson) {
-            self.recorder.record_fail_open(FailOpen::BodyUnread);
+            self.recorder.event.add_fail_open(FailOpen::BodyUnread);
             return Ok(Planned::default());
         }
         self.place_and_plan(parsed, Some(head)).await
@@ -184,7 +184,7 @@ impl LiveExchange<Received> {
         let Some(opened) = opened else {
             self.recorder.record_store_wait(&reads);
             // It is sent unchanged, and not stored as a turn; the next request will find the session.
-            self.recorder.record_fail_open(FailOpen::SessionLate);
+            self.recorder.event.add_fail_open(FailOpen::SessionLate);
             Box::pin(estimate_alone(&Arc::new(prepared), &mut self.recorder)).await;
             return Ok(Planned::default());
         };
@@ -206,15 +206,15 @@ impl LiveExchange<Received> {
                 let parent = opened.placed.parent.as_deref();
                 prepared.added = self.client.added_options(prepared, parent, proxy);
                 let counting = counting::count_media(&mut request, head);
-                self.recorder.timing().count_wait_us = Box::pin(counting).await.map(micros);
+                self.recorder.event.timing.count_wait_us = Box::pin(counting).await.map(micros);
                 request.plan(&mut self.recorder).await;
                 writer = request.compact_if_due(head).await.map(Box::new);
                 latest_request::keep(&request, head);
             }
             None => Box::pin(request.plan_original(&mut self.recorder)).await,
         }
-        let at = self.recorder.at();
-        self.recorder.record_cold_input(request.cold_input(at));
+        let at = self.recorder.event.at;
+        self.recorder.event.cold_input = request.cold_input(at);
         request.begin_draft(at);
         request.record_summary_wait(Duration::ZERO, &mut self.recorder);
         request.record_plan(&mut self.recorder);
@@ -248,7 +248,7 @@ impl LiveExchange<Received> {
 
     async fn without_tenant(&mut self, prepared: PreparedRequest, why: FailOpen) -> Planned {
         // Without a tenant it gets no place in a session, and its estimate uses no earlier turn.
-        self.recorder.record_fail_open(why);
+        self.recorder.event.add_fail_open(why);
         let prepared = Arc::new(prepared);
         estimate_alone(&prepared, &mut self.recorder).await;
         Planned::original_count(prepared)
@@ -265,7 +265,7 @@ impl LiveExchange<Received> {
         conversation.purpose = identity.purpose.unwrap_or(conversation.purpose);
         let info = self.request_info(tenant, &parsed, identity, reads).await;
         self.recorder.record_request(&info);
-        self.recorder.record_session(identity.session.as_ref());
+        self.recorder.event.session.clone_from(&identity.session);
         let mode = self.client.mode(&self.upstream, &self.recorder.proxy);
         PreparedRequest::new(info, parsed, mode, self.client.is_signed())
     }
@@ -317,10 +317,10 @@ impl LiveExchange<Received> {
             .recall(ledgers, &upstream.name, name, own_tenant, model.family, reads)
             .await;
         if taught != RecallOutcome::Known || !recall.is_known() {
-            self.recorder.record_fail_open(FailOpen::Store);
+            self.recorder.event.add_fail_open(FailOpen::Store);
         }
         RequestInfo {
-            exchange: self.recorder.id().clone(),
+            exchange: self.recorder.event.id.clone(),
             tenant: tenant.cloned(),
             upstream: upstream.clone(),
             requested_model: conversation.model.clone(),
@@ -389,8 +389,8 @@ pub(super) fn permitted(body: ClientBody, upstream: &Upstream) -> ClientBody {
 
 async fn estimate_alone(prepared: &Arc<PreparedRequest>, recorder: &mut ExchangeRecorder) {
     match PlannedRequest::alone(prepared).await {
-        Ok(estimate) => recorder.record_estimate(estimate),
-        Err(why) => recorder.record_fail_open(why),
+        Ok(estimate) => recorder.event.estimate = Some(estimate),
+        Err(why) => recorder.event.add_fail_open(why),
     }
 }
 

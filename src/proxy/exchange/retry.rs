@@ -132,7 +132,7 @@ impl<'a> Retry<'a> {
                 RetryState::Original { .. } => {
                     let (head, body) = self.original.untouched();
                     let response = send(self.recorder, head, body).await?;
-                    self.recorder.record_fail_open(FailOpen::RewriteRefused);
+                    self.recorder.event.add_fail_open(FailOpen::RewriteRefused);
                     self.judge(RequestForm::Original, response).await
                 }
                 RetryState::LastAccepted { cause, .. } => self.send_last_accepted(cause).await,

@@ -51,7 +51,7 @@ impl LiveExchange<Planned> {
         let upstream_time = recorder.sent.elapsed();
         let id =
             exchange.client.provider_request_id(response.headers(), &proxy, &exchange.upstream);
-        recorder.record_provider_request_id(id.as_deref());
+        recorder.event.provider_request_id.clone_from(&id);
         if let (Some(count), Some(head)) = (count, head) {
             let answered = count.count_if_missing(response, target, &head, recorder);
             response = match Box::pin(answered).await {

@@ -71,7 +71,7 @@ impl PlacedRequest {
         let draft = prepared.off_thread(move |_| unplanned.draft()).await;
         let (mut planned, new) = match draft {
             Ok(draft) => draft,
-            Err(why) => return recorder.record_fail_open(why),
+            Err(why) => return recorder.event.add_fail_open(why),
         };
         // Of repairs, only a lower output limit is proposed before a refusal.
         let mut is_spared = new.iter().any(|fact| matches!(fact, Fact::Repair(_)));
@@ -81,7 +81,7 @@ impl PlacedRequest {
             // Boxed, because few requests decide anything and the future is large.
             let saved = Box::pin(self.save(new, decisions.epoch)).await;
             let saved = saved.unwrap_or_else(|error| {
-                recorder.record_fail_open(match error {
+                recorder.event.add_fail_open(match error {
                     DecisionError::TooMany => FailOpen::Decisions,
                     DecisionError::Store(_) => FailOpen::Store,
                 });
@@ -100,18 +100,18 @@ impl PlacedRequest {
             planned.known = decisions;
             planned = match Box::pin(planned.replayed()).await {
                 Ok(planned) => planned,
-                Err(why) => return recorder.record_fail_open(why),
+                Err(why) => return recorder.event.add_fail_open(why),
             };
             undelivered::announce_dequeued(&dequeued, &self.opened.scope, recorder);
         }
         // Its edits are left out then, and the original is sent.
         if planned.plan.conflict {
-            recorder.record_fail_open(FailOpen::EditsConflict);
+            recorder.event.add_fail_open(FailOpen::EditsConflict);
         }
         if self.planned.prepared.mode == Mode::Shadow
             && let Some(why) = Box::pin(planned.set_shadow()).await
         {
-            recorder.record_fail_open(why);
+            recorder.event.add_fail_open(why);
         }
         if is_spared {
             recorder.report_refusal(&[RepairCause::MaxTokens], RefusalOutcome::Spared);
@@ -128,7 +128,7 @@ impl PlacedRequest {
         // Nothing of what was decided applies, and the session is held until its reply ends.
         self.opened.known = planned.known.clone();
         if let Some(why) = planned.set_sent_as_original().await {
-            recorder.record_fail_open(why);
+            recorder.event.add_fail_open(why);
         }
         let by_rules = planned.measured.as_ref().and_then(|measured| measured.removed);
         planned.done = RewriteSummary { by_rules, ..planned.prepared.rewrite_summary(&[]) };

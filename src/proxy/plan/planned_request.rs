@@ -64,7 +64,7 @@ pub(crate) async fn replay_recorded(
     match replayed {
         Ok(mut planned) => {
             if planned.plan.conflict {
-                recorder.record_fail_open(FailOpen::EditsConflict);
+                recorder.event.add_fail_open(FailOpen::EditsConflict);
             }
             // Shadow mode changes nothing, and counts what is sent.
             if prepared.mode == Mode::Shadow {
@@ -74,7 +74,7 @@ pub(crate) async fn replay_recorded(
             planned
         }
         Err(why) => {
-            recorder.record_fail_open(why);
+            recorder.event.add_fail_open(why);
             PlannedRequest::new(prepared)
         }
     }

@@ -203,7 +203,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     fn data(&mut self, data: Bytes) {
         let began = Instant::now();
         let since = began - self.recorder.began;
-        let timing = self.recorder.timing();
+        let timing = &mut self.recorder.event.timing;
         timing.first_byte_us.get_or_insert(micros(since));
         timing.frames += 1;
         timing.response_bytes += data.len() as u64;
@@ -230,7 +230,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         // A panic may have lost part of it, so the body breaks off, as if it could not be decompressed.
         let passed = catch_unwind(AssertUnwindSafe(|| edits.pass(data)));
         let passed = passed.unwrap_or_else(|_| {
-            self.recorder.record_fail_open(FailOpen::Panicked);
+            self.recorder.event.add_fail_open(FailOpen::Panicked);
             Err(DecodeError::Broken)
         });
         match passed {
@@ -267,7 +267,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     }
 
     fn fell_silent(&mut self, event: Option<Bytes>) {
-        self.recorder.timing().silent_stream = true;
+        self.recorder.event.timing.silent_stream = true;
         self.settle_detached(Outcome::UpstreamFailed);
         // The client gets an error event, if one can be inserted.
         self.end = Some(match event {
@@ -292,11 +292,11 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         self.recorder.stream = None;
         self.recorder.record_last_byte();
         if let Some(silence) = &mut self.actions.silence {
-            let timing = self.recorder.timing();
+            let timing = &mut self.recorder.event.timing;
             timing.longest_gap_us = silence.longest_gap.map(micros);
             timing.chunks = silence.chunks.take();
         }
-        self.recorder.record_outcome(outcome);
+        self.recorder.event.outcome = outcome;
         let model_list = self.actions.model_list.take();
         if outcome == Outcome::Complete
             && let Some(list) = model_list
@@ -311,7 +311,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             return None;
         }
         let proxy = self.recorder.proxy.clone();
-        let event = self.recorder.event();
+        let event = &mut *self.recorder.event;
         let commit: CommitFuture = match (observer, late) {
             (Some(observer), Some(late)) => {
                 let event = Box::new(event.clone());
@@ -327,7 +327,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
                     settle_reply(&proxy, event, observed, settle)
                 }));
                 let commit = settled.unwrap_or_else(|_| {
-                    self.recorder.record_fail_open(FailOpen::Panicked);
+                    self.recorder.event.add_fail_open(FailOpen::Panicked);
                     None
                 });
                 commit?
@@ -496,7 +496,7 @@ where
         loop {
             if let Some(commit) = &mut this.commit {
                 let outcome = ready!(commit.poll(cx));
-                this.recorder.record_turn(outcome);
+                outcome.write(&mut this.recorder.event);
                 this.recorder.record_stored();
                 let unfinished = this.commit.take();
                 this.store_detached(unfinished);
@@ -568,7 +568,7 @@ impl<B: Body<Data = Bytes>> Drop for Tap<B> {
         };
         let waiting = self.commit.take().or_else(|| self.settle(outcome));
         self.store_detached(waiting);
-        self.recorder.timing().response_side_us = micros(self.response_side);
+        self.recorder.event.timing.response_side_us = micros(self.response_side);
     }
 }
 

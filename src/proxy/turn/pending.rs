@@ -52,7 +52,7 @@ impl PlacedRequest {
     pub(crate) fn record_summary_wait(&self, earlier: Duration, recorder: &mut ExchangeRecorder) {
         let waited = self.summary_wait;
         if waited > earlier {
-            recorder.timing().compaction_wait_us = Some(micros(waited));
+            recorder.event.timing.compaction_wait_us = Some(micros(waited));
             recorder.record_wait(StepKind::Compaction, waited - earlier);
         }
     }
@@ -80,7 +80,7 @@ impl PlacedRequest {
         self.planned.done.resent = cause;
         let unmeasured = self.planned.set_sent_as_original().await;
         if let Some(why) = unmeasured {
-            recorder.record_fail_open(why);
+            recorder.event.add_fail_open(why);
         }
         if let Some(count) = &self.counted {
             count.set_replaced();

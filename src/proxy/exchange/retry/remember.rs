@@ -27,7 +27,7 @@ impl Retry<'_> {
         if let AttemptFinding::ChangeRefused(cause)
         | AttemptFinding::OwnDecisionsRefused { cause, accepted: true } = finding
         {
-            self.recorder.record_refused(cause);
+            self.recorder.event.refused = Some(cause);
         }
         let consequence = finding.consequence(self.context());
         let fact = consequence.revokes.and_then(|scope| self.revocation(scope, left_out));
