@@ -63,9 +63,7 @@ pub(super) async fn count(admin: &Admin, id: &str) -> AdminResponse {
             "Plimsoll does not have the history now. Try again after the session's next request.";
         AdminError::new(StatusCode::CONFLICT, "not_at_hand", what)
     })?;
-    let counting = (latest_request.count)();
-    drop(latest_request);
-    Ok(json(&CountComparison::from(counting.await.map_err(wrong)?)))
+    Ok(json(&CountComparison::from(latest_request.count().await.map_err(wrong)?)))
 }
 
 fn wrong(why: RecountError) -> AdminError {

@@ -255,7 +255,7 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Adm
     }
     let latest_request = admin.ledgers.latest_request(&scope);
     let preview = match &latest_request {
-        Some(latest_request) => Some((latest_request.preview)().ok_or_else(|| {
+        Some(latest_request) => Some(latest_request.preview().ok_or_else(|| {
             let what = "There is nothing to cut: the newest messages stay word for word, and there is \
                         too little before them, or the provider stores the history.";
             AdminError::new(StatusCode::CONFLICT, "nothing_to_cut", what)
@@ -270,10 +270,9 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Adm
         return Ok(json(&DryRun::new(preview, &admin.prices)));
     }
     // At once, if the history is in memory and the summariser has its own credential.
-    if let Some(latest_request) = &latest_request
-        && let Some(begin) = &latest_request.begin
+    if let Some(latest_request) = latest_request.filter(|latest_request| latest_request.may_begin())
     {
-        return match begin(focus) {
+        return match latest_request.begin(focus) {
             true => Ok(json(&CompactionRequest { begins: CompactionStart::Now, waits_s: None })),
             false => {
                 let what = "A summary of this session is already being written.";

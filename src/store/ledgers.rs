@@ -54,7 +54,7 @@ pub use fingerprints::RequestSource;
 pub(crate) use fingerprints::is_unnamed;
 use fingerprints::{FoundSession, SessionFingerprints};
 use latest_requests::LatestRequests;
-pub(crate) use latest_requests::{LatestRequest, ProviderRecount, RecountError};
+pub(crate) use latest_requests::{LatestRequest, ProviderRecount, RecountError, TokenCountFuture};
 use lock::lock;
 pub(crate) use opened_session::SessionPeek;
 pub use opened_session::{AnchorTurn, OpenedSession, SessionHandle, SessionLookup};
@@ -226,14 +226,18 @@ impl Ledgers {
     }
 
     /// Keeps the latest request of a session for a while, unless the session was deleted meanwhile.
-    pub(crate) fn keep_latest_request(&self, opened: &OpenedSession, latest: LatestRequest) {
+    pub(crate) fn keep_latest_request(
+        &self,
+        opened: &OpenedSession,
+        latest: Arc<dyn LatestRequest>,
+    ) {
         opened
             .cache
             .unless_forgotten(|| lock(&self.latest_requests).keep(opened.scope.clone(), latest));
     }
 
     /// The latest request of a session, if it is still kept.
-    pub(crate) fn latest_request(&self, scope: &Scope) -> Option<Arc<LatestRequest>> {
+    pub(crate) fn latest_request(&self, scope: &Scope) -> Option<Arc<dyn LatestRequest>> {
         lock(&self.latest_requests).get(scope)
     }
 

@@ -25,12 +25,13 @@ use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
 use crate::proxy::turn::counting::{self, CountRequest};
 use crate::store::Scope;
-use crate::store::ledgers::{LatestRequest, ProviderRecount, RecountError};
+use crate::store::ledgers::{LatestRequest, ProviderRecount, RecountError, TokenCountFuture};
 use crate::telemetry::CountOutcome;
 use crate::wire::splice::{self, Edit};
 
 /// A request, with everything that summarising it needs.
 struct KeptRequest {
+    bytes: usize,
     proxy: Weak<Proxy>,
     prepared: Arc<PreparedRequest>,
     scope: Scope,
@@ -80,7 +81,10 @@ pub(super) fn keep(request: &PlacedRequest, client_head: &Arc<request::Parts>) {
     let holds_credential = count_head.is_some() && !has_own;
     let count_head = Arc::new(Mutex::new(count_head));
     let edits: Arc<[Edit]> = planned.plan.edits.as_slice().into();
+    let sketch_bytes = size_of_val(&*measured.parts);
+    let edit_bytes: usize = edits.iter().map(|edit| edit.with.len()).sum();
     let request = Arc::new(KeptRequest {
+        bytes: prepared.bytes() + sketch_bytes + edit_bytes,
         proxy: Arc::downgrade(proxy),
         prepared: prepared.clone(),
         scope: opened.scope.clone(),
@@ -103,24 +107,7 @@ pub(super) fn keep(request: &PlacedRequest, client_head: &Arc<request::Parts>) {
         },
         count_head,
     });
-    let sketch_bytes = size_of_val(&*measured.parts);
-    let edit_bytes: usize = planned.plan.edits.iter().map(|edit| edit.with.len()).sum();
-    let mut latest = LatestRequest {
-        bytes: prepared.bytes() + sketch_bytes + edit_bytes,
-        begin: None,
-        count: {
-            let request = request.clone();
-            Box::new(move || Box::pin(request.clone().count()))
-        },
-        preview: {
-            let request = request.clone();
-            Box::new(move || request.preview())
-        },
-    };
-    if may_begin {
-        latest.begin = Some(Box::new(move |focus| request.begin(focus)));
-    }
-    proxy.ledgers.keep_latest_request(opened, latest);
+    proxy.ledgers.keep_latest_request(opened, request);
 }
 
 fn without_credentials(proxy: &Proxy, head: &request::Parts) -> request::Parts {
@@ -162,18 +149,7 @@ impl KeptRequest {
         })
     }
 
-    fn preview(&self) -> Option<CompactionPreview> {
-        // The provider may have refused since, when it was asked for the summary that this request prepared.
-        let source = self.prepared.info.lesson_source();
-        let proxy = self.proxy.upgrade();
-        let compaction_refused =
-            proxy.is_some_and(|proxy| proxy.knows(&source, Lesson::CompactionRefused));
-        let request = PlanRequest { compaction_refused, ..self.prepared.plan_request() };
-        let choice = self.choice(compact::writers(&request, SummaryFocus::OfPolicy))?;
-        Some(compact::preview(&request, choice.by, &choice.point, self.tokens))
-    }
-
-    async fn count(self: Arc<Self>) -> Result<ProviderRecount, RecountError> {
+    async fn provider_count(self: Arc<Self>) -> Result<ProviderRecount, RecountError> {
         if self.prepared.conversation.dialect == Dialect::OpenaiChat {
             return Err(RecountError::NoEndpoint);
         }
@@ -196,6 +172,27 @@ impl KeptRequest {
             tokens,
             estimated: self.tokens,
         })
+    }
+}
+
+impl LatestRequest for KeptRequest {
+    fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    fn preview(&self) -> Option<CompactionPreview> {
+        // The provider may have refused since, when it was asked for the summary that this request prepared.
+        let source = self.prepared.info.lesson_source();
+        let proxy = self.proxy.upgrade();
+        let compaction_refused =
+            proxy.is_some_and(|proxy| proxy.knows(&source, Lesson::CompactionRefused));
+        let request = PlanRequest { compaction_refused, ..self.prepared.plan_request() };
+        let choice = self.choice(compact::writers(&request, SummaryFocus::OfPolicy))?;
+        Some(compact::preview(&request, choice.by, &choice.point, self.tokens))
+    }
+
+    fn may_begin(&self) -> bool {
+        self.head.is_some()
     }
 
     fn begin(&self, focus: Option<Box<str>>) -> bool {
@@ -221,6 +218,10 @@ impl KeptRequest {
         };
         writer.begin();
         true
+    }
+
+    fn count(self: Arc<Self>) -> TokenCountFuture {
+        Box::pin(self.provider_count())
     }
 }
 

@@ -21,14 +21,9 @@ pub(super) const BYTES: usize = 16 * 1024 * 1024;
 /// What a small one counts as, bytes: as many of them are kept as of bytes.
 const LEAST: usize = BYTES / MOST;
 
-/// Previews a compaction; `None` if nothing can be cut.
-type PreviewCompaction = Box<dyn Fn() -> Option<CompactionPreview> + Send + Sync>;
-/// Begins a summary with this focus; `false` if it is not possible.
-type BeginCompaction = Box<dyn Fn(Option<Box<str>>) -> bool + Send + Sync>;
-/// Asks the provider for the request's token count, in the form in which it was sent.
-type CountTokensFn = Box<dyn Fn() -> TokenCountFuture + Send + Sync>;
-/// The count, once it has arrived.
-type TokenCountFuture = Pin<Box<dyn Future<Output = Result<ProviderRecount, RecountError>> + Send>>;
+/// The provider's count, once it has arrived.
+pub(crate) type TokenCountFuture =
+    Pin<Box<dyn Future<Output = Result<ProviderRecount, RecountError>> + Send>>;
 
 /// The provider's count of a session's latest request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,22 +52,28 @@ pub(crate) enum RecountError {
 }
 
 /// The latest request of a session.
-pub(crate) struct LatestRequest {
+pub(crate) trait LatestRequest: Send + Sync {
     /// Its memory, bytes: the request and what was parsed of it.
-    pub bytes: usize,
-    /// Previews its compaction.
-    pub preview: PreviewCompaction,
-    /// Starts its compaction, if that needs no credential of the client.
-    pub begin: Option<BeginCompaction>,
-    /// Asks the provider for its token count.
-    pub count: CountTokensFn,
+    fn bytes(&self) -> usize;
+
+    /// Previews its compaction; `None` if nothing can be cut.
+    fn preview(&self) -> Option<CompactionPreview>;
+
+    /// Whether its compaction can begin without a credential of the client.
+    fn may_begin(&self) -> bool;
+
+    /// Begins its compaction, with this focus; `false` if it is not possible.
+    fn begin(&self, focus: Option<Box<str>>) -> bool;
+
+    /// Asks the provider for its token count, in the form in which it was sent.
+    fn count(self: Arc<Self>) -> TokenCountFuture;
 }
 
 /// The latest requests of all sessions.
 #[derive(Default)]
 pub(super) struct LatestRequests {
     /// Each with its number in the order of arrival.
-    by_scope: HashMap<Scope, (u64, Arc<LatestRequest>)>,
+    by_scope: HashMap<Scope, (u64, Arc<dyn LatestRequest>)>,
     order: BTreeMap<u64, Scope>,
     /// What the requests of each tenant count as, bytes.
     shares: HashMap<TenantId, usize>,
@@ -82,20 +83,21 @@ pub(super) struct LatestRequests {
 }
 
 impl LatestRequests {
-    pub(super) fn keep(&mut self, scope: Scope, latest: LatestRequest) {
+    pub(super) fn keep(&mut self, scope: Scope, latest: Arc<dyn LatestRequest>) {
         self.forget(&scope);
-        if latest.bytes > BYTES {
+        let bytes = latest.bytes();
+        if bytes > BYTES {
             return;
         }
-        while self.by_scope.len() >= MOST || self.bytes + latest.bytes > BYTES {
-            let Some(oldest) = self.oldest_of_largest(&scope.tenant, latest.bytes) else { break };
+        while self.by_scope.len() >= MOST || self.bytes + bytes > BYTES {
+            let Some(oldest) = self.oldest_of_largest(&scope.tenant, bytes) else { break };
             self.forget(&oldest);
         }
         self.count += 1;
-        self.bytes += latest.bytes;
-        *self.shares.entry(scope.tenant.clone()).or_default() += latest.bytes.max(LEAST);
+        self.bytes += bytes;
+        *self.shares.entry(scope.tenant.clone()).or_default() += bytes.max(LEAST);
         self.order.insert(self.count, scope.clone());
-        self.by_scope.insert(scope, (self.count, Arc::new(latest)));
+        self.by_scope.insert(scope, (self.count, latest));
     }
 
     fn oldest_of_largest(&self, tenant: &TenantId, bytes: usize) -> Option<Scope> {
@@ -112,16 +114,16 @@ impl LatestRequests {
         self.bytes
     }
 
-    pub(super) fn get(&self, scope: &Scope) -> Option<Arc<LatestRequest>> {
+    pub(super) fn get(&self, scope: &Scope) -> Option<Arc<dyn LatestRequest>> {
         self.by_scope.get(scope).map(|(_, latest)| latest.clone())
     }
 
     pub(super) fn forget(&mut self, scope: &Scope) {
         if let Some((since, gone)) = self.by_scope.remove(scope) {
             self.order.remove(&since);
-            self.bytes -= gone.bytes;
+            self.bytes -= gone.bytes();
             if let Some(share) = self.shares.get_mut(&scope.tenant) {
-                *share -= gone.bytes.max(LEAST);
+                *share -= gone.bytes().max(LEAST);
                 if *share == 0 {
                     self.shares.remove(&scope.tenant);
                 }
@@ -138,10 +140,33 @@ mod tests {
         Scope { tenant: "t".into(), session: number.to_string().into() }
     }
 
-    fn request(bytes: usize) -> LatestRequest {
-        let count: CountTokensFn =
-            Box::new(|| Box::pin(std::future::ready(Err(RecountError::NoEndpoint))));
-        LatestRequest { bytes, preview: Box::new(|| None), begin: None, count }
+    /// A request of so many bytes, with which nothing can be done.
+    struct Bulk(usize);
+
+    impl LatestRequest for Bulk {
+        fn bytes(&self) -> usize {
+            self.0
+        }
+
+        fn preview(&self) -> Option<CompactionPreview> {
+            None
+        }
+
+        fn may_begin(&self) -> bool {
+            false
+        }
+
+        fn begin(&self, _: Option<Box<str>>) -> bool {
+            false
+        }
+
+        fn count(self: Arc<Self>) -> TokenCountFuture {
+            Box::pin(std::future::ready(Err(RecountError::NoEndpoint)))
+        }
+    }
+
+    fn request(bytes: usize) -> Arc<dyn LatestRequest> {
+        Arc::new(Bulk(bytes))
     }
 
     #[test]
