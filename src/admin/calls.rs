@@ -170,10 +170,9 @@ impl EstimateCheck {
         if HiddenInput::from_usage(&turn.usage, estimate).is_some() {
             return None;
         }
-        let error = estimate.tokens as i64 - actual as i64;
         let band = estimate.band().filter(|band| band.low < band.high);
         Some(Self {
-            ratio: error as f64 / actual as f64,
+            ratio: turn.usage.error_of(estimate.tokens)?.ratio?,
             in_band: band.map(|band| (band.low..=band.high).contains(&actual)),
             band: band.map(|band| (band.high - band.low) as f64 / 2.0 / actual as f64),
             corrected: estimate.guess.expert != Expert::Counted,

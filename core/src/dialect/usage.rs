@@ -142,7 +142,24 @@ impl CountLimit {
     }
 }
 
+/// How far an estimate is from what was reported.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EstimateError {
+    /// `estimated − reported`, tokens.
+    pub tokens: i64,
+    /// The same as a share of what was reported; `None` if that is 0.
+    pub ratio: Option<f64>,
+}
+
 impl Usage {
+    /// How far this many input tokens are from the reported input; `None` if none was reported.
+    pub fn error_of(&self, estimated: u64) -> Option<EstimateError> {
+        let actual = self.input?;
+        let tokens = estimated as i64 - actual as i64;
+        let ratio = if actual > 0 { Some(tokens as f64 / actual as f64) } else { None };
+        Some(EstimateError { tokens, ratio })
+    }
+
     /// Input and output, if they measure the context: not if the stream broke off, nor as a sum over several
     /// internal calls, nor if the model was not called (`docs/protocols.md` 12.1). An unreported output counts as 0.
     pub fn context(&self) -> Option<LastCall> {
