@@ -8,11 +8,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Response, request};
+use http::Response;
 
 use super::client_request::ClientRequest;
 use super::original_request::OriginalRequest;
-use super::outbound::OutboundRequest;
 use crate::config::Upstream;
 use crate::context::Outcome;
 use crate::context::caps::{CapState, Spender};
@@ -53,6 +52,8 @@ pub(super) struct Planned {
     pub(super) writer: Option<Box<SummaryJob>>,
     /// A request for a token count, which is answered here if the upstream does not.
     pub(super) count: Option<Box<PlannedRequest>>,
+    /// The request as its client sent it, if it may have to be sent again.
+    pub(super) original: Option<Box<OriginalRequest>>,
 }
 
 impl Planned {
@@ -62,26 +63,6 @@ impl Planned {
         let count =
             if is_count { Some(Box::new(PlannedRequest::original(prepared))) } else { None };
         Self { count, ..Self::default() }
-    }
-
-    /// The request as it is sent with this plan.
-    pub(super) fn outbound(
-        &self,
-        head: Arc<request::Parts>,
-        bytes: Bytes,
-        trailers: Option<HeaderMap>,
-    ) -> OutboundRequest {
-        let mut original =
-            OriginalRequest { head, plain: bytes.clone(), bytes, trailers, added: Vec::new() };
-        let placed = self.placed.as_deref();
-        let planned = placed.map(|placed| &placed.planned).or(self.count.as_deref());
-        let Some(planned) = planned else {
-            return OutboundRequest::edited(original, &[], None, false);
-        };
-        original.plain = planned.prepared.body.clone();
-        original.added.clone_from(&planned.prepared.added);
-        let may_repair = placed.is_some_and(PlacedRequest::may_repair);
-        OutboundRequest::edited(original, &planned.plan.edits, planned.beta(), may_repair)
     }
 }
 

@@ -111,8 +111,8 @@ async fn forward(
     body: ClientBody,
 ) -> Result<Response<ResponseBody>, OwnResponse> {
     // Each phase has memory of its own: thousands may wait in the first, and the second needs most.
-    let (exchange, outbound) = Box::pin(exchange.plan(head, body)).await?;
-    let mut exchange = Box::pin(exchange.send(outbound)).await?;
+    let (exchange, head, body) = Box::pin(exchange.plan(head, body)).await?;
+    let mut exchange = Box::pin(exchange.send(head, body)).await?;
     // 10. Answer. 11. Observe. 12. Settle. 13. Record.
     let actions = exchange.actions();
     Ok(Box::pin(exchange.respond(actions)).await)
@@ -209,7 +209,7 @@ fn outgoing_headers(
 }
 
 async fn upgrade(
-    exchange: LiveExchange<Received>,
+    mut exchange: LiveExchange<Received>,
     head: request::Parts,
     body: ClientBody,
 ) -> Result<Response<ResponseBody>, OwnResponse> {
@@ -223,29 +223,26 @@ async fn upgrade(
     {
         return Err(exchange.refuse(&ProxyError::from_cap(&cap)));
     }
-    let LiveExchange { mut recorder, client, upstream, .. } = exchange;
+    let LiveExchange { recorder, client, upstream, .. } = &mut exchange;
     let mut request = Request::from_parts(head, ());
     let client_io = hyper::upgrade::on(&mut request);
-    let body = OutgoingBody::request(permitted(body, &upstream));
+    let body = OutgoingBody::request(permitted(body, upstream));
     let body = recorder.count_upload(body).timed(&recorder.sent);
     recorder.record_forwarded();
     let mut response = match proxy.pool.send_http1(request.map(|()| body)).await {
         Ok(response) => response,
-        Err(error) => {
-            let exchange = LiveExchange { recorder, client, upstream, phase: Received };
-            return Err(exchange.fail(error));
-        }
+        Err(error) => return Err(exchange.fail(error)),
     };
     let upstream_time = recorder.sent.elapsed();
     recorder.record_headers();
-    let id = client.provider_request_id(response.headers(), &proxy, &upstream);
+    let id = client.provider_request_id(response.headers(), &proxy, upstream);
     recorder.event.provider_request_id.clone_from(&id);
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         let phase =
             Sent { response, upstream_time, turn: None, added_usage: false, usage_addition: None };
-        let exchange = LiveExchange { recorder, client, upstream, phase };
-        return Ok(exchange.respond(ResponseActions::default()).await);
+        return Ok(exchange.into_phase(phase).respond(ResponseActions::default()).await);
     }
+    let LiveExchange { mut recorder, client, upstream, .. } = exchange;
     recorder.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
     let upstream_io = hyper::upgrade::on(&mut response);
     let (mut parts, _) = response.into_parts();

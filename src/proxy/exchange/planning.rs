@@ -13,7 +13,6 @@ use http::request;
 
 use super::client_request::ClientRequest;
 use super::live_exchange::{LiveExchange, OwnResponse, Planned, Received};
-use super::outbound::OutboundRequest;
 use super::{latest_request, request_origin};
 use crate::clock::now;
 use crate::config::{Mode, ServerLimits, Upstream};
@@ -51,7 +50,7 @@ impl LiveExchange<Received> {
         mut self,
         head: request::Parts,
         body: ClientBody,
-    ) -> Result<(LiveExchange<Planned>, OutboundRequest), OwnResponse> {
+    ) -> Result<(LiveExchange<Planned>, request::Parts, OutgoingBody), OwnResponse> {
         // 3. Body.
         let body = permitted(body, &self.upstream);
         let collected = match self.client.body_dialect() {
@@ -68,19 +67,17 @@ impl LiveExchange<Received> {
         let mut planned = Planned::default();
         let recorder = &mut self.recorder;
         recorder.record_step(StepKind::Read, recorder.began);
-        let outbound = match collected {
+        let (head, body) = match collected {
             CollectOutcome::Broken => return Err(self.refuse(&ProxyError::RequestBroken)),
             CollectOutcome::TimedOut => return Err(self.refuse(&ProxyError::BodyTooSlow)),
-            CollectOutcome::Unread(body) => {
-                OutboundRequest::plain(head, recorder.count_upload(body))
-            }
+            CollectOutcome::Unread(body) => (head, recorder.count_upload(body)),
             CollectOutcome::TooLarge(body) => {
                 recorder.event.add_fail_open(FailOpen::BodyTooLarge);
-                OutboundRequest::plain(head, recorder.count_upload(body))
+                (head, recorder.count_upload(body))
             }
             CollectOutcome::NoMemory(body) => {
                 recorder.event.add_fail_open(FailOpen::MemoryBudget);
-                OutboundRequest::plain(head, recorder.count_upload(body))
+                (head, recorder.count_upload(body))
             }
             CollectOutcome::Whole { bytes, trailers } => {
                 recorder.event.timing.request_bytes = bytes.len() as u64;
@@ -96,7 +93,7 @@ impl LiveExchange<Received> {
         };
         self.recorder.record_request_side(body_complete_at);
         self.recorder.record_step(StepKind::Plan, body_complete_at);
-        Ok((self.into_phase(planned), outbound))
+        Ok((self.into_phase(planned), head, body))
     }
 
     /// Reads the body, and plans the request. `head`: the request's, as it is sent.
@@ -221,7 +218,7 @@ impl LiveExchange<Received> {
         if let Some(open_exchange) = request.open_exchange(at) {
             self.recorder.proxy.telemetry.exchange_opened(open_exchange);
         }
-        Ok(Planned { placed: Some(request), writer, count: None })
+        Ok(Planned { placed: Some(request), writer, ..Planned::default() })
     }
 
     /// Notes the fullest cap of its spender, once that is to be told.

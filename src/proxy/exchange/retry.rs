@@ -34,7 +34,6 @@ pub(super) struct Retry<'a> {
     pub(super) original: Box<OriginalRequest>,
     /// What it requests on the client's behalf.
     pub(super) adds: Vec<RefusableOption>,
-    pub(super) is_rewritten: bool,
     /// The tenant, upstream and model that a lesson of its responses applies to.
     pub(super) info: Arc<RequestInfo>,
     pub(super) placed: Option<&'a mut PlacedRequest>,
@@ -72,7 +71,6 @@ impl<'a> Retry<'a> {
     pub(super) fn new(
         original: Box<OriginalRequest>,
         adds: Vec<RefusableOption>,
-        is_rewritten: bool,
         info: Arc<RequestInfo>,
         placed: Option<&'a mut PlacedRequest>,
         recorder: &'a mut ExchangeRecorder,
@@ -80,7 +78,6 @@ impl<'a> Retry<'a> {
         Self {
             original,
             adds,
-            is_rewritten,
             info,
             placed,
             recorder,
@@ -154,7 +151,7 @@ impl<'a> Retry<'a> {
     fn context(&self) -> AttemptContext<'_> {
         let placed = self.placed.as_deref();
         AttemptContext {
-            is_rewritten: self.is_rewritten,
+            is_rewritten: self.original.is_rewritten,
             changes_beyond_repairs: placed.is_some_and(PlacedRequest::has_changes_beyond_repairs),
             has_reasoning_back: placed.is_some_and(PlacedRequest::has_reasoning_back),
             added: &self.adds,

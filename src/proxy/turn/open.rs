@@ -49,9 +49,6 @@ const LARGE: usize = 32 * 1024;
 /// The turn of an exchange in flight.
 pub(crate) struct OpenTurn {
     opened: OpenedSession,
-    /// The status and the request id of its response.
-    status: StatusCode,
-    provider_request_id: Option<Box<str>>,
     /// The turn as it would be if nothing more arrived.
     draft: DraftGuard,
     info: Arc<RequestInfo>,
@@ -79,11 +76,7 @@ pub(crate) struct OpenTurn {
 
 impl PlacedRequest {
     /// `None` if it was not planned.
-    pub(crate) fn open(
-        mut self: Box<Self>,
-        status: StatusCode,
-        provider_request_id: Option<Box<str>>,
-    ) -> Option<Box<OpenTurn>> {
+    pub(crate) fn open(mut self: Box<Self>) -> Option<Box<OpenTurn>> {
         // Called when the request was sent for the last time: what was parsed of it is released.
         let draft = self.draft.take()?;
         let undelivered = self.unsent_messages();
@@ -112,8 +105,6 @@ impl PlacedRequest {
         };
         Some(Box::new(OpenTurn {
             opened,
-            status,
-            provider_request_id,
             draft,
             info: prepared.info.clone(),
             several: prepared.conversation.several,
@@ -175,18 +166,20 @@ impl OpenTurn {
     ) -> CommitFuture {
         // A refusal is no turn; requests that wait for this one may continue.
         let turn = self.draft.turn();
+        let status = event.status.unwrap_or_default();
         let has_body = event.timing.response_bytes > 0;
-        let overflow = self.overflow_in(&turn, has_body, &reply);
+        let overflow = self.overflow_in(&turn, status, has_body, &reply);
         // What a retry found out comes before what the reply says.
         if event.refusal.is_none() {
-            event.refusal = self.info.refusal(self.status.as_u16(), reply.error.as_ref());
+            event.refusal = self.info.refusal(status, reply.error.as_ref());
         }
         if let Some(overflow) = overflow {
             event.done.overflow = Some(overflow);
             event.window = overflow.reported.window.or(event.window);
         }
         Box::pin(async move {
-            self.learn_from_refusal(proxy, reply, turn.estimate, overflow.is_some()).await;
+            let overflows = overflow.is_some();
+            self.learn_from_refusal(proxy, status, reply, turn.estimate, overflows).await;
             TurnOutcome::default()
         })
     }
@@ -229,7 +222,7 @@ impl OpenTurn {
         event.shown_capped = ContextView::after(&turn).breakdown.capped;
         turn.ended = now();
         turn.outcome = event.outcome;
-        turn.provider_request_id = self.provider_request_id.take();
+        turn.provider_request_id.clone_from(&event.provider_request_id);
         Box::pin(async move {
             let reply = reply.delivered();
             if is_read {
@@ -365,10 +358,16 @@ impl OpenTurn {
         lessons::taught(error, &self.info, &body, None).await
     }
 
-    fn overflow_in(&self, turn: &Turn, has_body: bool, reply: &Reply) -> Option<OverflowReport> {
+    fn overflow_in(
+        &self,
+        turn: &Turn,
+        status: u16,
+        has_body: bool,
+        reply: &Reply,
+    ) -> Option<OverflowReport> {
         // Only of a refusal that was forwarded unread; any other was judged before.
-        let status = self.status;
-        if self.may_make_room || turn.done.overflow.is_some() || !may_not_fit(status) {
+        let may_not_fit = StatusCode::from_u16(status).is_ok_and(may_not_fit);
+        if self.may_make_room || turn.done.overflow.is_some() || !may_not_fit {
             return None;
         }
         let message = match &reply.error {
@@ -377,7 +376,7 @@ impl OpenTurn {
             None => return None,
         };
         let reported = crate::dialect::overflow::overflow(&ErrorResponse {
-            status: status.as_u16(),
+            status,
             host: self.info.upstream.host(),
             body: message.as_bytes(),
         })?;
@@ -424,6 +423,7 @@ impl OpenTurn {
     async fn learn_from_refusal(
         mut self: Box<Self>,
         proxy: Arc<Proxy>,
+        status: u16,
         reply: Reply,
         estimate: Option<Estimate>,
         overflows: bool,
@@ -438,7 +438,6 @@ impl OpenTurn {
         if !demands && !overflows {
             return;
         }
-        let status = self.status.as_u16();
         let taught = self.taught(status, error).await;
         let info = &self.info;
         let window = info.window_to_learn(&taught, size(estimate.as_ref()), &proxy);

@@ -88,7 +88,7 @@ impl Retry<'_> {
     }
 
     async fn record_original_sent(&mut self, cause: RefusalCause) {
-        let cause = if self.is_rewritten { Some(cause) } else { None };
+        let cause = if self.original.is_rewritten { Some(cause) } else { None };
         self.recorder.record_resent(cause);
         if let Some(placed) = &mut self.placed {
             placed.set_sent_as_original(cause, self.recorder).await;

@@ -25,6 +25,7 @@ use crate::proxy::http::connection::ClientConnection;
 use crate::proxy::http::memory::HeldMemory;
 use crate::proxy::offload::{OFF_THREAD, long_work};
 use crate::proxy::plan::parsed_body::ParsedBody;
+use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::state::{Proxy, ServingPhase};
 use crate::telemetry::{FailOpen, GaugeGuard, MemoryKind, TRACEPARENT, TRACESTATE};
@@ -507,9 +508,7 @@ async fn record_exchange(
     }
     let mut recorder = exchange.recorder;
     let proxy = recorder.proxy.clone();
-    let id = connection.provider_request_id.clone();
-    let turn = placed.and_then(|placed| placed.open(StatusCode::SWITCHING_PROTOCOLS, id));
-    let settle = turn.map(|turn| turn.settle(proxy));
+    let settle = placed.and_then(PlacedRequest::open).map(|turn| turn.settle(proxy));
     // Dropped: treated as if the client had left before any reply.
     let Ok((reply, outcome)) = answered.await else { return };
     recorder.event.outcome = outcome;
