@@ -153,7 +153,7 @@ impl<'a> Retry<'a> {
         AttemptContext {
             is_rewritten: self.original.is_rewritten,
             changes_beyond_repairs: placed.is_some_and(PlacedRequest::has_changes_beyond_repairs),
-            has_reasoning_back: placed.is_some_and(PlacedRequest::has_reasoning_back),
+            has_reasoning_back: placed.is_some_and(|placed| placed.planned.done.made.put_back > 0),
             added: &self.adds,
             is_count: self.info.purpose == Purpose::Count,
         }

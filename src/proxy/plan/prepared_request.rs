@@ -80,11 +80,6 @@ impl PreparedRequest {
         }
     }
 
-    pub(crate) fn set_counted_input(&mut self, count: Option<u64>) {
-        // The provider counts the input when it says that the output does not fit beside it.
-        self.counted_input = count;
-    }
-
     /// Its memory, bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.body.len() + self.memory.bytes()

@@ -17,6 +17,7 @@ use crate::context::overflow::{self, OverflowReport};
 use crate::context::policy::ReportedUsage;
 use crate::context::{Fact, Millis, Renewal, Revocation, Suspension, repair};
 use crate::dialect::lesson::{Lesson, LessonMatch};
+use crate::dialect::models::ReasoningBinding;
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::{Refusal, RepairCause};
@@ -223,10 +224,6 @@ impl PlacedRequest {
         self.planned.prepared.may_rewrite()
     }
 
-    pub(crate) fn has_reasoning_back(&self) -> bool {
-        self.planned.done.made.put_back > 0
-    }
-
     pub(crate) fn has_changes_beyond_repairs(&self) -> bool {
         // The client's reasoning may depend on them.
         let made = &self.planned.done.made;
@@ -237,7 +234,8 @@ impl PlacedRequest {
     pub(crate) async fn as_last_accepted(&mut self, cause: RefusalCause) -> Option<PlannedRequest> {
         // What the refusal says about the model already applies to the form of the last accepted request.
         if cause == RefusalCause::Bound {
-            Arc::make_mut(&mut Arc::make_mut(&mut self.planned.prepared).info).set_bound();
+            let prepared = Arc::make_mut(&mut self.planned.prepared);
+            Arc::make_mut(&mut prepared.info).model.binding = ReasoningBinding::Prefix;
         }
         let replanning = self.planned.without_own_decisions(cause);
         AssertUnwindSafe(replanning).catch_unwind().await.ok().flatten()
@@ -255,14 +253,6 @@ impl PlacedRequest {
         self.planned.done.revoked = Some(cause);
         self.record_plan(recorder);
         void
-    }
-
-    pub(crate) fn room_decisions(&self, room: &PlannedRequest) -> Vec<PartKey> {
-        room.decided_beyond(Some(&self.planned))
-    }
-
-    pub(crate) fn own_decisions(&self) -> Vec<PartKey> {
-        self.planned.decided_beyond(None)
     }
 
     pub(crate) fn suspend_branch(&mut self) -> Fact {

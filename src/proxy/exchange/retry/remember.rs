@@ -101,14 +101,15 @@ impl Retry<'_> {
         match scope {
             RevocationScope::InBranch => Some(placed.suspend_branch()),
             RevocationScope::Room(renewal) => {
-                placed.revoke(placed.room_decisions(self.room.as_ref()?), renewal)
+                let room = self.room.as_ref()?;
+                placed.revoke(room.decided_beyond(Some(&placed.planned)), renewal)
             }
             RevocationScope::Own(renewal) => placed.revoke(left_out, renewal),
             RevocationScope::Repair(renewal) => {
                 placed.revoke(self.repair_decisions.pop()?, renewal)
             }
             RevocationScope::All(renewal) => {
-                let mut keys = placed.own_decisions();
+                let mut keys = placed.planned.decided_beyond(None);
                 let repairs = std::mem::take(&mut self.repair_decisions).concat();
                 for key in repairs {
                     // A repair may be among its own decisions, too.

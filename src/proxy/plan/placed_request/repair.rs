@@ -26,7 +26,8 @@ impl PlacedRequest {
         recorder: &mut ExchangeRecorder,
     ) -> Option<(PlannedRequest, Vec<PartKey>)> {
         if repair::is_of_window(refusal) {
-            Arc::make_mut(&mut self.planned.prepared).set_counted_input(refusal.count);
+            // The provider counts the input when it says that the output does not fit beside it.
+            Arc::make_mut(&mut self.planned.prepared).counted_input = refusal.count;
         }
         let repairing = self.repaired(refusal, base.unwrap_or(&self.planned));
         let repaired = AssertUnwindSafe(repairing).catch_unwind().await.ok();
