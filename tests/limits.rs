@@ -23,7 +23,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
     ("memory for traffic", &[("src/config/memory_limits.rs", "LEAST / 32 * 5")]),
     (
         "one parsed request",
-        &[("src/proxy/plan/body_reader.rs", "TIMES"), ("src/proxy/plan/body_reader.rs", "SMALL")],
+        &[("src/proxy/plan/parsed_body.rs", "TIMES"), ("src/proxy/plan/parsed_body.rs", "SMALL")],
     ),
     ("parts of one request", &[("core/src/dialect/size.rs", "MOST_PARTS")]),
     (

@@ -1,7 +1,6 @@
 //! The provider of the demo: four protocols on one port, by a script.
 //!
-//! [`ScriptedProvider`] replies with real streams, tool calls and usage that adds up, and fails on demand. It
-//! imports nothing of Plimsoll: it is written from `docs/protocols.md`, so that a rule that the product reads
+//! [`ScriptedProvider`] replies with real streams, tool calls and usage that adds up. It imports nothing of Plimsoll: it is written from `docs/protocols.md`, so that a rule that the product reads
 //! wrongly is not read wrongly here, too. Tests add a [`Judge`] that is as strict as real providers are.
 
 #![forbid(unsafe_code)]

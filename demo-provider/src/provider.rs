@@ -1,8 +1,7 @@
-//! A scripted provider: four protocols on one port, with real streams, tool calls, reasoning, usage
-//! that adds up, and failures on demand.
+//! A scripted provider: four protocols on one port, with real streams, tool calls, reasoning, and usage
+//! that adds up.
 //!
 //! For the demo and for tests that must not need a key or a network. Knows nothing of the proxy.
-//! The model's name or the header `x-demo-fault` requests a failure (see [`Fault`]).
 
 use std::convert::Infallible;
 use std::io;
@@ -25,7 +24,7 @@ use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
 use crate::dialect::{Event, anthropic, gemini, openai_chat, openai_responses};
-use crate::script::{self, ModelRequest, ScriptState, TokenizerFn};
+use crate::script::{self, ScriptState, TokenizerFn};
 use crate::websocket;
 
 /// A provider that is listening. It stops when this is dropped.
@@ -108,6 +107,9 @@ pub(crate) type SharedState = Arc<ServerState>;
 /// The body of a response.
 pub type Body = BoxBody<Bytes, io::Error>;
 
+/// The request header after which a stream breaks off halfway.
+const CUT: &str = "x-demo-cut";
+
 async fn accept(listener: TcpListener, state: SharedState) {
     while let Ok((socket, _)) = listener.accept().await {
         // Else the body of a reply waits up to 40 ms for the client's system to acknowledge the head.
@@ -119,39 +121,6 @@ async fn accept(listener: TcpListener, state: SharedState) {
             // If a connection breaks, the client knows.
             let _ = connection.serve_connection_with_upgrades(TokioIo::new(socket), service).await;
         });
-    }
-}
-
-/// A requested failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Fault {
-    /// 429 with `retry-after: 1`.
-    RateLimit,
-    /// 529, or 503 where the protocol has no 529.
-    Overloaded,
-    /// The provider's error for a prompt that is too long.
-    Overflow,
-    /// The stream breaks off halfway.
-    BrokenStream,
-    /// A stream without events.
-    Empty,
-    /// 502 with a page of HTML.
-    Html,
-}
-
-impl Fault {
-    fn requested(headers: &HeaderMap, model: &str) -> Option<Self> {
-        // Named by the header, or by a model called `demo-…`.
-        let header = headers.get("x-demo-fault").and_then(|value| value.to_str().ok());
-        match header.or_else(|| model.split_once("demo-").map(|(_, fault)| fault))? {
-            "rate-limit" => Some(Self::RateLimit),
-            "overloaded" => Some(Self::Overloaded),
-            "overflow" => Some(Self::Overflow),
-            "cut" => Some(Self::BrokenStream),
-            "empty" => Some(Self::Empty),
-            "html" => Some(Self::Html),
-            _ => None,
-        }
     }
 }
 
@@ -229,9 +198,7 @@ async fn serve(
             &json!({"error": {"type": "invalid_request_error", "message": "the body is not JSON"}}),
         ));
     };
-    let delay = header_number(&parts.headers, "x-demo-delay-ms").map(Duration::from_millis);
-    let delay = delay.unwrap_or_default();
-    Ok(respond(route, &parts.headers, &body, &state, on_reply, delay))
+    Ok(respond(route, &parts.headers, &body, &state, on_reply))
 }
 
 fn parse_body(bytes: &[u8]) -> Option<Value> {
@@ -241,17 +208,12 @@ fn parse_body(bytes: &[u8]) -> Option<Value> {
     serde_json::from_slice(bytes).ok()
 }
 
-fn header_number(headers: &HeaderMap, name: &str) -> Option<u64> {
-    headers.get(name)?.to_str().ok()?.parse().ok()
-}
-
 fn respond(
     route: ApiRoute<'_>,
     headers: &HeaderMap,
     body: &Value,
     state: &SharedState,
     on_reply: Option<OnReply>,
-    delay: Duration,
 ) -> Response<Body> {
     let request = match route {
         ApiRoute::Messages | ApiRoute::CountMessages => {
@@ -296,11 +258,6 @@ fn respond(
         }
         _ => {}
     }
-    let fault = Fault::requested(headers, &request.model);
-    if let Some(response) = failure(route, fault, &request, header_number(headers, "x-demo-window"))
-    {
-        return response;
-    }
     let reply = script::reply(&request, &mut state.script());
     let response = match route {
         ApiRoute::Messages => anthropic::response_body(&request, &reply),
@@ -312,7 +269,16 @@ fn respond(
         on_reply(&response);
     }
     if request.stream {
-        return stream_response(route, events(route, body, &response), fault, delay);
+        // Gemini's lines end with CRLF.
+        let crlf = matches!(route, ApiRoute::Gemini { .. });
+        let events = events(route, body, &response);
+        let mut frames: Vec<io::Result<String>> =
+            events.iter().map(|event| Ok(event.frame(crlf))).collect();
+        if headers.get(CUT).is_some() {
+            frames.truncate(frames.len() / 2);
+            frames.push(Err(io::Error::other("cut, as asked")));
+        }
+        return event_stream(frames, Duration::ZERO);
     }
     json_response(StatusCode::OK, &response)
 }
@@ -325,86 +291,6 @@ fn events(route: ApiRoute<'_>, request: &Value, response: &Value) -> Vec<Event> 
         }
         ApiRoute::Gemini { .. } => gemini::stream_events(response),
         _ => openai_responses::stream_events(response),
-    }
-}
-
-/// The error that was requested, as the provider writes it; also if the prompt is larger than the window
-/// that the test set.
-fn failure(
-    route: ApiRoute<'_>,
-    fault: Option<Fault>,
-    request: &ModelRequest,
-    window: Option<u64>,
-) -> Option<Response<Body>> {
-    let window = window.filter(|window| request.input_tokens() > *window);
-    match fault {
-        Some(Fault::RateLimit) => {
-            let mut response = json_response(
-                StatusCode::TOO_MANY_REQUESTS,
-                &error_body(
-                    route,
-                    429,
-                    "rate_limit_error",
-                    "rate_limit_exceeded",
-                    "Rate limit reached: try again in 1s.",
-                ),
-            );
-            response.headers_mut().insert("retry-after", http::HeaderValue::from_static("1"));
-            Some(response)
-        }
-        Some(Fault::Overloaded) => {
-            let status = if route == ApiRoute::Messages { 529 } else { 503 };
-            let body =
-                error_body(route, status, "overloaded_error", "server_is_overloaded", "Overloaded");
-            Some(json_response(
-                StatusCode::from_u16(status).unwrap_or(StatusCode::SERVICE_UNAVAILABLE),
-                &body,
-            ))
-        }
-        Some(Fault::Html) => {
-            let mut response = Response::new(full_body(Bytes::from_static(
-                b"<html><body><h1>502 Bad Gateway</h1></body></html>\n",
-            )));
-            *response.status_mut() = StatusCode::BAD_GATEWAY;
-            response
-                .headers_mut()
-                .insert("content-type", http::HeaderValue::from_static("text/html"));
-            Some(response)
-        }
-        Some(Fault::Overflow) => {
-            Some(overflow_response(route, request.input_tokens().max(200_001), 200_000))
-        }
-        _ => window.map(|window| overflow_response(route, request.input_tokens(), window)),
-    }
-}
-
-fn overflow_response(route: ApiRoute<'_>, prompt: u64, window: u64) -> Response<Body> {
-    let message = match route {
-        ApiRoute::Messages => format!("prompt is too long: {prompt} tokens > {window} maximum"),
-        ApiRoute::Chat => format!("This model's maximum context length is {window} tokens. However, your messages resulted in {prompt} tokens. Please reduce the length of the messages."),
-        ApiRoute::Gemini { .. } => format!("The input token count ({prompt}) exceeds the maximum number of tokens allowed ({window})."),
-        _ => "Your input exceeds the context window of this model. Please adjust your input and try again.".to_owned(),
-    };
-    json_response(
-        StatusCode::BAD_REQUEST,
-        &error_body(route, 400, "invalid_request_error", "context_length_exceeded", &message),
-    )
-}
-
-fn error_body(route: ApiRoute<'_>, status: u16, kind: &str, code: &str, message: &str) -> Value {
-    let google_status = match status {
-        429 => "RESOURCE_EXHAUSTED",
-        503 => "UNAVAILABLE",
-        _ => "INVALID_ARGUMENT",
-    };
-    match route {
-        ApiRoute::Messages => {
-            json!({"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_demo"})
-        }
-        ApiRoute::Gemini { .. } => {
-            json!({"error": {"code": status, "message": message, "status": google_status}})
-        }
-        _ => json!({"error": {"message": message, "type": kind, "param": null, "code": code}}),
     }
 }
 
@@ -431,27 +317,6 @@ pub fn json_response(status: StatusCode, body: &Value) -> Response<Body> {
     headers.insert("content-type", http::HeaderValue::from_static("application/json"));
     headers.insert("request-id", http::HeaderValue::from_static("req_demo"));
     response
-}
-
-/// Sends each event as a frame; Gemini's lines end with CRLF.
-fn stream_response(
-    route: ApiRoute<'_>,
-    events: Vec<Event>,
-    fault: Option<Fault>,
-    delay: Duration,
-) -> Response<Body> {
-    let crlf = matches!(route, ApiRoute::Gemini { .. });
-    let mut frames: Vec<io::Result<String>> =
-        events.iter().map(|event| Ok(event.frame(crlf))).collect();
-    match fault {
-        Some(Fault::BrokenStream) => {
-            frames.truncate(frames.len() / 2);
-            frames.push(Err(io::Error::other("cut, as asked")));
-        }
-        Some(Fault::Empty) => frames.clear(),
-        _ => {}
-    }
-    event_stream(frames, delay)
 }
 
 /// Streams frames one by one, each after the delay.

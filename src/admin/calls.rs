@@ -13,7 +13,7 @@ use crate::context::ledger::Ledger;
 use crate::context::plan::ChangeCounts;
 use crate::context::policy::DecisionMode;
 use crate::context::{Millis, Turn};
-use crate::dialect::Usage;
+use crate::dialect::BilledTokens;
 use crate::telemetry::FailedCall;
 use crate::tokens::learn::Expert;
 
@@ -30,7 +30,7 @@ pub(super) struct Call {
     /// Whether it ended without the reply, and not because its client left or this process ended.
     pub has_failed: bool,
     /// Everything that is billed of it, tokens.
-    pub tokens: CallTokens,
+    pub tokens: BilledTokens,
     /// US dollars; `None` if a price of it is not known.
     pub dollars: Option<f64>,
     /// It cost something that nobody knows.
@@ -46,16 +46,6 @@ pub(super) struct Call {
     /// Whether room was made, if the window was too small.
     pub overflow: Option<bool>,
     pub check: Option<EstimateCheck>,
-}
-
-/// Tokens of a call, by kind.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct CallTokens {
-    pub input: u64,
-    pub cache_read: u64,
-    pub cache_write: u64,
-    pub output: u64,
-    pub reasoning: u64,
 }
 
 /// An estimate beside what was reported.
@@ -86,7 +76,7 @@ pub(super) fn from_ledger(ledger: &Ledger, since: Millis, prices: &PriceList) ->
             model: interned(&mut names, &summary.model),
             upstream: interned(&mut names, &summary.upstream),
             is_summary: true,
-            tokens: CallTokens::from_usage(&summary.spent),
+            tokens: BilledTokens::from_usage(&summary.spent),
             dollars,
             is_unpriced: summary.spent.is_unpriced(dollars),
             ..Call::default()
@@ -120,7 +110,7 @@ impl Call {
             upstream: interned(names, &turn.upstream),
             is_summary: false,
             has_failed: turn.outcome.is_failure(),
-            tokens: CallTokens::from_usage(&turn.usage),
+            tokens: BilledTokens::from_usage(&turn.usage),
             dollars,
             is_unpriced: turn.usage.is_unpriced(dollars),
             shares: shares.into(),
@@ -144,24 +134,6 @@ impl Call {
     }
 }
 
-impl CallTokens {
-    fn from_usage(usage: &Usage) -> Self {
-        let mut tokens = Self::default();
-        for (_, one) in usage.billed() {
-            for (sum, count) in [
-                (&mut tokens.input, one.input),
-                (&mut tokens.cache_read, one.cache_read),
-                (&mut tokens.cache_write, one.cache_write),
-                (&mut tokens.output, one.output),
-                (&mut tokens.reasoning, one.reasoning),
-            ] {
-                *sum = sum.saturating_add(count.unwrap_or(0));
-            }
-        }
-        tokens
-    }
-}
-
 impl EstimateCheck {
     /// `None` if they cannot be compared: nothing was reported, or part of the input could not be known beforehand.
     pub(super) fn from_turn(turn: &Turn) -> Option<Self> {
@@ -170,10 +142,9 @@ impl EstimateCheck {
         if HiddenInput::from_usage(&turn.usage, estimate).is_some() {
             return None;
         }
-        let error = estimate.tokens as i64 - actual as i64;
         let band = estimate.band().filter(|band| band.low < band.high);
         Some(Self {
-            ratio: error as f64 / actual as f64,
+            ratio: turn.usage.error_of(estimate.tokens)?.ratio?,
             in_band: band.map(|band| (band.low..=band.high).contains(&actual)),
             band: band.map(|band| (band.high - band.low) as f64 / 2.0 / actual as f64),
             corrected: estimate.guess.expert != Expert::Counted,

@@ -14,6 +14,7 @@ use super::responses::{AdminError, AdminResponse, json, parameter, text_paramete
 use super::state::Admin;
 use crate::clock::{now, wall};
 use crate::context::{Millis, TenantId};
+use crate::dialect::BilledTokens;
 use crate::telemetry::FailedCall;
 
 const MINUTE: Millis = 60_000;
@@ -91,15 +92,9 @@ pub(super) struct HistorySums {
     pub sessions: u64,
     /// Calls of our own that wrote a summary.
     pub summaries: u64,
-    /// Input tokens of all calls.
-    pub input: u64,
-    /// The share of `input` that was read from caches.
-    pub cache_read: u64,
-    /// The share of `input` that was written to caches.
-    pub cache_write: u64,
-    pub output: u64,
-    /// The share of `output` that was reasoning.
-    pub reasoning: u64,
+    /// Tokens of all calls.
+    #[serde(flatten)]
+    pub tokens: BilledTokens,
     /// US dollars, as far as prices are known.
     pub dollars: f64,
     /// The share of `dollars` that paid for summaries.
@@ -172,12 +167,8 @@ impl HistoryTally {
             self.session = session;
             sums.sessions += 1;
         }
+        sums.tokens.add(&call.tokens);
         for (sum, tokens) in [
-            (&mut sums.input, call.tokens.input),
-            (&mut sums.cache_read, call.tokens.cache_read),
-            (&mut sums.cache_write, call.tokens.cache_write),
-            (&mut sums.output, call.tokens.output),
-            (&mut sums.reasoning, call.tokens.reasoning),
             (&mut sums.removed, call.removed),
             (&mut sums.cut, u64::from(call.new.cut)),
             (&mut sums.put_back, u64::from(call.new.put_back)),

@@ -511,12 +511,9 @@ impl ExchangeView {
     fn from_turn(turn: &Turn) -> Option<Self> {
         let actual = turn.usage.input?;
         let estimated = turn.estimate.as_ref().map(|estimate| estimate.tokens);
-        let error = estimated.map(|estimated| estimated as i64 - actual as i64);
-        // Of 0 tokens, no share can be given.
-        let error_ratio = match error {
-            Some(error) if actual > 0 => Some(error as f64 / actual as f64),
-            _ => None,
-        };
+        let error = estimated.and_then(|estimated| turn.usage.error_of(estimated));
+        let error_ratio = error.and_then(|error| error.ratio);
+        let error = error.map(|error| error.tokens);
         Some(Self { actual, estimated, error, error_ratio })
     }
 }

@@ -23,7 +23,7 @@ use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::hints::ClientHints;
 use crate::dialect::models::Family;
 use crate::dialect::refusal::RefusalCause;
-use crate::dialect::{Dialect, Note, Purpose, StopReason, Usage};
+use crate::dialect::{Dialect, EstimateError, Note, Purpose, StopReason, Usage};
 
 /// How busy a store is, and how much space it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -263,41 +263,21 @@ impl Exchange {
 
     /// `estimate − actual`, tokens.
     pub fn error(&self) -> Option<i64> {
-        self.difference_to_actual(self.estimate.as_ref()?.tokens)
+        Some(self.estimate_error()?.tokens)
     }
 
-    /// Like [`Exchange::error`], for Plimsoll's own estimate, whichever count decides.
-    pub(super) fn own_error(&self) -> Option<i64> {
-        self.difference_to_actual(self.estimate.as_ref()?.guess.tokens)
+    pub(super) fn estimate_error(&self) -> Option<EstimateError> {
+        self.usage.error_of(self.estimate.as_ref()?.tokens)
     }
 
-    /// Like [`Exchange::error_ratio`], for Plimsoll's own estimate.
-    pub(super) fn own_error_ratio(&self) -> Option<f64> {
-        self.ratio_to_actual(self.own_error()?)
+    /// Like [`Exchange::estimate_error`], for Plimsoll's own estimate, whichever count decides.
+    pub(super) fn own_error(&self) -> Option<EstimateError> {
+        self.usage.error_of(self.estimate.as_ref()?.guess.tokens)
     }
 
-    /// `error / actual`; `None` if the actual is 0.
-    pub(super) fn error_ratio(&self) -> Option<f64> {
-        self.ratio_to_actual(self.error()?)
-    }
-
-    /// Like [`Exchange::error`], for the classic count.
-    pub fn classic_error(&self) -> Option<i64> {
-        self.difference_to_actual(self.classic.as_ref()?.tokens)
-    }
-
-    /// Like [`Exchange::error_ratio`], for the classic count.
-    pub(super) fn classic_error_ratio(&self) -> Option<f64> {
-        self.ratio_to_actual(self.classic_error()?)
-    }
-
-    fn difference_to_actual(&self, tokens: u64) -> Option<i64> {
-        Some(tokens as i64 - self.actual()? as i64)
-    }
-
-    fn ratio_to_actual(&self, error: i64) -> Option<f64> {
-        let actual = self.actual().filter(|actual| *actual > 0)?;
-        Some(error as f64 / actual as f64)
+    /// Like [`Exchange::estimate_error`], for the classic count.
+    pub fn classic_error(&self) -> Option<EstimateError> {
+        self.usage.error_of(self.classic.as_ref()?.tokens)
     }
 }
 

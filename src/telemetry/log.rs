@@ -22,9 +22,9 @@ use crate::context::overflow::OverflowReport;
 use crate::context::plan::ChangeCounts;
 use crate::context::policy::Mode;
 use crate::context::{Band, SessionId, ThreadId};
-use crate::dialect::Attempt;
 use crate::dialect::editing::ClearingReport;
 use crate::dialect::hints::ClientHints;
+use crate::dialect::{Attempt, EstimateError};
 
 /// The most bytes that wait to be written; past it, lines are dropped.
 pub(super) const BACKLOG: usize = 1024 * 1024;
@@ -385,9 +385,9 @@ fn accuracy_fields(exchange: &Exchange, line: &mut LogLine) {
         line.push_number(high);
         line.push(&[")"]);
     }
-    if let (Some(actual), Some(error)) = (exchange.actual(), exchange.error()) {
+    if let (Some(actual), Some(error)) = (exchange.actual(), exchange.estimate_error()) {
         line.push_name("actual").push_number(actual);
-        error_field("error", error, exchange.error_ratio(), line);
+        error_field("error", error, line);
     }
     line.push_name("method").push_variant(estimate.method);
     if let Some(why) = exchange.count_estimated {
@@ -403,15 +403,15 @@ fn accuracy_fields(exchange: &Exchange, line: &mut LogLine) {
     let Some(classic) = &exchange.classic else { return };
     line.push_name("classic").push_display(format_args!("{} ({})", classic.tokens, classic.rules));
     if let Some(error) = exchange.classic_error() {
-        error_field("classic_error", error, exchange.classic_error_ratio(), line);
+        error_field("classic_error", error, line);
     }
 }
 
-fn error_field(name: &str, error: i64, ratio: Option<f64>, line: &mut LogLine) {
-    let sign = if error < 0 { "-" } else { "+" };
+fn error_field(name: &str, error: EstimateError, line: &mut LogLine) {
+    let sign = if error.tokens < 0 { "-" } else { "+" };
     line.push_name(name).push(&[sign]);
-    line.push_number(error.unsigned_abs());
-    if let Some(ratio) = ratio {
+    line.push_number(error.tokens.unsigned_abs());
+    if let Some(ratio) = error.ratio {
         line.push(&[" (", sign]);
         line.push_tenths((ratio.abs() * 1000.0).round() as u64);
         line.push(&["%)"]);
@@ -539,13 +539,15 @@ pub(crate) struct LogFields<'a> {
 
 impl<'a> From<&'a Exchange> for LogFields<'a> {
     fn from(exchange: &'a Exchange) -> Self {
+        let error = exchange.estimate_error();
+        let classic_error = exchange.classic_error();
         Self {
             exchange,
             actual: exchange.actual(),
-            error: exchange.error(),
-            error_ratio: exchange.error_ratio(),
-            classic_error: exchange.classic_error(),
-            classic_error_ratio: exchange.classic_error_ratio(),
+            error: error.map(|error| error.tokens),
+            error_ratio: error.and_then(|error| error.ratio),
+            classic_error: classic_error.map(|error| error.tokens),
+            classic_error_ratio: classic_error.and_then(|error| error.ratio),
         }
     }
 }

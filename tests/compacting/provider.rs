@@ -83,8 +83,8 @@ async fn tokens_of_provider_summary_are_counted_separately() {
     let input = scenes.iter().map(|scene| scene.bytes.len() as u64 / 4).sum();
     assert_eq!(of_traffic, [input, 20 * turns, 0]);
     let totals = play.totals(&scenes[0]).await;
-    assert_eq!(totals.input, input);
-    assert_eq!(totals.output, 20 * turns);
+    assert_eq!(totals.tokens.input, input);
+    assert_eq!(totals.tokens.output, 20 * turns);
     assert_eq!(sum("plimsoll_requests_total{"), turns);
     play.server.expect_no_exchange();
 }

@@ -166,7 +166,7 @@ impl Load {
             request = request.header("x-claude-code-session-id", session);
         }
         if ending == Ending::Cut {
-            request = request.header("x-demo-fault", "cut");
+            request = request.header("x-demo-cut", "1");
         }
         let request = request.body(Full::from(body.to_string())).unwrap();
         let answer = async {

@@ -71,4 +71,4 @@ pub use reading::ResponseReader;
 pub use reply::{Reply, ReplyPart, StopReason};
 pub use request::{read, read_in};
 pub(crate) use usage::LastCall;
-pub use usage::{Attempt, CountLimit, Usage, UsageSpelling};
+pub use usage::{Attempt, BilledTokens, CountLimit, EstimateError, Usage, UsageSpelling};

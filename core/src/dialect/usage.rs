@@ -142,7 +142,65 @@ impl CountLimit {
     }
 }
 
+/// Billed tokens of one call or of several, by kind. A kind that nothing was reported of counts as 0; sums saturate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, schemars::JsonSchema)]
+pub struct BilledTokens {
+    /// Prompts, including what was read from caches or written to them.
+    pub input: u64,
+    /// Output, reasoning included.
+    pub output: u64,
+    /// The share of `output` that was reasoning.
+    pub reasoning: u64,
+    /// The share of `input` that was read from caches.
+    pub cache_read: u64,
+    /// The share of `input` that was written to caches.
+    pub cache_write: u64,
+}
+
+impl BilledTokens {
+    /// Everything that is billed of a call.
+    pub fn from_usage(usage: &Usage) -> Self {
+        let mut tokens = Self::default();
+        for (_, usage) in usage.billed() {
+            tokens.add(&Self {
+                input: usage.input.unwrap_or(0),
+                output: usage.output.unwrap_or(0),
+                reasoning: usage.reasoning.unwrap_or(0),
+                cache_read: usage.cache_read.unwrap_or(0),
+                cache_write: usage.cache_write.unwrap_or(0),
+            });
+        }
+        tokens
+    }
+
+    /// Adds those of other calls.
+    pub fn add(&mut self, other: &Self) {
+        self.input = self.input.saturating_add(other.input);
+        self.output = self.output.saturating_add(other.output);
+        self.reasoning = self.reasoning.saturating_add(other.reasoning);
+        self.cache_read = self.cache_read.saturating_add(other.cache_read);
+        self.cache_write = self.cache_write.saturating_add(other.cache_write);
+    }
+}
+
+/// How far an estimate is from what was reported.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct EstimateError {
+    /// `estimated − reported`, tokens.
+    pub tokens: i64,
+    /// The same as a share of what was reported; `None` if that is 0.
+    pub ratio: Option<f64>,
+}
+
 impl Usage {
+    /// How far this many input tokens are from the reported input; `None` if none was reported.
+    pub fn error_of(&self, estimated: u64) -> Option<EstimateError> {
+        let actual = self.input?;
+        let tokens = estimated as i64 - actual as i64;
+        let ratio = if actual > 0 { Some(tokens as f64 / actual as f64) } else { None };
+        Some(EstimateError { tokens, ratio })
+    }
+
     /// Input and output, if they measure the context: not if the stream broke off, nor as a sum over several
     /// internal calls, nor if the model was not called (`docs/protocols.md` 12.1). An unreported output counts as 0.
     pub fn context(&self) -> Option<LastCall> {

@@ -42,7 +42,7 @@ impl PlacedRequest {
             return None;
         }
         // Boxed, because few requests need it and the future is large.
-        let wait = Duration::from_secs(self.prepared.info.policy.compact.wait_s);
+        let wait = Duration::from_secs(self.planned.prepared.info.policy.compact.wait_s);
         Box::pin(self.compact(head, state, Instant::now() + wait)).await
     }
 
@@ -50,7 +50,7 @@ impl PlacedRequest {
     /// not fit, whatever the estimate says.
     pub(crate) async fn compact_now(&mut self, head: &request::Parts, overflows: bool) -> bool {
         // All waits together are bounded.
-        let wait = Duration::from_secs(self.prepared.info.policy.compact.wait_s);
+        let wait = Duration::from_secs(self.planned.prepared.info.policy.compact.wait_s);
         let wait = wait.saturating_sub(self.summary_wait);
         let previous_summary = self.in_use();
         let state = ScheduleState { overflows, ..ScheduleState::default() };
@@ -125,7 +125,7 @@ impl PlacedRequest {
 
     /// The request as it is planned now.
     fn schedule_context(&self, state: ScheduleState) -> ScheduleContext {
-        let request = self.prepared.plan_request();
+        let request = self.planned.prepared.plan_request();
         let decisions = &self.planned.known;
         let measured = self.planned.measured.as_ref();
         // A summary in use has taken the cuts away that were waiting.
@@ -133,15 +133,15 @@ impl PlacedRequest {
             0 => plan::waiting_savings(&self.planned.declined),
             _ => 0,
         };
-        let tokens =
-            measured.map(|measured| self.prepared.cost(measured).tokens.saturating_sub(waiting));
+        let tokens = measured
+            .map(|measured| self.planned.prepared.cost(measured).tokens.saturating_sub(waiting));
         let is_requested = self.has_pending_compaction();
         let need = state.need(&request, decisions, tokens, is_requested);
         let max_failures = request.policy.compact.max_failures;
         ScheduleContext {
             need,
             mode: request.mode,
-            may_decide: self.prepared.may_decide(),
+            may_decide: self.planned.prepared.may_decide(),
             summary: WrittenSummary::from_request(&request, decisions, need),
             writer: match need {
                 // Most requests need none, and nobody has to look it up.
@@ -205,7 +205,7 @@ impl PlacedRequest {
         let mut choices = self.choices().await?;
         // A request that does not fit, or an operator who asks, gets a summary of any worth.
         if !state.overflows && !self.has_pending_compaction() {
-            let request = self.prepared.plan_request();
+            let request = self.planned.prepared.plan_request();
             let decisions = &self.planned.known;
             choices.retain(|choice| {
                 compact::is_worth_writing(&request, decisions, &choice.point, self.tokens(), due)
@@ -230,7 +230,7 @@ impl PlacedRequest {
             claim,
             handle,
             proxy: self.proxy.clone(),
-            prepared: self.prepared.clone(),
+            prepared: self.planned.prepared.clone(),
             known: reads.known.clone(),
             parts,
             tokens: measured.estimate.tokens,
@@ -250,13 +250,13 @@ impl PlacedRequest {
     ) -> Option<PlannedRequest> {
         // Only if the summary is written before the request is sent, by the request's own model, and the part
         // to summarise fits the window in that form.
-        let policy = &self.prepared.info.policy.compact;
+        let policy = &self.planned.prepared.info.policy.compact;
         if due < CompactionNeed::Must || policy.model.is_some() || policy.upstream.is_some() {
             return None;
         }
-        let cached = self.planned.as_cached(&self.prepared).await?;
+        let cached = self.planned.as_cached().await?;
         let parts = &cached.measured.as_ref()?.parts;
-        let request = self.prepared.plan_request();
+        let request = self.planned.prepared.plan_request();
         let fits = choices.iter().all(|choice| {
             let piece = HistoryChunk { from: 0, through: choice.point.cut };
             let history = compact::weigh(&request, &cached.known, parts, piece);
@@ -268,7 +268,7 @@ impl PlacedRequest {
     /// Who may write it, and where each one would cut, the first choice first.
     async fn choices(&self) -> Result<Vec<SummaryChoice>, DecisionReason> {
         let measured = self.planned.measured.as_ref().ok_or(DecisionReason::NothingToCut)?;
-        let request = self.prepared.plan_request();
+        let request = self.planned.prepared.plan_request();
         let is_focused =
             self.has_pending_compaction() && self.proxy.ledgers.has_focus(&self.opened.scope);
         let focus = if is_focused { SummaryFocus::OfOperator } else { SummaryFocus::OfPolicy };
@@ -287,7 +287,8 @@ impl PlacedRequest {
 
     /// Puts the written summary into use.
     async fn use_summary(&mut self, due: CompactionNeed) -> ScheduleEvent {
-        let facts = compact::propose(&self.prepared.plan_request(), &self.planned.known, due);
+        let facts =
+            compact::propose(&self.planned.prepared.plan_request(), &self.planned.known, due);
         let Ok(facts) = facts else { return ScheduleEvent::NotSaved };
         if !self.save_and_replan(facts).await {
             return ScheduleEvent::NotSaved;
@@ -304,28 +305,28 @@ impl PlacedRequest {
         let previous_summary = self.in_use();
         let epoch = self.planned.known.epoch;
         let Ok(saved) = self.save(facts, epoch).await else { return false };
-        self.planned.add_saved(&self.prepared, saved).await;
+        self.planned.add_saved(saved).await;
         // The first write wins: another process may have saved another summary in its place.
         self.in_use() != previous_summary
     }
 
     /// Plans again with what others wrote meanwhile, if anything is new.
     async fn reload_decisions(&mut self) {
-        let mode = self.prepared.mode.decisions();
-        let mut decisions = self.opened.reload_decisions(&self.prepared.conversation, mode);
+        let mode = self.planned.prepared.mode.decisions();
+        let mut decisions = self.opened.reload_decisions(&self.planned.prepared.conversation, mode);
         decisions.keep_adopted(&self.planned.known);
         let in_use = decisions.compact().map(|(_, compact)| compact.about);
         // Planning is dear, and most often nothing changed.
         if in_use != self.in_use()
             || decisions.summaries.len() != self.planned.known.summaries.len()
         {
-            self.planned.replan_with(&self.prepared, decisions).await;
+            self.planned.replan_with(decisions).await;
         }
     }
 
     /// Whether the request that it continues was past the threshold.
     fn was_due_before(&self) -> bool {
-        let request = self.prepared.plan_request();
+        let request = self.planned.prepared.plan_request();
         let threshold = request.policy.compact.threshold(request.fillable());
         let input = self.planned.known.parent.as_ref().and_then(|turn| turn.usage.input);
         input.is_some_and(|input| input >= threshold)
@@ -349,7 +350,7 @@ impl PlacedRequest {
                 "session {session} is not compacted: there is too little room for a summary to last"
             );
         }
-        let first_message = self.prepared.conversation.messages.first();
+        let first_message = self.planned.prepared.conversation.messages.first();
         let span = first_message.map_or(Span::new(0, 0), |message| message.span);
         let step = PlanStep::declined(Change::Compacted, why, PartIndex::default(), span, tokens);
         self.planned.add_declined(step);

@@ -20,9 +20,7 @@ use crate::dialect::paths::{self, Transport};
 use crate::dialect::request_id::provider_request_id;
 use crate::dialect::{Dialect, Purpose};
 use crate::proxy::http::headers;
-use crate::proxy::http::memory::MemoryBudget;
 use crate::proxy::plan::added_option::AddedOption;
-use crate::proxy::plan::body_reader::BodyReader;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::response::model_list::{LearnList, ModelListTap};
 use crate::proxy::response::tap::SettleLate;
@@ -97,22 +95,6 @@ impl ClientRequest {
         let response = self.stored.clone()?;
         let tenant = self.tenant(proxy).ok()?;
         Some(late::settle(proxy.clone(), tenant, self.dialect?, upstream.clone(), response))
-    }
-
-    pub(super) fn reader(
-        &self,
-        dialect: Dialect,
-        proxy: &Proxy,
-        memory: &Arc<MemoryBudget>,
-    ) -> BodyReader {
-        BodyReader {
-            dialect,
-            target: self.target().into(),
-            limit: proxy.config.limits.body_bytes,
-            memory: memory.clone(),
-            elements: proxy.elements.clone(),
-            tenant: self.tenant(proxy).ok(),
-        }
     }
 
     pub(super) fn provider_request_id(

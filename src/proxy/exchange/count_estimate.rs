@@ -5,8 +5,6 @@
 //! is asked, and its response is forwarded unless it says so now. `x-plimsoll-estimated` has the estimate's
 //! range, so that nobody takes the number for the provider's.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderName};
 use http::{HeaderValue, Response, StatusCode, request};
@@ -27,18 +25,11 @@ const ESTIMATED: HeaderName = HeaderName::from_static("x-plimsoll-estimated");
 /// Most bytes that are read of a response saying that there is no such endpoint.
 const ANSWER_BYTES: usize = 16 * 1024;
 
-/// A request for a count that can be answered here.
-pub(super) struct CountFallback {
-    pub(super) prepared: Arc<PreparedRequest>,
-    /// What would be sent.
-    pub(super) planned: PlannedRequest,
-    /// Path and query of the client's request.
-    pub(super) target: Box<str>,
-}
-
-impl CountFallback {
-    pub(super) async fn answer_at_once(
+impl PlannedRequest {
+    /// `target`: path and query of the client's request.
+    pub(super) async fn count_at_once(
         &self,
+        target: &str,
         recorder: &mut ExchangeRecorder,
     ) -> Option<Response<Bytes>> {
         let why = match self.prepared.info.upstream.count_tokens {
@@ -46,18 +37,19 @@ impl CountFallback {
             CountTokens::Provider => return None,
             CountTokens::Auto => {
                 let source = self.prepared.info.lesson_source();
-                if !self.may_learn() || !recorder.proxy.knows(&source, Lesson::CountMissing) {
+                if !self.may_use_lessons() || !recorder.proxy.knows(&source, Lesson::CountMissing) {
                     return None;
                 }
                 CountEstimate::Learned
             }
         };
-        self.answer(why, recorder).await
+        self.count(why, target, recorder).await
     }
 
-    pub(super) async fn answer_missing(
+    pub(super) async fn count_if_missing(
         &self,
         response: Response<OutgoingBody>,
+        target: &str,
         head: &request::Parts,
         recorder: &mut ExchangeRecorder,
     ) -> Result<Response<Bytes>, Response<OutgoingBody>> {
@@ -67,24 +59,25 @@ impl CountFallback {
             StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_IMPLEMENTED
         );
         let is_wanted = self.prepared.info.upstream.count_tokens == CountTokens::Auto;
-        if !may_miss || !is_wanted || !self.may_learn() {
+        if !may_miss || !is_wanted || !self.may_use_lessons() {
             return Err(response);
         }
         let begun = StartedResponse::read(response, ANSWER_BYTES, &recorder.proxy.memory).await;
-        if !self.is_missing(&begun, head).await {
+        if !self.lacks_endpoint(&begun, head).await {
             return Err(begun.into_response());
         }
         // It becomes a lesson once a turn of this model is answered: the model itself may be what is missing.
         recorder.proxy.counting.set_missing(&self.prepared.info.lesson_source());
-        self.answer(CountEstimate::Missing, recorder).await.ok_or_else(|| begun.into_response())
+        let counted = self.count(CountEstimate::Missing, target, recorder).await;
+        counted.ok_or_else(|| begun.into_response())
     }
 
-    fn may_learn(&self) -> bool {
+    fn may_use_lessons(&self) -> bool {
         // In the other modes nothing that was learned may change what is answered.
         self.prepared.mode == Mode::Active
     }
 
-    async fn is_missing(&self, begun: &StartedResponse, head: &request::Parts) -> bool {
+    async fn lacks_endpoint(&self, begun: &StartedResponse, head: &request::Parts) -> bool {
         let status = begun.head.status;
         let kind = begun.head.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
         // No provider responds with a web page; a gateway before it does, for an unknown path.
@@ -98,16 +91,17 @@ impl CountFallback {
         lessons::taught(error, info, body, Some(head)).await.holds(Lesson::CountMissing)
     }
 
-    async fn answer(
+    async fn count(
         &self,
         why: CountEstimate,
+        target: &str,
         recorder: &mut ExchangeRecorder,
     ) -> Option<Response<Bytes>> {
-        let PlannedRequest { plan, known, .. } = &self.planned;
-        let estimate = planned_request::estimate(&self.prepared, plan.sent.clone(), known).await;
-        let estimate = estimate.map_err(|why| recorder.record_fail_open(why)).ok()?;
+        let sent = self.plan.sent.clone();
+        let estimate = planned_request::estimate(&self.prepared, sent, &self.known).await;
+        let estimate = estimate.map_err(|why| recorder.event.add_fail_open(why)).ok()?;
         let dialect = self.prepared.conversation.dialect;
-        let body = counting::estimated(dialect, &self.target, estimate.tokens)?;
+        let body = counting::estimated(dialect, target, estimate.tokens)?;
         // An exact count has no band.
         let exact = Band { low: estimate.tokens, high: estimate.tokens };
         let Band { low, high } = estimate.band().unwrap_or(exact);
@@ -115,7 +109,8 @@ impl CountFallback {
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         headers.insert(ESTIMATED, HeaderValue::from_str(&format!("{low}-{high}")).ok()?);
-        recorder.record_count_estimate(estimate, why);
+        recorder.event.estimate = Some(estimate);
+        recorder.event.count_estimated = Some(why);
         Some(response)
     }
 }

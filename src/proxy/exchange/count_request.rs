@@ -5,15 +5,13 @@
 
 use std::sync::Arc;
 
-use super::count_estimate::CountFallback;
 use super::live_exchange::{LiveExchange, Planned, Received};
 use super::planning::is_held_out;
 use crate::config::{Mode, ProviderCounting};
 use crate::context::TenantId;
 use crate::context::plan::RecordedDecisions;
-use crate::dialect::Purpose;
 use crate::dialect::identity::Identity;
-use crate::proxy::plan::planned_request::{self, PlannedRequest};
+use crate::proxy::plan::planned_request;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::store::ledgers::SessionPeek;
 use crate::store::recall::{LookupOutcome, ReadBudget};
@@ -29,7 +27,7 @@ impl LiveExchange<Received> {
     ) -> Planned {
         let proxy = self.recorder.proxy.clone();
         if proxy.config.count == ProviderCounting::Raw || self.client.is_signed() {
-            return self.count_original(Arc::new(prepared));
+            return Planned::original_count(Arc::new(prepared));
         }
         let is_shadow = prepared.mode == Mode::Shadow;
         // Shadow mode would decide. If the thread was rewritten before, its decisions are repeated, as in its turns.
@@ -46,16 +44,16 @@ impl LiveExchange<Received> {
         let (known, held_out) = match peeked {
             LookupOutcome::Found(SessionPeek { session, known, store_missed }) => {
                 if store_missed {
-                    self.recorder.record_fail_open(FailOpen::Store);
+                    self.recorder.event.add_fail_open(FailOpen::Store);
                 }
                 let held_out = is_held_out(&session, prepared.mode, &proxy);
-                self.recorder.record_session(Some(&session));
+                self.recorder.event.session = Some(session);
                 (known, held_out)
             }
             LookupOutcome::None => (RecordedDecisions::default(), false),
             LookupOutcome::Late => {
-                self.recorder.record_fail_open(FailOpen::SessionLate);
-                return self.count_original(Arc::new(prepared));
+                self.recorder.event.add_fail_open(FailOpen::SessionLate);
+                return Planned::original_count(Arc::new(prepared));
             }
         };
         // It takes no place in its session, so nothing of that can be late.
@@ -64,25 +62,8 @@ impl LiveExchange<Received> {
         let prepared = Arc::new(prepared);
         let decisions = Arc::new(known);
         let planned =
-            planned_request::replay_recorded(&prepared, decisions, &mut self.recorder).await;
+            planned_request::replay_recorded(prepared, decisions, &mut self.recorder).await;
         self.recorder.record_plan(&planned.done, None);
-        Planned { count: self.count_fallback(prepared, planned), ..Planned::default() }
-    }
-
-    pub(super) fn count_original(&self, prepared: Arc<PreparedRequest>) -> Planned {
-        let planned = PlannedRequest::original(&prepared);
-        Planned { count: self.count_fallback(prepared, planned), ..Planned::default() }
-    }
-
-    fn count_fallback(
-        &self,
-        prepared: Arc<PreparedRequest>,
-        planned: PlannedRequest,
-    ) -> Option<Box<CountFallback>> {
-        if prepared.conversation.purpose != Purpose::Count {
-            return None;
-        }
-        let target = self.client.target().into();
-        Some(Box::new(CountFallback { prepared, planned, target }))
+        Planned { count: Some(Box::new(planned)), ..Planned::default() }
     }
 }

@@ -67,7 +67,8 @@ pub(in crate::proxy) async fn drop_credentials(ledgers: &Ledgers) -> Infallible 
 }
 
 pub(super) fn keep(request: &PlacedRequest, client_head: &Arc<request::Parts>) {
-    let PlacedRequest { proxy, prepared, opened, planned, .. } = request;
+    let PlacedRequest { proxy, opened, planned, .. } = request;
+    let prepared = &planned.prepared;
     // Only the main line is kept: that is what a summary would be of.
     let Some(measured) = &planned.measured else { return };
     if !compact::is_compactable(&prepared.plan_request()) || !opened.is_main_line() {

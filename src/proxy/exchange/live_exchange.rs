@@ -8,21 +8,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Response, request};
+use http::Response;
 
 use super::client_request::ClientRequest;
-use super::count_estimate::CountFallback;
 use super::original_request::OriginalRequest;
-use super::outbound::OutboundRequest;
 use crate::config::Upstream;
 use crate::context::Outcome;
 use crate::context::caps::{CapState, Spender};
-use crate::dialect::Dialect;
+use crate::dialect::{Dialect, Purpose};
 use crate::proxy::compaction::summarize::SummaryJob;
 use crate::proxy::http::answer::ProxyError;
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::headers;
 use crate::proxy::http::upstream::error::UpstreamError;
+use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::response::response_body::ResponseBody;
@@ -30,7 +29,6 @@ use crate::proxy::response::usage_rewrite::UsageAddition;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::open::OpenTurn;
-use crate::proxy::turn::pending::PendingExchange;
 use crate::store::recall::ReadBudget;
 use crate::telemetry::ClientTimeout;
 
@@ -49,45 +47,22 @@ pub(super) struct Received;
 #[derive(Default)]
 pub(super) struct Planned {
     /// Makes a turn from the reply.
-    pub(super) pending: Option<PendingExchange>,
+    pub(super) placed: Option<Box<PlacedRequest>>,
     /// The summary to write after the response.
     pub(super) writer: Option<Box<SummaryJob>>,
-    /// Answers a token count if the upstream does not.
-    pub(super) count: Option<Box<CountFallback>>,
+    /// A request for a token count, which is answered here if the upstream does not.
+    pub(super) count: Option<Box<PlannedRequest>>,
+    /// The request as its client sent it, if it may have to be sent again.
+    pub(super) original: Option<Box<OriginalRequest>>,
 }
 
 impl Planned {
-    fn planned(&self) -> Option<(&PreparedRequest, &PlannedRequest)> {
-        match (&self.pending, &self.count) {
-            (Some(pending), _) => Some((pending.prepared(), &pending.request.planned)),
-            (None, Some(count)) => Some((&count.prepared, &count.planned)),
-            (None, None) => None,
-        }
-    }
-
-    /// The request as it is sent with this plan.
-    pub(super) fn outbound(
-        &self,
-        head: Arc<request::Parts>,
-        bytes: Bytes,
-        trailers: Option<HeaderMap>,
-    ) -> OutboundRequest {
-        let planned = self.planned();
-        let original = OriginalRequest {
-            head,
-            plain: planned.map_or_else(|| bytes.clone(), |(prepared, _)| prepared.body.clone()),
-            bytes,
-            trailers,
-            added: planned.map(|(prepared, _)| prepared.added.clone()).unwrap_or_default(),
-        };
-        let may_repair = self.pending.as_ref().is_some_and(PendingExchange::may_repair);
-        match planned {
-            Some((prepared, planned)) => {
-                let beta = planned.beta(prepared);
-                OutboundRequest::edited(original, &planned.plan.edits, beta, may_repair)
-            }
-            None => OutboundRequest::edited(original, &[], None, may_repair),
-        }
+    /// A request that is sent as it came, and is answered here if it counts tokens and the upstream does not.
+    pub(super) fn original_count(prepared: Arc<PreparedRequest>) -> Self {
+        let is_count = prepared.conversation.purpose == Purpose::Count;
+        let count =
+            if is_count { Some(Box::new(PlannedRequest::original(prepared))) } else { None };
+        Self { count, ..Self::default() }
     }
 }
 

@@ -65,10 +65,11 @@ pub(super) async fn run(
     if *request.method() == Method::CONNECT {
         return *refuse(&ProxyError::NoForwardProxy, None, recorder);
     }
-    let (head, body) = request.into_parts();
+    let (mut head, body) = request.into_parts();
     let client = Arc::new(ClientRequest::new(&head));
     let dialect = client.dialect;
-    recorder.record_endpoint(dialect, client.purpose);
+    recorder.event.dialect = dialect;
+    recorder.event.purpose = client.purpose;
     if let Err(fault) = proxy.client_access.check(&head.uri, &head.headers, &proxy.credentials) {
         return *refuse(&fault, dialect, recorder);
     }
@@ -82,15 +83,14 @@ pub(super) async fn run(
         true => Some(answer::greeting(&proxy.config, &head.uri, &head.headers)),
         false => None,
     };
-    let RoutedRequest { upstream, mut head, upgrade } =
-        match (RoutedRequest::new(&proxy, head, dialect), greeting) {
-            (Ok(routed), _) => routed,
-            (Err(ProxyError::NoUpstream { .. }), Some(greeting)) => {
-                return *live_exchange::answer(greeting, Outcome::Complete, recorder);
-            }
-            (Err(fault), _) => return *refuse(&fault, dialect, recorder),
-        };
-    recorder.record_upstream(&upstream);
+    let upstream = match (route_request(&proxy, &mut head, dialect), greeting) {
+        (Ok(upstream), _) => upstream,
+        (Err(ProxyError::NoUpstream { .. }), Some(greeting)) => {
+            return *live_exchange::answer(greeting, Outcome::Complete, recorder);
+        }
+        (Err(fault), _) => return *refuse(&fault, dialect, recorder),
+    };
+    recorder.event.upstream = Some(upstream.name.clone());
     // A signature may be over it.
     if proxy.config.otel.as_ref().is_some_and(|otel| otel.propagate)
         && let Some(traceparent) = recorder.traceparent()
@@ -99,7 +99,7 @@ pub(super) async fn run(
         head.headers.insert(TRACEPARENT, traceparent);
     }
     let exchange = LiveExchange { recorder, client, upstream, phase: Received };
-    let responded = match upgrade {
+    let responded = match is_upgrade(&head, &exchange.upstream) {
         true => Box::pin(self::upgrade(exchange, head, body)).await,
         false => forward(exchange, head, body).await,
     };
@@ -112,8 +112,8 @@ async fn forward(
     body: ClientBody,
 ) -> Result<Response<ResponseBody>, OwnResponse> {
     // Each phase has memory of its own: thousands may wait in the first, and the second needs most.
-    let (exchange, outbound) = Box::pin(exchange.plan(head, body)).await?;
-    let mut exchange = Box::pin(exchange.send(outbound)).await?;
+    let (exchange, head, body) = Box::pin(exchange.plan(head, body)).await?;
+    let mut exchange = Box::pin(exchange.send(head, body)).await?;
     // 10. Answer. 11. Observe. 12. Settle. 13. Record.
     let actions = exchange.actions();
     Ok(Box::pin(exchange.respond(actions)).await)
@@ -133,36 +133,32 @@ pub(super) fn refuse_connection(
     response
 }
 
-/// A request with its upstream, which is looked up here and nowhere else; its head is as the upstream gets it.
-struct RoutedRequest {
-    upstream: Arc<Upstream>,
-    head: request::Parts,
-    upgrade: bool,
+/// The upstream of a request, which is looked up here and nowhere else; its head becomes as the upstream gets it.
+fn route_request(
+    proxy: &Proxy,
+    head: &mut request::Parts,
+    client_dialect: Option<Dialect>,
+) -> Result<Arc<Upstream>, ProxyError> {
+    let upstreams = &proxy.upstreams;
+    let uri = head.uri.clone();
+    let route = route::route(upstreams, &head.method, &uri, &head.headers, client_dialect);
+    let route = route.ok_or_else(|| no_upstream(upstreams, &uri))?;
+    let upstream = route.upstream;
+    let upgrade = is_upgrade(head, upstream);
+    if upstream.credential.is_some() && !is_inference(&head.method, route.path, upgrade) {
+        return Err(ProxyError::PathRefused);
+    }
+    let address = route::address(&route, uri.path_and_query(), &proxy.credentials);
+    head.uri = address.ok_or_else(|| no_upstream(upstreams, &uri))?;
+    let headers = std::mem::take(&mut head.headers);
+    head.headers = outgoing_headers(headers, proxy, upstream, head.version, upgrade);
+    // The upstream's HTTP version is only known after connecting.
+    head.version = Version::HTTP_11;
+    Ok(upstream.clone())
 }
 
-impl RoutedRequest {
-    fn new(
-        proxy: &Proxy,
-        mut head: request::Parts,
-        client_dialect: Option<Dialect>,
-    ) -> Result<Self, ProxyError> {
-        let upstreams = &proxy.upstreams;
-        let uri = head.uri.clone();
-        let route = route::route(upstreams, &head.method, &uri, &head.headers, client_dialect);
-        let route = route.ok_or_else(|| no_upstream(upstreams, &uri))?;
-        let upstream = route.upstream;
-        let upgrade = headers::is_upgrade(&head.headers, |protocol| is_wanted(upstream, protocol));
-        if upstream.credential.is_some() && !is_inference(&head.method, route.path, upgrade) {
-            return Err(ProxyError::PathRefused);
-        }
-        let address = route::address(&route, uri.path_and_query(), &proxy.credentials);
-        head.uri = address.ok_or_else(|| no_upstream(upstreams, &uri))?;
-        let headers = std::mem::take(&mut head.headers);
-        head.headers = outgoing_headers(headers, proxy, upstream, head.version, upgrade);
-        // The upstream's HTTP version is only known after connecting.
-        head.version = Version::HTTP_11;
-        Ok(Self { upstream: upstream.clone(), head, upgrade })
-    }
+fn is_upgrade(head: &request::Parts, upstream: &Upstream) -> bool {
+    headers::is_upgrade(&head.headers, |protocol| is_wanted(upstream, protocol))
 }
 
 fn no_upstream(upstreams: &[Arc<Upstream>], uri: &Uri) -> ProxyError {
@@ -214,7 +210,7 @@ fn outgoing_headers(
 }
 
 async fn upgrade(
-    exchange: LiveExchange<Received>,
+    mut exchange: LiveExchange<Received>,
     head: request::Parts,
     body: ClientBody,
 ) -> Result<Response<ResponseBody>, OwnResponse> {
@@ -228,30 +224,27 @@ async fn upgrade(
     {
         return Err(exchange.refuse(&ProxyError::from_cap(&cap)));
     }
-    let LiveExchange { mut recorder, client, upstream, .. } = exchange;
+    let LiveExchange { recorder, client, upstream, .. } = &mut exchange;
     let mut request = Request::from_parts(head, ());
     let client_io = hyper::upgrade::on(&mut request);
-    let body = OutgoingBody::request(permitted(body, &upstream));
+    let body = OutgoingBody::request(permitted(body, upstream));
     let body = recorder.count_upload(body).timed(&recorder.sent);
     recorder.record_forwarded();
     let mut response = match proxy.pool.send_http1(request.map(|()| body)).await {
         Ok(response) => response,
-        Err(error) => {
-            let exchange = LiveExchange { recorder, client, upstream, phase: Received };
-            return Err(exchange.fail(error));
-        }
+        Err(error) => return Err(exchange.fail(error)),
     };
     let upstream_time = recorder.sent.elapsed();
     recorder.record_headers();
-    let id = client.provider_request_id(response.headers(), &proxy, &upstream);
-    recorder.record_provider_request_id(id.as_deref());
+    let id = client.provider_request_id(response.headers(), &proxy, upstream);
+    recorder.event.provider_request_id.clone_from(&id);
     if response.status() != StatusCode::SWITCHING_PROTOCOLS {
         let phase =
             Sent { response, upstream_time, turn: None, added_usage: false, usage_addition: None };
-        let exchange = LiveExchange { recorder, client, upstream, phase };
-        return Ok(exchange.respond(ResponseActions::default()).await);
+        return Ok(exchange.into_phase(phase).respond(ResponseActions::default()).await);
     }
-    recorder.record_status(StatusCode::SWITCHING_PROTOCOLS);
+    let LiveExchange { mut recorder, client, upstream, .. } = exchange;
+    recorder.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
     let upstream_io = hyper::upgrade::on(&mut response);
     let (mut parts, _) = response.into_parts();
     let mut frames = None;

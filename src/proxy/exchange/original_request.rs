@@ -22,10 +22,45 @@ pub(super) struct OriginalRequest {
     /// The body, decompressed: what is edited.
     pub(super) plain: Bytes,
     pub(super) trailers: Option<HeaderMap>,
+    /// What is requested on the client's behalf.
     pub(super) added: Vec<AddedOption>,
+    /// It was first sent with edits of the plan.
+    pub(super) is_rewritten: bool,
 }
 
 impl OriginalRequest {
+    pub(super) fn new(
+        head: Arc<request::Parts>,
+        bytes: Bytes,
+        trailers: Option<HeaderMap>,
+    ) -> Self {
+        let plain = bytes.clone();
+        Self { head, bytes, plain, trailers, added: Vec::new(), is_rewritten: false }
+    }
+
+    pub(super) fn into_untouched(self) -> (request::Parts, OutgoingBody) {
+        let body = OutgoingBody::slices(vec![self.bytes], self.trailers);
+        (Arc::unwrap_or_clone(self.head), body)
+    }
+
+    /// The request as it is sent first, with these edits and with what is added, as far as they fit.
+    pub(super) fn edited(
+        &mut self,
+        edits: &[Edit],
+        beta: Option<&'static str>,
+    ) -> (request::Parts, OutgoingBody) {
+        self.is_rewritten = !edits.is_empty();
+        let changed = self.changed(edits, beta).or_else(|| {
+            // What is requested on the client's behalf does not fit in: the plan counts as sent, so it stays.
+            self.added.clear();
+            self.changed(edits, beta)
+        });
+        changed.unwrap_or_else(|| {
+            self.is_rewritten = false;
+            self.untouched()
+        })
+    }
+
     pub(super) fn untouched(&self) -> (request::Parts, OutgoingBody) {
         let body = OutgoingBody::slices(vec![self.bytes.clone()], self.trailers.clone());
         (request::Parts::clone(&self.head), body)

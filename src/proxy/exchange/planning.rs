@@ -11,8 +11,8 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 use http::request;
 
+use super::client_request::ClientRequest;
 use super::live_exchange::{LiveExchange, OwnResponse, Planned, Received};
-use super::outbound::OutboundRequest;
 use super::{latest_request, request_origin};
 use crate::clock::now;
 use crate::config::{Mode, ServerLimits, Upstream};
@@ -27,7 +27,7 @@ use crate::proxy::http::answer::ProxyError;
 use crate::proxy::http::arriving::ClientBody;
 use crate::proxy::http::body::{self, CollectOutcome, OutgoingBody};
 use crate::proxy::http::headers;
-use crate::proxy::plan::body_reader::ParsedBody;
+use crate::proxy::plan::parsed_body::ParsedBody;
 use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
@@ -36,7 +36,6 @@ use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::state::request_info::RequestInfo;
 use crate::proxy::state::{Proxy, lesson_source};
 use crate::proxy::turn::counting;
-use crate::proxy::turn::pending::PendingExchange;
 use crate::store::ledgers::{self, OpenedSession};
 use crate::store::lessons::LessonSource;
 use crate::store::recall::{ReadBudget, RecallOutcome};
@@ -51,7 +50,7 @@ impl LiveExchange<Received> {
         mut self,
         head: request::Parts,
         body: ClientBody,
-    ) -> Result<(LiveExchange<Planned>, OutboundRequest), OwnResponse> {
+    ) -> Result<(LiveExchange<Planned>, request::Parts, OutgoingBody), OwnResponse> {
         // 3. Body.
         let body = permitted(body, &self.upstream);
         let collected = match self.client.body_dialect() {
@@ -68,22 +67,20 @@ impl LiveExchange<Received> {
         let mut planned = Planned::default();
         let recorder = &mut self.recorder;
         recorder.record_step(StepKind::Read, recorder.began);
-        let outbound = match collected {
+        let (head, body) = match collected {
             CollectOutcome::Broken => return Err(self.refuse(&ProxyError::RequestBroken)),
             CollectOutcome::TimedOut => return Err(self.refuse(&ProxyError::BodyTooSlow)),
-            CollectOutcome::Unread(body) => {
-                OutboundRequest::plain(head, recorder.count_upload(body))
-            }
+            CollectOutcome::Unread(body) => (head, recorder.count_upload(body)),
             CollectOutcome::TooLarge(body) => {
-                recorder.record_fail_open(FailOpen::BodyTooLarge);
-                OutboundRequest::plain(head, recorder.count_upload(body))
+                recorder.event.add_fail_open(FailOpen::BodyTooLarge);
+                (head, recorder.count_upload(body))
             }
             CollectOutcome::NoMemory(body) => {
-                recorder.record_fail_open(FailOpen::MemoryBudget);
-                OutboundRequest::plain(head, recorder.count_upload(body))
+                recorder.event.add_fail_open(FailOpen::MemoryBudget);
+                (head, recorder.count_upload(body))
             }
             CollectOutcome::Whole { bytes, trailers } => {
-                recorder.timing().request_bytes = bytes.len() as u64;
+                recorder.event.timing.request_bytes = bytes.len() as u64;
                 let head = Arc::new(head);
                 // 4. Read. 5. Open the ledger. 6. Plan. 7. Save.
                 planned = match self.read_and_plan(&bytes, &head).await {
@@ -96,7 +93,7 @@ impl LiveExchange<Received> {
         };
         self.recorder.record_request_side(body_complete_at);
         self.recorder.record_step(StepKind::Plan, body_complete_at);
-        Ok((self.into_phase(planned), outbound))
+        Ok((self.into_phase(planned), head, body))
     }
 
     /// Reads the body, and plans the request. `head`: the request's, as it is sent.
@@ -111,7 +108,7 @@ impl LiveExchange<Received> {
         match planning.catch_unwind().await {
             Ok(planned) => planned,
             Err(_) => {
-                self.recorder.record_fail_open(FailOpen::Panicked);
+                self.recorder.event.add_fail_open(FailOpen::Panicked);
                 Ok(Planned::default())
             }
         }
@@ -124,21 +121,23 @@ impl LiveExchange<Received> {
     ) -> Result<Planned, ProxyError> {
         let Some(dialect) = self.client.body_dialect() else { return Ok(Planned::default()) };
         let proxy = &self.recorder.proxy;
-        let reader = self.client.reader(dialect, proxy, &proxy.memory);
-        let parsed = match reader.read(&self.client.headers, body).await {
+        let ClientRequest { headers, .. } = &*self.client;
+        let tenant = self.client.tenant(proxy).ok();
+        let target = self.client.target();
+        let parsed = match ParsedBody::read(proxy, dialect, target, tenant, headers, body).await {
             Ok(parsed) => parsed,
             Err(why) => {
-                self.recorder.record_fail_open(why);
+                self.recorder.event.add_fail_open(why);
                 return Ok(Planned::default());
             }
         };
         let notes = &parsed.conversation.notes;
-        self.recorder.record_notes(notes.iter().copied());
+        self.recorder.event.add_notes(notes.iter().copied());
         if headers::leaves_out_tags(&self.client.headers) {
-            self.recorder.record_notes([Note::IgnoredTag]);
+            self.recorder.event.add_notes([Note::IgnoredTag]);
         }
         if notes.contains(&Note::NotJson) {
-            self.recorder.record_fail_open(FailOpen::BodyUnread);
+            self.recorder.event.add_fail_open(FailOpen::BodyUnread);
             return Ok(Planned::default());
         }
         self.place_and_plan(parsed, Some(head)).await
@@ -182,7 +181,7 @@ impl LiveExchange<Received> {
         let Some(opened) = opened else {
             self.recorder.record_store_wait(&reads);
             // It is sent unchanged, and not stored as a turn; the next request will find the session.
-            self.recorder.record_fail_open(FailOpen::SessionLate);
+            self.recorder.event.add_fail_open(FailOpen::SessionLate);
             Box::pin(estimate_alone(&Arc::new(prepared), &mut self.recorder)).await;
             return Ok(Planned::default());
         };
@@ -193,33 +192,33 @@ impl LiveExchange<Received> {
         // That was its last read.
         self.recorder.record_store_wait(&reads);
         within_cap?;
-        let held_out =
-            is_held_out(&request.opened.scope.session, request.prepared.mode, &request.proxy);
-        Arc::make_mut(&mut request.prepared).place(&mut request.opened, held_out);
+        let PlacedRequest { proxy, planned, opened, .. } = &mut *request;
+        let prepared = Arc::make_mut(&mut planned.prepared);
+        let held_out = is_held_out(&opened.scope.session, prepared.mode, proxy);
+        prepared.place(opened, held_out);
         // 6. Plan. 7. Save.
         let mut writer = None;
         match head {
             Some(head) => {
-                let parent = request.opened.placed.parent.as_deref();
-                let added = self.client.added_options(&request.prepared, parent, &request.proxy);
-                Arc::make_mut(&mut request.prepared).added = added;
+                let parent = opened.placed.parent.as_deref();
+                prepared.added = self.client.added_options(prepared, parent, proxy);
                 let counting = counting::count_media(&mut request, head);
-                self.recorder.timing().count_wait_us = Box::pin(counting).await.map(micros);
+                self.recorder.event.timing.count_wait_us = Box::pin(counting).await.map(micros);
                 request.plan(&mut self.recorder).await;
                 writer = request.compact_if_due(head).await.map(Box::new);
                 latest_request::keep(&request, head);
             }
             None => Box::pin(request.plan_original(&mut self.recorder)).await,
         }
-        let at = self.recorder.at();
-        self.recorder.record_cold_input(request.cold_input(at));
-        let pending = PendingExchange::begin(request, at);
-        pending.record_summary_wait(Duration::ZERO, &mut self.recorder);
-        pending.record_plan(&mut self.recorder);
-        if let Some(open_exchange) = pending.open_exchange(at) {
+        let at = self.recorder.event.at;
+        self.recorder.event.cold_input = request.cold_input(at);
+        request.begin_draft(at);
+        request.record_summary_wait(Duration::ZERO, &mut self.recorder);
+        request.record_plan(&mut self.recorder);
+        if let Some(open_exchange) = request.open_exchange(at) {
             self.recorder.proxy.telemetry.exchange_opened(open_exchange);
         }
-        Ok(Planned { pending: Some(pending), writer, count: None })
+        Ok(Planned { placed: Some(request), writer, ..Planned::default() })
     }
 
     /// Notes the fullest cap of its spender, once that is to be told.
@@ -246,10 +245,10 @@ impl LiveExchange<Received> {
 
     async fn without_tenant(&mut self, prepared: PreparedRequest, why: FailOpen) -> Planned {
         // Without a tenant it gets no place in a session, and its estimate uses no earlier turn.
-        self.recorder.record_fail_open(why);
+        self.recorder.event.add_fail_open(why);
         let prepared = Arc::new(prepared);
         estimate_alone(&prepared, &mut self.recorder).await;
-        self.count_original(prepared)
+        Planned::original_count(prepared)
     }
 
     async fn prepare(
@@ -263,7 +262,7 @@ impl LiveExchange<Received> {
         conversation.purpose = identity.purpose.unwrap_or(conversation.purpose);
         let info = self.request_info(tenant, &parsed, identity, reads).await;
         self.recorder.record_request(&info);
-        self.recorder.record_session(identity.session.as_ref());
+        self.recorder.event.session.clone_from(&identity.session);
         let mode = self.client.mode(&self.upstream, &self.recorder.proxy);
         PreparedRequest::new(info, parsed, mode, self.client.is_signed())
     }
@@ -310,15 +309,15 @@ impl LiveExchange<Received> {
         // Credentials that the upstream does not check could be made up, so each then has a state of its own.
         let own_tenant = if source.vouched { None } else { tenant };
         let ledgers = &proxy.ledgers;
-        let RecalledState { learned, outcome } = proxy
+        let RecalledState { learned, recall } = proxy
             .calibration
             .recall(ledgers, &upstream.name, name, own_tenant, model.family, reads)
             .await;
-        if taught != RecallOutcome::Known || outcome != RecallOutcome::Known {
-            self.recorder.record_fail_open(FailOpen::Store);
+        if taught != RecallOutcome::Known || !recall.is_known() {
+            self.recorder.event.add_fail_open(FailOpen::Store);
         }
         RequestInfo {
-            exchange: self.recorder.id().clone(),
+            exchange: self.recorder.event.id.clone(),
             tenant: tenant.cloned(),
             upstream: upstream.clone(),
             requested_model: conversation.model.clone(),
@@ -387,8 +386,8 @@ pub(super) fn permitted(body: ClientBody, upstream: &Upstream) -> ClientBody {
 
 async fn estimate_alone(prepared: &Arc<PreparedRequest>, recorder: &mut ExchangeRecorder) {
     match PlannedRequest::alone(prepared).await {
-        Ok(estimate) => recorder.record_estimate(estimate),
-        Err(why) => recorder.record_fail_open(why),
+        Ok(estimate) => recorder.event.estimate = Some(estimate),
+        Err(why) => recorder.event.add_fail_open(why),
     }
 }
 

@@ -38,8 +38,8 @@ fn compacts_under(preset: Option<Preset>, headers: &HeaderMap) -> Option<bool> {
 }
 
 pub(super) fn set(request: &mut PlacedRequest, request_headers: &HeaderMap) {
-    let PlacedRequest { proxy, prepared, opened, .. } = request;
-    let PreparedRequest { conversation, body, .. } = &**prepared;
+    let PlacedRequest { proxy, planned, opened, .. } = request;
+    let PreparedRequest { conversation, body, .. } = &*planned.prepared;
     opened.origin.tags = headers::tags(request_headers);
     let keeps_names = proxy.config.content.names;
     opened.keeps_title = keeps_names

@@ -102,7 +102,7 @@ impl LiveExchange<Sent> {
             recorder.clear_spared();
         }
         recorder.stamp(&mut parts.headers);
-        recorder.record_status(parts.status);
+        recorder.event.status = Some(parts.status.as_u16());
         recorder.stream = Some(recorder.proxy.telemetry.stream());
         let refused = parts.status.is_client_error() || parts.status.is_server_error();
         let clean_outcome = if refused { Outcome::Refused } else { Outcome::Complete };

@@ -23,34 +23,23 @@ use crate::dialect::repair::{Refusal, RepairCause};
 use crate::dialect::{PartKey, Purpose};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::http::upstream::error::UpstreamError;
+use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::state::request_info::RequestInfo;
-use crate::proxy::turn::pending::PendingExchange;
 use crate::telemetry::{FailOpen, RefusalOutcome};
 
-/// A request whose response may lead to a retry.
+/// A request whose response may lead to a retry: the responses so far, and what they showed.
 pub(super) struct Retry<'a> {
     pub(super) original: Box<OriginalRequest>,
     /// What it requests on the client's behalf.
     pub(super) adds: Vec<RefusableOption>,
-    pub(super) is_rewritten: bool,
     /// The tenant, upstream and model that a lesson of its responses applies to.
     pub(super) info: Arc<RequestInfo>,
-    pub(super) pending: Option<&'a mut PendingExchange>,
+    pub(super) placed: Option<&'a mut PlacedRequest>,
     pub(super) recorder: &'a mut ExchangeRecorder,
-}
-
-/// A response that may still be forwarded to the client, and the form of the request that it answers.
-struct HeldResponse {
-    form: RequestForm,
-    response: StartedResponse,
-}
-
-/// The responses so far, and what they showed.
-#[derive(Default)]
-struct SeenResponses {
-    held: Vec<HeldResponse>,
+    /// The responses that may still be forwarded to the client, each with the form of the request that it answers.
+    held: Vec<(RequestForm, StartedResponse)>,
     /// The newest overflow that may be answered with room.
     overflow: Option<OverflowReport>,
     /// The lessons of its message.
@@ -77,7 +66,37 @@ struct SeenResponses {
     last_accepted: Option<PlannedRequest>,
 }
 
-impl Retry<'_> {
+impl<'a> Retry<'a> {
+    /// `adds`: what the request asks for on the client's behalf.
+    pub(super) fn new(
+        original: Box<OriginalRequest>,
+        adds: Vec<RefusableOption>,
+        info: Arc<RequestInfo>,
+        placed: Option<&'a mut PlacedRequest>,
+        recorder: &'a mut ExchangeRecorder,
+    ) -> Self {
+        Self {
+            original,
+            adds,
+            info,
+            placed,
+            recorder,
+            held: Vec::new(),
+            overflow: None,
+            overflow_taught: LessonMatch::default(),
+            planned_taught: LessonMatch::default(),
+            refusal: None,
+            repaired: None,
+            repaired_before: None,
+            repair_decisions: Vec::new(),
+            repair_causes: Vec::new(),
+            output_taught: LessonMatch::default(),
+            room: None,
+            room_taught: LessonMatch::default(),
+            last_accepted: None,
+        }
+    }
+
     /// Returns the response to forward, and the form of the request that it answers. The client waits for it.
     ///
     /// # Errors
@@ -86,37 +105,34 @@ impl Retry<'_> {
         mut self,
         first: Response<OutgoingBody>,
     ) -> Result<(Response<OutgoingBody>, RequestForm), UpstreamError> {
-        let mut seen = SeenResponses::default();
         let mut state = RetryState::Planned;
-        let mut verdict = self.judge(RequestForm::Planned, first, &mut seen).await;
+        let mut verdict = self.judge(RequestForm::Planned, first).await;
         let mut calls = 1;
         loop {
             let step = next(self.context(), calls, state, verdict);
             if let Some(finding) = step.finding {
-                self.remember(finding, &mut seen).await;
+                self.remember(finding).await;
             }
             state = match step.then {
                 NextAction::Send(state) => state,
                 NextAction::Answer(form) => {
                     self.keep_latest(form);
-                    return seen.take(form).map(|response| (response, form));
+                    return self.take(form).map(|response| (response, form));
                 }
             };
             // A response that cannot be the final one any more gives its memory and its connection back.
-            seen.held.retain(|held| state.may_answer(held.form));
+            self.held.retain(|(form, _)| state.may_answer(*form));
             verdict = match state {
                 RetryState::Planned => Verdict::Unavailable,
-                RetryState::Repaired { round, .. } => self.send_repaired(round, &mut seen).await,
-                RetryState::WithRoom(_) => self.send_with_room(&mut seen).await,
+                RetryState::Repaired { round, .. } => self.send_repaired(round).await,
+                RetryState::WithRoom(_) => self.send_with_room().await,
                 RetryState::Original { .. } => {
                     let (head, body) = self.original.untouched();
                     let response = send(self.recorder, head, body).await?;
-                    self.recorder.record_fail_open(FailOpen::RewriteRefused);
-                    self.judge(RequestForm::Original, response, &mut seen).await
+                    self.recorder.event.add_fail_open(FailOpen::RewriteRefused);
+                    self.judge(RequestForm::Original, response).await
                 }
-                RetryState::LastAccepted { cause, .. } => {
-                    self.send_last_accepted(cause, &mut seen).await
-                }
+                RetryState::LastAccepted { cause, .. } => self.send_last_accepted(cause).await,
             };
             // A form that the request does not have is no call.
             calls += u8::from(verdict != Verdict::Unavailable);
@@ -125,78 +141,73 @@ impl Retry<'_> {
 
     fn keep_latest(&self, form: RequestForm) {
         // The planned form was kept before it was sent; now another one is final.
-        if let Some(pending) = self.pending.as_deref()
+        if let Some(placed) = self.placed.as_deref()
             && form != RequestForm::Planned
         {
-            latest_request::keep(&pending.request, &self.original.head);
+            latest_request::keep(placed, &self.original.head);
         }
     }
 
     fn context(&self) -> AttemptContext<'_> {
-        let pending = self.pending.as_deref();
+        let placed = self.placed.as_deref();
         AttemptContext {
-            is_rewritten: self.is_rewritten,
-            changes_beyond_repairs: pending
-                .is_some_and(PendingExchange::has_changes_beyond_repairs),
-            has_reasoning_back: pending.is_some_and(PendingExchange::has_reasoning_back),
+            is_rewritten: self.original.is_rewritten,
+            changes_beyond_repairs: placed.is_some_and(PlacedRequest::has_changes_beyond_repairs),
+            has_reasoning_back: placed.is_some_and(|placed| placed.planned.done.made.put_back > 0),
             added: &self.adds,
             is_count: self.info.purpose == Purpose::Count,
         }
     }
 
-    async fn send_repaired(&mut self, round: u8, seen: &mut SeenResponses) -> Verdict {
-        let (Some(pending), Some(refusal)) = (&mut self.pending, seen.refusal.take()) else {
+    async fn send_repaired(&mut self, round: u8) -> Verdict {
+        let (Some(placed), Some(refusal)) = (&mut self.placed, self.refusal.take()) else {
             return Verdict::Unavailable;
         };
-        let base = seen.repaired.as_ref();
-        let repair = pending.request.repair(&refusal, base, self.recorder).await;
+        let base = self.repaired.as_ref();
+        let repair = placed.repair(&refusal, base, self.recorder).await;
         let Some((repaired, decisions)) = repair else { return Verdict::Unavailable };
-        seen.repair_causes.push(refusal.cause);
+        self.repair_causes.push(refusal.cause);
         // The repair is one more change of the request with all repairs before it.
-        seen.repaired_before = seen.repaired.take();
+        self.repaired_before = self.repaired.take();
         let (response, repaired) = match self.send_revised(Some(repaired)).await {
             Ok(sent) => sent,
             Err(verdict) => {
                 // It got no response: the form before it stands.
-                seen.repaired = seen.repaired_before.take();
+                self.repaired = self.repaired_before.take();
                 if verdict == Verdict::NoResponse {
-                    let causes = &seen.repair_causes;
+                    let causes = &self.repair_causes;
                     self.recorder.report_refusal(causes, RefusalOutcome::Unanswered);
                 }
                 return verdict;
             }
         };
-        seen.repaired = Some(repaired);
-        seen.repair_decisions.push(decisions);
-        self.judge(RequestForm::Repaired(round), response, seen).await
+        self.repaired = Some(repaired);
+        self.repair_decisions.push(decisions);
+        self.judge(RequestForm::Repaired(round), response).await
     }
 
-    async fn send_with_room(&mut self, seen: &mut SeenResponses) -> Verdict {
-        let (Some(pending), Some(overflow)) = (&mut self.pending, &seen.overflow) else {
+    async fn send_with_room(&mut self) -> Verdict {
+        let (Some(placed), Some(overflow)) = (&mut self.placed, &self.overflow) else {
             return Verdict::Unavailable;
         };
-        let room = pending.make_room(overflow.reported, &self.original.head, self.recorder).await;
+        let room = placed.make_room(overflow.reported, &self.original.head, self.recorder).await;
         match self.send_revised(room).await {
             Ok((response, room)) => {
-                seen.room = Some(room);
-                self.judge(RequestForm::WithRoom, response, seen).await
+                self.room = Some(room);
+                self.judge(RequestForm::WithRoom, response).await
             }
             Err(verdict) => verdict,
         }
     }
 
-    async fn send_last_accepted(
-        &mut self,
-        cause: RefusalCause,
-        seen: &mut SeenResponses,
-    ) -> Verdict {
+    async fn send_last_accepted(&mut self, cause: RefusalCause) -> Verdict {
         // Reasoning may depend on the changes of the last accepted request.
-        let Some(pending) = &mut self.pending else { return Verdict::Unavailable };
-        let revised = pending.as_last_accepted(cause).await;
+        let Some(placed) = &mut self.placed else { return Verdict::Unavailable };
+        let revised = placed.as_last_accepted(cause).await;
         match self.send_revised(revised).await {
             Ok((response, revised)) => {
-                seen.last_accepted = Some(revised);
-                self.judge(RequestForm::LastAccepted, response, seen).await
+                self.last_accepted = Some(revised);
+                self.judge(RequestForm::LastAccepted, response).await
             }
             Err(verdict) => verdict,
         }
@@ -211,29 +222,21 @@ impl Retry<'_> {
         revised: Option<PlannedRequest>,
     ) -> Result<(Response<OutgoingBody>, PlannedRequest), Verdict> {
         let revised = revised.ok_or(Verdict::Unavailable)?;
-        let pending = self.pending.as_ref().ok_or(Verdict::Unavailable)?;
-        let beta = revised.beta(pending.prepared());
-        let changed = self.original.changed(&revised.plan.edits, beta);
+        let changed = self.original.changed(&revised.plan.edits, revised.beta());
         let (head, body) = changed.ok_or(Verdict::Unavailable)?;
         let response = send(self.recorder, head, body).await.map_err(|_| Verdict::NoResponse)?;
         Ok((response, revised))
     }
-}
 
-impl SeenResponses {
     fn hold(&mut self, form: RequestForm, response: StartedResponse) {
         // It may be the response that the client gets.
-        self.held.push(HeldResponse { form, response });
-    }
-
-    fn is_about_output(&self) -> bool {
-        self.refusal.as_ref().is_some_and(|refusal| refusal.cause == RepairCause::MaxTokens)
+        self.held.push((form, response));
     }
 
     fn take(mut self, form: RequestForm) -> Result<Response<OutgoingBody>, UpstreamError> {
         // The table only returns forms that are held (`every_sequence_of_attempts_ends_with_kept_response`).
-        let position = self.held.iter().position(|held| held.form == form);
-        let index = position.ok_or(UpstreamError::ResponseLost)?;
-        Ok(self.held.swap_remove(index).response.into_response())
+        let index = self.held.iter().position(|(held, _)| *held == form);
+        let (_, response) = self.held.swap_remove(index.ok_or(UpstreamError::ResponseLost)?);
+        Ok(response.into_response())
     }
 }

@@ -9,11 +9,11 @@ use http::request;
 
 use crate::context::prune;
 use crate::dialect::overflow::Overflow;
+use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::plan::planned_request::PlannedRequest;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
-use crate::proxy::turn::pending::PendingExchange;
 
-impl PendingExchange {
+impl PlacedRequest {
     pub(super) async fn make_room(
         &mut self,
         overflow: Overflow,
@@ -23,40 +23,39 @@ impl PendingExchange {
         // Cuts come first, then a summary if that makes it fit, then trims of new results, which no model has
         // read. If no summary makes it fit alone, one is added to the trims where these are not enough. The
         // text of the client's own compaction is shortened last.
-        let request = &mut self.request;
-        let goal = request.room_goal(overflow)?;
-        let pruned = AssertUnwindSafe(request.with_room(goal)).catch_unwind().await.ok().flatten();
+        let goal = self.room_goal(overflow)?;
+        let pruned = AssertUnwindSafe(self.with_room(goal)).catch_unwind().await.ok().flatten();
         let mut is_made = pruned.is_some();
-        let room = pruned.unwrap_or_else(|| request.planned.clone());
+        let room = pruned.unwrap_or_else(|| self.planned.clone());
         // Until it is sent and answered, the form before it is the planned one.
-        let planned = std::mem::replace(&mut request.planned, room);
-        let by_summary = request.fits_with_summary(goal).await;
+        let planned = std::mem::replace(&mut self.planned, room);
+        let by_summary = self.fits_with_summary(goal).await;
         if by_summary {
             let overflows = true;
-            is_made |= self.compact_now(overflows, head, recorder).await;
+            is_made |= self.summarize_for_room(overflows, head, recorder).await;
         }
-        let trimming = self.request.cut_for_room(prune::trim_for_room, goal);
+        let trimming = self.cut_for_room(prune::trim_for_room, goal);
         is_made |= AssertUnwindSafe(trimming).catch_unwind().await.unwrap_or(false);
         if !by_summary {
             let overflows = !is_made;
-            is_made |= self.compact_now(overflows, head, recorder).await;
+            is_made |= self.summarize_for_room(overflows, head, recorder).await;
         }
         // The text of the client's own compaction is its only memory of what was before it.
-        let shortening = self.request.cut_for_room(prune::shorten_for_room, goal);
+        let shortening = self.cut_for_room(prune::shorten_for_room, goal);
         is_made |= AssertUnwindSafe(shortening).catch_unwind().await.unwrap_or(false);
-        let room = std::mem::replace(&mut self.request.planned, planned);
+        let room = std::mem::replace(&mut self.planned, planned);
         if is_made { Some(room) } else { None }
     }
 
     /// Returns whether the request was compacted. `overflows`: it does not fit, whatever the estimate says.
-    async fn compact_now(
+    async fn summarize_for_room(
         &mut self,
         overflows: bool,
         head: &request::Parts,
         recorder: &mut ExchangeRecorder,
     ) -> bool {
-        let earlier_wait = self.request.summary_wait;
-        let compacting = self.request.compact_now(head, overflows);
+        let earlier_wait = self.summary_wait;
+        let compacting = self.compact_now(head, overflows);
         let compacted = AssertUnwindSafe(compacting).catch_unwind().await.unwrap_or(false);
         self.record_summary_wait(earlier_wait, recorder);
         compacted

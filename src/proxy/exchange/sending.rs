@@ -2,13 +2,15 @@
 //!
 //! What its plan needs no more is released here. A response of our own ends the exchange.
 
-use http::StatusCode;
+use http::{StatusCode, request};
 
 use super::live_exchange::{LiveExchange, OwnResponse, Planned, Sent, answer, proxy_error};
-use super::outbound::OutboundRequest;
 use crate::context::Outcome;
+use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::upstream::error::UpstreamError;
 use crate::proxy::plan::added_option::AddedOptionKind;
+use crate::proxy::plan::placed_request::PlacedRequest;
+use crate::proxy::turn::counting;
 
 impl LiveExchange<Planned> {
     /// Sends the request, again if need be, until there is a response to forward.
@@ -17,41 +19,42 @@ impl LiveExchange<Planned> {
     /// Our own response, if there is none, or if it counts tokens where the upstream does not.
     pub(super) async fn send(
         self,
-        outbound: OutboundRequest,
+        head: request::Parts,
+        body: OutgoingBody,
     ) -> Result<LiveExchange<Sent>, OwnResponse> {
-        let (mut exchange, Planned { mut pending, writer, count }) = self.split();
+        let (mut exchange, mut planned) = self.split();
         let recorder = &mut exchange.recorder;
         let proxy = recorder.proxy.clone();
-        if let Some(pending) = &mut pending {
-            let (head, body) = outbound.parts();
-            pending.count_if_wanted(head, body);
+        if let Some(placed) = &mut planned.placed {
+            placed.counted = counting::request_count(placed, &head, &body);
         }
-        if let Some(count) = &count
-            && let Some(counted) = Box::pin(count.answer_at_once(recorder)).await
+        let target = exchange.client.target();
+        if let Some(count) = &planned.count
+            && let Some(counted) = Box::pin(count.count_at_once(target, recorder)).await
         {
             return Err(answer(counted, Outcome::Complete, exchange.recorder));
         }
         // Sending consumes the head, and the response to a count is judged by it.
-        let head = count.as_ref().map(|_| outbound.parts().0.clone());
-        let counted = count.as_ref().map(|count| &*count.prepared);
+        let counted_head = planned.count.as_ref().map(|_| head.clone());
         // 9. Forward.
         recorder.record_forwarded();
-        let (mut response, added) = match outbound.send(pending.as_mut(), counted, recorder).await {
+        let (mut response, added) = match planned.send(head, body, recorder).await {
             Ok(sent) => sent,
             Err(error) => {
-                if let Some(pending) = &mut pending {
+                if let Some(placed) = &mut planned.placed {
                     // Without a response, what was injected was not delivered.
-                    pending.requeue_messages().await;
+                    placed.requeue_messages().await;
                 }
                 return Err(exchange.fail(error));
             }
         };
+        let Planned { placed, writer, count, .. } = planned;
         let upstream_time = recorder.sent.elapsed();
         let id =
             exchange.client.provider_request_id(response.headers(), &proxy, &exchange.upstream);
-        recorder.record_provider_request_id(id.as_deref());
-        if let (Some(count), Some(head)) = (count, head) {
-            let answered = count.answer_missing(response, &head, recorder);
+        recorder.event.provider_request_id = id;
+        if let (Some(count), Some(head)) = (count, counted_head) {
+            let answered = count.count_if_missing(response, target, &head, recorder);
             response = match Box::pin(answered).await {
                 Ok(counted) => return Err(answer(counted, Outcome::Complete, exchange.recorder)),
                 Err(response) => response,
@@ -72,8 +75,8 @@ impl LiveExchange<Planned> {
         let hides_diagnosis =
             added.iter().any(|kind| matches!(kind, AddedOptionKind::Diagnosis { .. }));
         let usage_addition =
-            pending.as_ref().and_then(|pending| pending.usage_addition(hides_diagnosis));
-        let turn = pending.map(|pending| pending.open(&proxy, response.status(), id));
+            placed.as_ref().and_then(|placed| placed.usage_addition(hides_diagnosis));
+        let turn = placed.and_then(PlacedRequest::open);
         recorder.record_headers();
         Ok(exchange.into_phase(Sent {
             response,

@@ -3,8 +3,8 @@
 //! Nothing is sent that is not saved. Only the store is asked in here.
 
 pub(super) mod added_option;
-pub(super) mod body_reader;
 mod choose_option;
+pub(super) mod parsed_body;
 pub(super) mod placed_request;
 pub(super) mod planned_request;
 pub(super) mod prepared_request;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::added_option::{AddedOption, AddedOptionKind};
-use super::body_reader::ParsedBody;
+use super::parsed_body::ParsedBody;
 use crate::clock::now;
 use crate::config::Mode;
 use crate::context::budget::{self, MeasuredEstimate};
@@ -78,11 +78,6 @@ impl PreparedRequest {
                 false => self.mode = Mode::Shadow,
             }
         }
-    }
-
-    pub(crate) fn set_counted_input(&mut self, count: Option<u64>) {
-        // The provider counts the input when it says that the output does not fit beside it.
-        self.counted_input = count;
     }
 
     /// Its memory, bytes.

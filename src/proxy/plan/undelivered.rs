@@ -80,7 +80,7 @@ pub(super) fn announce_dequeued(ids: &[Box<str>], scope: &Scope, recorder: &Exch
             step: MessageStep::Dequeued,
             tenant: scope.tenant.clone(),
             session: scope.session.clone(),
-            exchange: Some(recorder.id().clone()),
+            exchange: Some(recorder.event.id.clone()),
             position: None,
             at: now(),
         });

@@ -9,7 +9,8 @@ use http::HeaderMap;
 
 use crate::proxy::http::headers;
 use crate::proxy::http::memory::{HeldMemory, MemoryBudget};
-use crate::telemetry::{FailOpen, MemoryKind};
+use crate::proxy::state::exchange_recorder::TurnOutcome;
+use crate::telemetry::MemoryKind;
 use crate::wire::encoding::Decoder;
 use crate::wire::memory::Memory as _;
 
@@ -50,13 +51,13 @@ impl ModelListTap {
         true
     }
 
-    pub(super) fn learned(self) -> BoxFuture<'static, Option<FailOpen>> {
+    pub(super) fn learned(self) -> BoxFuture<'static, TurnOutcome> {
         let Self { plain, memory, learn, .. } = self;
         let learning = learn(plain);
         Box::pin(async move {
             learning.await;
             drop(memory);
-            None
+            TurnOutcome::default()
         })
     }
 }

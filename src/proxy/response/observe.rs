@@ -26,16 +26,23 @@ const TO_READ: usize = 6;
 /// The deferred part is decompressed in pieces of this many bytes.
 const PIECE: usize = 64 << 10;
 
-/// A response that is being read as it passes.
+/// A response that is read as it passes, and what was read of it once it has ended.
 pub(crate) struct ResponseObserver {
-    state: ObserverState,
-    /// The memory that it holds.
-    memory: HeldMemory,
+    /// `None` once it has ended, or reading has stopped.
+    reading: Option<(Box<ResponseReader>, Decoder)>,
+    /// The reply, once it has ended; `None` if it could not be read.
+    pub(crate) reply: Option<Reply>,
+    /// Why reading stopped, if it did.
+    pub(super) gave_up: Option<FailOpen>,
+    /// A note beyond the reply's own.
+    pub(super) note: Option<Note>,
+    /// The memory that it holds, also for the reply.
+    pub(super) memory: HeldMemory,
     /// Most bytes of it that are held at once.
     limit: usize,
     /// Data to be read at the end, because there is too much to read while it passes.
     later: Option<PendingObservation>,
-    streamed: bool,
+    pub(super) streamed: bool,
     complete: bool,
     /// Where the progress of the reply is recorded.
     progress: Option<Arc<DraftProgress>>,
@@ -58,25 +65,6 @@ impl PendingObservation {
     }
 }
 
-enum ObserverState {
-    Reading(Box<ResponseReader>, Decoder),
-    GaveUp(FailOpen, Option<Note>),
-}
-
-/// The result of observing a response.
-pub(crate) struct ObservedReply {
-    /// The reply; `None` if it could not be read.
-    pub(crate) reply: Option<Reply>,
-    /// Whether it was a stream.
-    pub(crate) streamed: bool,
-    /// Why reading stopped, if it did.
-    pub(crate) gave_up: Option<FailOpen>,
-    /// A note beyond the reply's own.
-    pub(crate) note: Option<Note>,
-    /// The reply's memory, to be held as long as the reply.
-    pub(crate) memory: HeldMemory,
-}
-
 impl ResponseObserver {
     /// `limit`: most bytes of it that are held at once.
     pub(crate) fn new(
@@ -89,29 +77,26 @@ impl ResponseObserver {
         let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let framing = kind.map_or(Framing::Unknown, Framing::from_content_type);
         let codings = headers::codings(headers);
-        let state = match Decoder::new(codings, limit, || memory.boxed(MemoryKind::Reply)) {
-            Ok(decoder) => ObserverState::Reading(
-                Box::new(
-                    ResponseReader::new(dialect, status, framing, limit)
-                        .with_tier(ServiceTier::from_headers(headers)),
-                ),
-                decoder,
-            ),
-            Err(UnsupportedEncoding::Unknown) => {
-                ObserverState::GaveUp(FailOpen::ReplyUnread, Some(Note::UnknownEncoding))
+        let mut reading = None;
+        let mut gave_up = None;
+        match Decoder::new(codings, limit, || memory.boxed(MemoryKind::Reply)) {
+            Ok(decoder) => {
+                let reader = ResponseReader::new(dialect, status, framing, limit);
+                let reader = reader.with_tier(ServiceTier::from_headers(headers));
+                reading = Some((Box::new(reader), decoder));
             }
-            Err(UnsupportedEncoding::TooMany) => {
-                ObserverState::GaveUp(FailOpen::TooManyCodings, Some(Note::UnknownEncoding))
-            }
-        };
-        let memory = memory.guard(MemoryKind::Reply);
-        let streamed = framing == Framing::Events;
+            Err(UnsupportedEncoding::Unknown) => gave_up = Some(FailOpen::ReplyUnread),
+            Err(UnsupportedEncoding::TooMany) => gave_up = Some(FailOpen::TooManyCodings),
+        }
         Self {
-            state,
-            memory,
+            reading,
+            reply: None,
+            gave_up,
+            note: gave_up.map(|_| Note::UnknownEncoding),
+            memory: memory.guard(MemoryKind::Reply),
             limit,
             later: None,
-            streamed,
+            streamed: framing == Framing::Events,
             complete: false,
             progress: None,
             request: None,
@@ -119,10 +104,9 @@ impl ResponseObserver {
     }
 
     pub(crate) fn with_several(mut self, several: bool) -> Self {
-        if let ObserverState::Reading(reading, decoder) = self.state {
-            let reading = Box::new(reading.with_several(several));
-            self.state = ObserverState::Reading(reading, decoder);
-        }
+        self.reading = self
+            .reading
+            .map(|(reading, decoder)| (Box::new(reading.with_several(several)), decoder));
         self
     }
 
@@ -136,7 +120,7 @@ impl ResponseObserver {
 
     /// Reads the next bytes as received; returns whether the reply is complete.
     pub(crate) fn observe(&mut self, data: &[u8]) -> bool {
-        let ObserverState::Reading(reading, decoder) = &mut self.state else { return false };
+        let Some((reading, decoder)) = &mut self.reading else { return false };
         if let Some(later) = &mut self.later {
             // Once a part waits, what follows waits behind it.
             later.rest.extend_from_slice(data);
@@ -191,64 +175,58 @@ impl ResponseObserver {
 
     pub(super) fn is_finished(&self) -> bool {
         // Only its usage and its end may still come.
-        matches!(&self.state, ObserverState::Reading(reading, _) if reading.is_finished())
+        self.reading.as_ref().is_some_and(|(reading, _)| reading.is_finished())
     }
 
     pub(super) fn is_long(&self) -> bool {
-        matches!(self.state, ObserverState::Reading(..)) && self.later.is_some()
+        self.reading.is_some() && self.later.is_some()
     }
 
     fn give_up(&mut self, why: FailOpen) {
         if let Some(request) = self.request.take() {
             request.release();
         }
-        self.state = ObserverState::GaveUp(why, None);
+        self.reading = None;
+        self.gave_up = Some(why);
         self.later = None;
         self.memory.hold(0);
     }
 
-    pub(crate) fn finish(mut self, end: BodyEnd) -> ObservedReply {
-        if let ObserverState::Reading(reading, _) = &self.state {
+    /// Reads what is left, and makes the reply.
+    pub(crate) fn finish(mut self, end: BodyEnd) -> Self {
+        if let Some((reading, _)) = &self.reading {
             let later = self.later.as_ref().map_or(0, PendingObservation::len);
             let needs = reading.holds() + reading.needs_to_finish() + TO_READ * later;
             if !self.memory.hold(needs) {
                 self.give_up(FailOpen::MemoryBudget);
             }
         }
-        let Self { state, memory, later, streamed, complete, .. } = self;
-        let mut observed =
-            ObservedReply { reply: None, streamed, gave_up: None, note: None, memory };
-        match state {
-            ObserverState::Reading(mut reading, mut decoder) => {
-                let finished = catch_unwind(AssertUnwindSafe(|| {
-                    if let Some(PendingObservation { plain, rest }) = later {
-                        reading.push(&plain);
-                        drop(plain);
-                        // In pieces, so that what they decompress to is not held all at once.
-                        for piece in rest.chunks(PIECE) {
-                            reading.push(&decoder.push(piece).ok()?);
-                        }
-                    }
-                    // A reply that says that it is complete is, however its body ended.
-                    let is_complete = complete || reading.is_complete();
-                    let end = if is_complete { BodyEnd::Whole } else { end };
-                    let streamed = reading.is_stream();
-                    Some((reading.finish(end), streamed))
-                }));
-                match finished {
-                    Ok(Some((reply, streamed))) => {
-                        observed.streamed |= streamed;
-                        observed.reply = Some(reply);
-                    }
-                    Ok(None) => observed.gave_up = Some(FailOpen::ReplyUnread),
-                    Err(_) => observed.gave_up = Some(FailOpen::Panicked),
+        let Some((mut reading, mut decoder)) = self.reading.take() else { return self };
+        let later = self.later.take();
+        let complete = self.complete;
+        let finished = catch_unwind(AssertUnwindSafe(|| {
+            if let Some(PendingObservation { plain, rest }) = later {
+                reading.push(&plain);
+                drop(plain);
+                // In pieces, so that what they decompress to is not held all at once.
+                for piece in rest.chunks(PIECE) {
+                    reading.push(&decoder.push(piece).ok()?);
                 }
             }
-            ObserverState::GaveUp(why, note) => {
-                observed.gave_up = Some(why);
-                observed.note = note;
+            // A reply that says that it is complete is, however its body ended.
+            let is_complete = complete || reading.is_complete();
+            let end = if is_complete { BodyEnd::Whole } else { end };
+            let streamed = reading.is_stream();
+            Some((reading.finish(end), streamed))
+        }));
+        match finished {
+            Ok(Some((reply, streamed))) => {
+                self.streamed |= streamed;
+                self.reply = Some(reply);
             }
+            Ok(None) => self.gave_up = Some(FailOpen::ReplyUnread),
+            Err(_) => self.gave_up = Some(FailOpen::Panicked),
         }
-        observed
+        self
     }
 }

@@ -18,7 +18,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Sleep, sleep, sleep_until};
 
 use super::model_list::ModelListTap;
-use super::observe::{ObservedReply, ResponseObserver};
+use super::observe::ResponseObserver;
 use super::silence::{SilenceAction, StreamSilence};
 use super::usage_rewrite::ResponseEdits;
 use crate::context::{Outcome, TenantId};
@@ -43,8 +43,8 @@ const USAGE_WAIT: Duration = Duration::from_secs(5);
 /// Replies with less memory than this are not counted once they are read, bytes.
 const SMALL_REPLY: usize = 64 * 1024;
 
-/// Stores a turn; returns the reason if it could not.
-pub(crate) type CommitFuture = Pin<Box<dyn Future<Output = Option<FailOpen>> + Send>>;
+/// Stores a turn; if reading its reply takes long, that comes first.
+pub(crate) type CommitFuture = Pin<Box<dyn Future<Output = TurnOutcome> + Send>>;
 
 /// The error of a stream whose upstream was silent for too long.
 const SILENT: &str = "the upstream sent nothing in its stream for limits.silent_stream_s";
@@ -53,28 +53,8 @@ const SILENT: &str = "the upstream sent nothing in its stream for limits.silent_
 /// reply, it was not read.
 pub(crate) type SettleReply = Box<dyn FnOnce(&mut Exchange, Option<Reply>) -> CommitFuture + Send>;
 
-/// Reads a reply after the end of its exchange, and stores its turn.
-pub(crate) type LateFuture = Pin<Box<dyn Future<Output = TurnOutcome> + Send>>;
-
 /// Completes the turn of an earlier exchange with a reply that is read later. Without a reply, it was not read.
-pub(crate) type SettleLate = Box<dyn FnOnce(Box<Exchange>, Option<Reply>) -> LateFuture + Send>;
-
-/// A turn that is being stored; if reading its reply takes long, that comes first.
-enum TurnWrite {
-    Turn(CommitFuture),
-    Reading(LateFuture),
-}
-
-impl TurnWrite {
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<TurnOutcome> {
-        match self {
-            Self::Turn(commit) => {
-                commit.as_mut().poll(cx).map(|why| TurnOutcome { why, ..TurnOutcome::default() })
-            }
-            Self::Reading(reading) => reading.as_mut().poll(cx),
-        }
-    }
-}
+pub(crate) type SettleLate = Box<dyn FnOnce(Box<Exchange>, Option<Reply>) -> CommitFuture + Send>;
 
 /// What is done with a response body besides forwarding it.
 #[derive(Default)]
@@ -137,7 +117,7 @@ pub(crate) struct Tap<B: Body<Data = Bytes>> {
 /// A turn that is stored by the task that waits for it, which saves a task; the wait is bounded.
 struct BoundedTurnWrite {
     /// `None` once it has ended.
-    commit: Option<TurnWrite>,
+    commit: Option<CommitFuture>,
     until: tokio::time::Instant,
     /// Set once there is something to wait for.
     timeout: Option<Pin<Box<Sleep>>>,
@@ -223,7 +203,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     fn data(&mut self, data: Bytes) {
         let began = Instant::now();
         let since = began - self.recorder.began;
-        let timing = self.recorder.timing();
+        let timing = &mut self.recorder.event.timing;
         timing.first_byte_us.get_or_insert(micros(since));
         timing.frames += 1;
         timing.response_bytes += data.len() as u64;
@@ -250,7 +230,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         // A panic may have lost part of it, so the body breaks off, as if it could not be decompressed.
         let passed = catch_unwind(AssertUnwindSafe(|| edits.pass(data)));
         let passed = passed.unwrap_or_else(|_| {
-            self.recorder.record_fail_open(FailOpen::Panicked);
+            self.recorder.event.add_fail_open(FailOpen::Panicked);
             Err(DecodeError::Broken)
         });
         match passed {
@@ -287,7 +267,7 @@ impl<B: Body<Data = Bytes>> Tap<B> {
     }
 
     fn fell_silent(&mut self, event: Option<Bytes>) {
-        self.recorder.timing().silent_stream = true;
+        self.recorder.event.timing.silent_stream = true;
         self.settle_detached(Outcome::UpstreamFailed);
         // The client gets an error event, if one can be inserted.
         self.end = Some(match event {
@@ -312,16 +292,16 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         self.recorder.stream = None;
         self.recorder.record_last_byte();
         if let Some(silence) = &mut self.actions.silence {
-            let timing = self.recorder.timing();
+            let timing = &mut self.recorder.event.timing;
             timing.longest_gap_us = silence.longest_gap.map(micros);
             timing.chunks = silence.chunks.take();
         }
-        self.recorder.record_outcome(outcome);
+        self.recorder.event.outcome = outcome;
         let model_list = self.actions.model_list.take();
         if outcome == Outcome::Complete
             && let Some(list) = model_list
         {
-            return Some(self.bounded(TurnWrite::Turn(list.learned())));
+            return Some(self.bounded(list.learned()));
         }
         let observer = self.actions.observer.take();
         let settle = self.actions.settle.take();
@@ -331,16 +311,15 @@ impl<B: Body<Data = Bytes>> Tap<B> {
             return None;
         }
         let proxy = self.recorder.proxy.clone();
-        let event = self.recorder.event();
-        let commit = match (observer, late) {
+        let event = &mut *self.recorder.event;
+        let commit: CommitFuture = match (observer, late) {
             (Some(observer), Some(late)) => {
                 let event = Box::new(event.clone());
-                TurnWrite::Reading(Box::pin(read_late(tenant, observer, event, late)))
+                Box::pin(read_late(tenant, observer, event, late))
             }
             (Some(observer), None) if observer.is_long() => {
                 let event = Box::new(event.clone());
-                let reading = read_then_settle(proxy, tenant, observer, event, settle);
-                TurnWrite::Reading(Box::pin(reading))
+                Box::pin(read_then_settle(proxy, tenant, observer, event, settle))
             }
             (observer, _) => {
                 let settled = catch_unwind(AssertUnwindSafe(|| {
@@ -348,16 +327,16 @@ impl<B: Body<Data = Bytes>> Tap<B> {
                     settle_reply(&proxy, event, observed, settle)
                 }));
                 let commit = settled.unwrap_or_else(|_| {
-                    self.recorder.record_fail_open(FailOpen::Panicked);
+                    self.recorder.event.add_fail_open(FailOpen::Panicked);
                     None
                 });
-                TurnWrite::Turn(commit?)
+                commit?
             }
         };
         Some(self.bounded(commit))
     }
 
-    fn bounded(&self, commit: TurnWrite) -> Box<BoundedTurnWrite> {
+    fn bounded(&self, commit: CommitFuture) -> Box<BoundedTurnWrite> {
         let timeout = Duration::from_millis(self.recorder.proxy.config.limits.commit_ms);
         Box::new(BoundedTurnWrite {
             commit: Some(commit),
@@ -376,8 +355,8 @@ impl<B: Body<Data = Bytes>> Tap<B> {
         // No frame waits for it; the exchange is reported when that ends.
         let commit = waiting.and_then(|waiting| waiting.commit);
         // Without a runtime, the process is ending.
-        if let (Some(mut commit), Ok(runtime)) = (commit, Handle::try_current()) {
-            self.recorder.storing = Some(runtime.spawn(poll_fn(move |cx| commit.poll(cx))));
+        if let (Some(commit), Ok(runtime)) = (commit, Handle::try_current()) {
+            self.recorder.storing = Some(runtime.spawn(commit));
         }
     }
 }
@@ -397,7 +376,7 @@ fn body_end(outcome: Outcome) -> BodyEnd {
 fn settle_reply(
     proxy: &Proxy,
     event: &mut Exchange,
-    observed: Option<ObservedReply>,
+    observed: Option<ResponseObserver>,
     settle: Option<SettleReply>,
 ) -> Option<CommitFuture> {
     let read = observed.and_then(|observed| read_reply(event, observed));
@@ -408,7 +387,7 @@ fn settle_reply(
     commit.map(|commit| held_until_kept(commit, memory))
 }
 
-fn read_reply(event: &mut Exchange, observed: ObservedReply) -> Option<(Reply, HeldMemory)> {
+fn read_reply(event: &mut Exchange, observed: ResponseObserver) -> Option<(Reply, HeldMemory)> {
     event.streamed = observed.streamed;
     event.add_notes(observed.note);
     if let Some(why) = observed.gave_up {
@@ -455,16 +434,16 @@ async fn read_then_settle(
     }
     // A client that left with the whole stream has the whole reply.
     if event.outcome == Outcome::ClientLeft
-        && let Some(ObservedReply { streamed: true, reply: Some(reply), .. }) = &observed
+        && let Some(ResponseObserver { streamed: true, reply: Some(reply), .. }) = &observed
         && reply.complete
     {
         event.outcome = Outcome::Complete;
     }
-    let why = match settle_reply(&proxy, &mut event, observed, settle) {
+    let outcome = match settle_reply(&proxy, &mut event, observed, settle) {
         Some(commit) => commit.await,
-        None => None,
+        None => TurnOutcome::default(),
     };
-    TurnOutcome { why, event: Some(event) }
+    TurnOutcome { event: Some(event), ..outcome }
 }
 
 fn held_until_kept(commit: CommitFuture, memory: HeldMemory) -> CommitFuture {
@@ -483,15 +462,14 @@ impl BoundedTurnWrite {
     /// Ready when the turn is stored, or when the wait is over.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<TurnOutcome> {
         let Some(commit) = &mut self.commit else { return Poll::Ready(TurnOutcome::default()) };
-        let outcome = match catch_unwind(AssertUnwindSafe(|| commit.poll(cx))) {
+        let outcome = match catch_unwind(AssertUnwindSafe(|| commit.as_mut().poll(cx))) {
             Ok(Poll::Ready(outcome)) => outcome,
-            Err(_) => TurnOutcome { why: Some(FailOpen::Panicked), ..TurnOutcome::default() },
+            Err(_) => TurnOutcome::new(Some(FailOpen::Panicked)),
             Ok(Poll::Pending) => {
                 let timeout = self.timeout.get_or_insert_with(|| Box::pin(sleep_until(self.until)));
                 ready!(timeout.as_mut().poll(cx));
                 // The turn is stored later, by a task.
-                let why = Some(FailOpen::CommitLate);
-                return Poll::Ready(TurnOutcome { why, ..TurnOutcome::default() });
+                return Poll::Ready(TurnOutcome::new(Some(FailOpen::CommitLate)));
             }
         };
         self.commit = None;
@@ -518,7 +496,7 @@ where
         loop {
             if let Some(commit) = &mut this.commit {
                 let outcome = ready!(commit.poll(cx));
-                this.recorder.record_turn(outcome);
+                outcome.write(&mut this.recorder.event);
                 this.recorder.record_stored();
                 let unfinished = this.commit.take();
                 this.store_detached(unfinished);
@@ -590,7 +568,7 @@ impl<B: Body<Data = Bytes>> Drop for Tap<B> {
         };
         let waiting = self.commit.take().or_else(|| self.settle(outcome));
         self.store_detached(waiting);
-        self.recorder.timing().response_side_us = micros(self.response_side);
+        self.recorder.event.timing.response_side_us = micros(self.response_side);
     }
 }
 

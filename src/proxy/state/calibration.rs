@@ -19,7 +19,7 @@ use crate::dialect::models::Family;
 use crate::store::StoreError;
 use crate::store::ledgers::Ledgers;
 use crate::store::lessons::LessonSource;
-use crate::store::recall::{ReadBudget, Recall, RecallOutcome};
+use crate::store::recall::{ReadBudget, Recall};
 use crate::telemetry::Telemetry;
 use crate::tokens::learn::{CostPrediction, EstimatorState, Observation};
 
@@ -47,13 +47,7 @@ struct CalibrationState {
 pub(crate) struct RecalledState {
     pub(crate) learned: Arc<EstimatorState>,
     /// Whether the store's state is in it.
-    pub(crate) outcome: RecallOutcome,
-}
-
-/// A state in memory, and its recall from the store.
-struct StateInMemory {
-    learned: Arc<EstimatorState>,
-    recall: Recall,
+    pub(crate) recall: Recall,
 }
 
 /// The state of one model.
@@ -82,8 +76,8 @@ impl ModelCalibration {
         }
     }
 
-    fn state(&self) -> StateInMemory {
-        StateInMemory { learned: self.learned.clone(), recall: self.recall.clone() }
+    fn state(&self) -> RecalledState {
+        RecalledState { learned: self.learned.clone(), recall: self.recall.clone() }
     }
 }
 
@@ -137,14 +131,6 @@ impl CalibrationSample {
     }
 }
 
-/// What a sample made of the state of its model.
-struct TaughtState {
-    learned: Arc<EstimatorState>,
-    /// It taught something: an implausible response does not.
-    is_changed: bool,
-    may_save: bool,
-}
-
 impl Calibration {
     pub(super) fn new(telemetry: Arc<Telemetry>) -> Self {
         Self(Arc::new(CalibrationState { all: Mutex::default(), telemetry }))
@@ -160,22 +146,22 @@ impl Calibration {
         budget: &ReadBudget,
     ) -> RecalledState {
         let key = CalibrationKey::new(upstream, model, for_tenant);
-        let StateInMemory { learned, recall } = self.0.in_memory(&key, family);
-        if recall.is_known() {
-            return RecalledState { learned, outcome: RecallOutcome::Known };
+        let state = self.0.in_memory(&key, family);
+        if state.recall.is_known() {
+            return state;
         }
         let ledgers = ledgers.clone();
         let shared = self.0.clone();
         let requested = key.clone();
         // The store is asked once, and waited for within the budget; a later answer is merged when it arrives.
-        let recalling = recall.wait(budget, || async move {
+        let recalling = state.recall.wait(budget, || async move {
             if let Some(saved) = requested.saved(&ledgers, family).await? {
                 shared.merge(&requested, saved);
             }
             Ok(())
         });
-        let outcome = recalling.await;
-        RecalledState { learned: self.0.in_memory(&key, family).learned, outcome }
+        recalling.await;
+        self.0.in_memory(&key, family)
     }
 
     /// Learns from a response. Returns the state after it, also if it does not teach the others. `before`: the state with
@@ -190,14 +176,26 @@ impl Calibration {
         let LessonSource { tenant, upstream, model, vouched, .. } = *source;
         // With vouched credentials, all tenants share a state; otherwise each has its own.
         let key = CalibrationKey::new(upstream, model, if vouched { None } else { tenant });
-        let Some(taught) = tenant.and_then(|tenant| self.0.teach(&key, tenant, sample)) else {
+        let mut models = self.0.lock();
+        let state = tenant.and_then(|tenant| {
+            let state = models.get_mut(&key.upstream, &key.name)?;
+            let may_teach = state.recent_tenants.admit(xxh3_64(tenant.as_str().as_bytes()));
+            if may_teach { Some(state) } else { None }
+        });
+        let Some(state) = state else {
+            drop(models);
             return sample.applied_to(before);
         };
-        let TaughtState { learned, is_changed, may_save } = taught;
-        if !is_changed {
+        // Other responses may have changed it since the request was estimated.
+        let learned = sample.applied_to(&state.learned);
+        let earlier_state = std::mem::replace(&mut state.learned, learned.clone());
+        let may_save = state.recall.is_known();
+        drop(models);
+        let samples = learned.observations();
+        // An implausible response teaches nothing.
+        if samples == earlier_state.observations() {
             return learned;
         }
-        let samples = learned.observations();
         self.0.telemetry.learned(upstream, model, samples, learned.width());
         let is_due = samples.is_power_of_two() || samples.is_multiple_of(SAVED_EVERY);
         if samples > 1 && is_due && may_save {
@@ -212,7 +210,7 @@ impl Calibration {
 }
 
 impl CalibrationState {
-    fn in_memory(&self, key: &CalibrationKey, family: Family) -> StateInMemory {
+    fn in_memory(&self, key: &CalibrationKey, family: Family) -> RecalledState {
         let mut models = self.lock();
         if let Some(calibration) = models.get_mut(&key.upstream, &key.name)
             && calibration.learned.is_of(family)
@@ -223,25 +221,6 @@ impl CalibrationState {
         let state = calibration.state();
         models.insert(&key.upstream, &key.name, calibration);
         state
-    }
-
-    /// `None` if the model has no state, or the tenant may not teach it now.
-    fn teach(
-        &self,
-        key: &CalibrationKey,
-        tenant: &TenantId,
-        sample: &CalibrationSample,
-    ) -> Option<TaughtState> {
-        let mut models = self.lock();
-        let state = models.get_mut(&key.upstream, &key.name)?;
-        if !state.recent_tenants.admit(xxh3_64(tenant.as_str().as_bytes())) {
-            return None;
-        }
-        // Other responses may have changed it since the request was estimated.
-        let learned = sample.applied_to(&state.learned);
-        let earlier_state = std::mem::replace(&mut state.learned, learned.clone());
-        let is_changed = learned.observations() != earlier_state.observations();
-        Some(TaughtState { learned, is_changed, may_save: state.recall.is_known() })
     }
 
     fn merge(&self, key: &CalibrationKey, saved: EstimatorState) {

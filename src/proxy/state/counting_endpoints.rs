@@ -3,20 +3,55 @@
 //! Bounded: if it is full, everything is dropped. A pause applies to one tenant, because a refusal says
 //! nothing about others.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use foldhash::{HashMap, HashSet};
 use tokio::sync::Semaphore;
 use xxhash_rust::xxh3::xxh3_128;
 
-use crate::context::TenantId;
+use crate::context::{ProviderCount, TenantId};
 use crate::store::lessons::LessonSource;
 
 /// Most count requests in flight; further ones are not sent.
 const AT_ONCE: usize = 2;
 /// Most counts, and most pauses, in memory.
 const MOST: usize = 1024;
+
+/// A count that was asked for; empty until it has arrived.
+#[derive(Default)]
+pub(crate) struct PendingCount {
+    /// The client's original is counted, and not the form that was planned.
+    of_original: bool,
+    pub(in crate::proxy) tokens: OnceLock<u64>,
+    /// There is no such endpoint. A lesson only if the request itself was answered: a path or model that does not exist
+    /// has no counting endpoint either.
+    pub(in crate::proxy) is_missing: AtomicBool,
+    /// Another form than the planned one was sent in the end.
+    is_replaced: AtomicBool,
+}
+
+impl PendingCount {
+    pub(in crate::proxy) fn new(of_original: bool) -> Arc<Self> {
+        Arc::new(Self { of_original, ..Self::default() })
+    }
+
+    pub(in crate::proxy) fn set_replaced(&self) {
+        // Only a count of the original is still about the exchange then.
+        self.is_replaced.store(true, Ordering::Relaxed);
+    }
+
+    pub(in crate::proxy) fn arrived(&self) -> Option<ProviderCount> {
+        let Self { of_original, .. } = *self;
+        let tokens = *self.tokens.get()?;
+        // A count of the planned form says nothing of another one.
+        if self.is_replaced.load(Ordering::Relaxed) && !of_original {
+            return None;
+        }
+        Some(ProviderCount { of_original, tokens })
+    }
+}
 
 /// What is known about counting endpoints.
 pub(crate) struct CountingEndpoints {

@@ -3,31 +3,30 @@
 //! Guards invariant 6: a recorder emits its event when it is dropped, and only then. So its last owner (the
 //! exchange, the tap, a tunnel) cannot end without an event, nor emit two. If the turn is still being stored,
 //! the event is emitted after that, so that whoever receives it finds the turn. A drain waits for every open
-//! recorder. The event is private: what others need again, they hold themselves.
+//! recorder. Others only write into the event: what they need again, they hold themselves.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response};
 use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::clock::now;
-use crate::config::Upstream;
 use crate::context::budget::MeasuredEstimate;
 use crate::context::caps::CapState;
 use crate::context::plan::RewriteSummary;
-use crate::context::{Estimate, ExchangeId, Millis, Outcome, SessionId, Turn};
+use crate::context::{ExchangeId, Outcome, Turn};
 use crate::dialect::credentials::redact;
 use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::models::Price;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::RepairCause;
-use crate::dialect::{Dialect, Note, Purpose, Reply};
+use crate::dialect::{Note, Reply};
 use crate::proxy::http::answer::{self, ProxyError};
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::connection::ClientConnection;
@@ -38,8 +37,8 @@ use crate::proxy::state::{Proxy, ServingPhase};
 use crate::store::ledgers::OpenedSession;
 use crate::store::recall::ReadBudget;
 use crate::telemetry::{
-    ChunkTimes, CountEstimate, Exchange, ExchangeTiming, ExchangeTrace, FailOpen, GaugeGuard,
-    RefusalOutcome, RefusalReport, StepKind, Telemetry, TraceStep, micros,
+    ChunkTimes, Exchange, ExchangeTrace, FailOpen, GaugeGuard, RefusalOutcome, RefusalReport,
+    StepKind, Telemetry, TraceStep, micros,
 };
 
 /// The response header that says what was repaired after a refusal.
@@ -61,8 +60,8 @@ pub(crate) struct ExchangeRecorder {
     pub(crate) began: Instant,
     /// Whether the request is HEAD: its response has no body.
     is_head: bool,
-    /// The event that will be emitted.
-    event: Box<Exchange>,
+    /// The event that will be emitted: each step adds what it finds out.
+    pub(crate) event: Box<Exchange>,
     /// The fullest cap of its spender, once that is to be told.
     pub(crate) cap: Option<CapState>,
     /// Held while a response streams.
@@ -116,35 +115,12 @@ impl ExchangeRecorder {
         exported.then(Box::default)
     }
 
-    pub(crate) fn id(&self) -> &ExchangeId {
-        &self.event.id
-    }
-
-    pub(crate) fn at(&self) -> Millis {
-        self.event.at
-    }
-
-    /// The event so far, for what its reply adds.
-    pub(crate) fn event(&mut self) -> &mut Exchange {
-        &mut self.event
-    }
-
-    pub(crate) fn timing(&mut self) -> &mut ExchangeTiming {
-        &mut self.event.timing
-    }
-
     /// Notes our own time before the request is forwarded: since its body was whole, without the waits that are reported
     /// separately.
     pub(crate) fn record_request_side(&mut self, body_complete_at: Instant) {
         let timing = &mut self.event.timing;
         let waits = timing.compaction_wait_us.unwrap_or(0) + timing.count_wait_us.unwrap_or(0);
         timing.request_side_us = micros(body_complete_at.elapsed()).saturating_sub(waits);
-    }
-
-    /// What its path says.
-    pub(crate) fn record_endpoint(&mut self, dialect: Option<Dialect>, purpose: Option<Purpose>) {
-        self.event.dialect = dialect;
-        self.event.purpose = purpose;
     }
 
     /// Notes a step that ends now, if the exchange is sampled.
@@ -200,10 +176,6 @@ impl ExchangeRecorder {
         self.event.trace.as_ref()?.traceparent()
     }
 
-    pub(crate) fn record_upstream(&mut self, upstream: &Upstream) {
-        self.event.upstream = Some(upstream.name.clone());
-    }
-
     pub(crate) fn record_request(&mut self, info: &RequestInfo) {
         let event = &mut *self.event;
         event.tenant.clone_from(&info.tenant);
@@ -215,11 +187,6 @@ impl ExchangeRecorder {
         event.hints.clone_from(&info.hints);
     }
 
-    /// The session of a request that takes no place in it, or not yet.
-    pub(crate) fn record_session(&mut self, session: Option<&SessionId>) {
-        self.event.session = session.cloned();
-    }
-
     pub(crate) fn record_place(&mut self, opened: &OpenedSession) {
         self.event.session = Some(opened.scope.session.clone());
         self.event.thread = Some(opened.placed.position.thread.clone());
@@ -227,10 +194,10 @@ impl ExchangeRecorder {
         self.event.tags.clone_from(&opened.origin.tags);
         self.event.agent.clone_from(&opened.origin.agent);
         if opened.unread {
-            self.record_fail_open(FailOpen::FactUnread);
+            self.event.add_fail_open(FailOpen::FactUnread);
         }
         if opened.store_missed {
-            self.record_fail_open(FailOpen::Store);
+            self.event.add_fail_open(FailOpen::Store);
         }
     }
 
@@ -245,45 +212,10 @@ impl ExchangeRecorder {
         self.event.classic = measured.and_then(|measured| measured.classic.clone());
     }
 
-    /// What its input costs, US dollars, if its session's cache has gone.
-    pub(crate) fn record_cold_input(&mut self, dollars: Option<f64>) {
-        self.event.cold_input = dollars;
-    }
-
-    pub(crate) fn record_estimate(&mut self, estimate: Estimate) {
-        self.event.estimate = Some(estimate);
-    }
-
-    pub(crate) fn record_count_estimate(&mut self, estimate: Estimate, why: CountEstimate) {
-        self.event.estimate = Some(estimate);
-        self.event.count_estimated = Some(why);
-    }
-
     /// The original was sent instead: `cause` is why, if it had been rewritten.
     pub(crate) fn record_resent(&mut self, cause: Option<RefusalCause>) {
         self.event.done.resent = cause;
         self.clear_spared();
-    }
-
-    /// The rewrite was refused, and another form was not.
-    pub(crate) fn record_refused(&mut self, cause: RefusalCause) {
-        self.event.refused = Some(cause);
-    }
-
-    pub(crate) fn record_provider_request_id(&mut self, id: Option<&str>) {
-        self.event.provider_request_id = id.map(Into::into);
-    }
-
-    pub(crate) fn record_status(&mut self, status: StatusCode) {
-        self.event.status = Some(status.as_u16());
-    }
-
-    pub(crate) fn record_streamed(&mut self) {
-        self.event.streamed = true;
-    }
-
-    pub(crate) fn record_outcome(&mut self, outcome: Outcome) {
-        self.event.outcome = outcome;
     }
 
     pub(crate) fn stamp(&self, headers: &mut HeaderMap) {
@@ -337,15 +269,6 @@ impl ExchangeRecorder {
         self.upload.as_ref()?.fault()
     }
 
-    /// Records why the exchange is forwarded without some of our functions; each reason once.
-    pub(crate) fn record_fail_open(&mut self, why: FailOpen) {
-        self.event.add_fail_open(why);
-    }
-
-    pub(crate) fn record_notes(&mut self, notes: impl IntoIterator<Item = Note>) {
-        self.event.add_notes(notes);
-    }
-
     /// Records how long the request waited for the store, if it did.
     pub(crate) fn record_store_wait(&mut self, reads: &ReadBudget) {
         let waited = reads.spent();
@@ -357,10 +280,6 @@ impl ExchangeRecorder {
         if reads.is_overspent() {
             self.event.timing.session_load_us = Some(micros(waited));
         }
-    }
-
-    pub(crate) fn record_turn(&mut self, turn: TurnOutcome) {
-        turn.write(&mut self.event);
     }
 }
 
@@ -457,7 +376,12 @@ pub(crate) struct TurnOutcome {
 }
 
 impl TurnOutcome {
-    fn write(self, event: &mut Exchange) {
+    /// `why` it was not stored, if it was not.
+    pub(crate) fn new(why: Option<FailOpen>) -> Self {
+        Self { why, event: None }
+    }
+
+    pub(crate) fn write(self, event: &mut Exchange) {
         if let Some(read) = self.event {
             event.replace_with(read);
         }

@@ -10,7 +10,7 @@ use crate::config::Upstream;
 use crate::context::policy::{Policy, ReasoningRule};
 use crate::context::{ExchangeId, TenantId};
 use crate::dialect::hints::ClientHints;
-use crate::dialect::models::{Model, ReasoningBinding};
+use crate::dialect::models::Model;
 use crate::dialect::{ProviderError, Purpose, repair};
 use crate::store::lessons::LessonSource;
 use crate::telemetry::{RefusalOutcome, RefusalReport};
@@ -70,11 +70,6 @@ impl RequestInfo {
         let assumed = std::mem::replace(&mut self.model.window, window);
         self.reserve = self.model.reserve(output_reserve);
         assumed
-    }
-
-    pub(crate) fn set_bound(&mut self) {
-        // The provider refused reasoning because its prefix was changed.
-        self.model.binding = ReasoningBinding::Prefix;
     }
 
     /// What a refusal that was forwarded unread says could have been repaired. `error`: none if it is not in

@@ -67,7 +67,8 @@ pub(super) fn completed(turn: &Turn, reply: &Reply, outcome: Outcome, ended: Mil
 }
 
 pub(super) fn draft(request: &PlacedRequest, at: Millis) -> Turn {
-    let PlacedRequest { prepared, opened, planned, .. } = request;
+    let PlacedRequest { opened, planned, .. } = request;
+    let prepared = &planned.prepared;
     let position = opened.placed.position.clone();
     let measured = planned.measured.as_deref();
     Turn {

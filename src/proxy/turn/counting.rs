@@ -5,7 +5,8 @@
 //! is not needed. A count that arrives before the reply ends is stored with the turn. If it is late or
 //! refused, or too many are in flight, only the count is lost.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -15,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::context::budget::{UncountedMedia, media_chains};
 use crate::context::policy::{CountSchedule, draw};
-use crate::context::{EstimateMethod, ProviderCount, TenantId};
+use crate::context::{EstimateMethod, TenantId};
 use crate::dialect::counting::{CountQuestion, answer};
 use crate::dialect::lesson::{Lesson, QuotableText, RefusalBody, taught};
 use crate::dialect::{Conversation, Dialect, Message, Purpose};
@@ -25,7 +26,7 @@ use crate::proxy::offload::long_work;
 use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::state::Proxy;
-use crate::proxy::state::counting_endpoints::CountingEndpoints;
+use crate::proxy::state::counting_endpoints::{CountingEndpoints, PendingCount};
 use crate::proxy::state::request_info::RequestInfo;
 use crate::store::ledgers::AnchorTurn;
 use crate::telemetry::CountOutcome;
@@ -43,53 +44,14 @@ const ANSWER_BYTES: usize = 64 * 1024;
 /// The share of the usable window above which a request is near its threshold.
 const NEAR: f64 = 0.8;
 
-/// A count in flight; empty until it has arrived.
-pub(super) struct PendingCount {
-    /// The client's original is counted, and not the form that was planned.
-    of_original: bool,
-    /// Another form than the planned one was sent in the end.
-    is_replaced: bool,
-    found: Arc<CountResult>,
-}
-
-/// The result of a count request.
-#[derive(Default)]
-struct CountResult {
-    tokens: OnceLock<u64>,
-    /// There is no such endpoint.
-    missing: OnceLock<()>,
-}
-
-impl PendingCount {
-    pub(super) fn set_replaced(&mut self) {
-        // Only a count of the original is still about the exchange then.
-        self.is_replaced = true;
-    }
-
-    pub(super) fn arrived(&self) -> Option<ProviderCount> {
-        let Self { of_original, is_replaced, ref found } = *self;
-        let tokens = *found.tokens.get()?;
-        // A count of the planned form says nothing of another one.
-        if is_replaced && !of_original {
-            return None;
-        }
-        Some(ProviderCount { of_original, tokens })
-    }
-
-    pub(super) fn is_missing(&self) -> bool {
-        // A lesson only if the request itself was answered: a path or model that does not exist has no counting
-        // endpoint either.
-        self.found.missing.get().is_some()
-    }
-}
-
 /// Head and body are those that are sent. `None` if nothing is counted.
-pub(super) fn request_count(
+pub(crate) fn request_count(
     request: &PlacedRequest,
     head: &request::Parts,
     sent: &OutgoingBody,
-) -> Option<PendingCount> {
-    let PlacedRequest { proxy, prepared, planned, .. } = request;
+) -> Option<Arc<PendingCount>> {
+    let PlacedRequest { proxy, planned, .. } = request;
+    let prepared = &planned.prepared;
     let estimate = request.estimate()?;
     let is_rewritten = planned.done.is_sent();
     let near = prepared.plan_request().fillable() as f64 * NEAR;
@@ -113,9 +75,9 @@ pub(super) fn request_count(
     // A sample checks the claimed savings, so the client's original is counted.
     let of_original = matches!(count, CountSchedule::Sample(_)) || !is_rewritten;
     let prompt = if of_original { prepared.body.clone() } else { sent.whole()? };
-    let result = Arc::new(CountResult::default());
-    CountRequest::new(proxy, prepared, head, prompt).begin(result.clone());
-    Some(PendingCount { of_original, is_replaced: false, found: result })
+    let count = PendingCount::new(of_original);
+    CountRequest::new(proxy, prepared, head, prompt).begin(count.clone());
+    Some(count)
 }
 
 /// Asks now, because an operator wants to know, and waits for the response.
@@ -123,7 +85,7 @@ pub(super) fn request_count(
 /// # Errors
 /// The reason why there is no count.
 pub(crate) async fn count_now(request: CountRequest) -> Result<u64, CountOutcome> {
-    request.answer_within(TIMEOUT, &CountResult::default()).await
+    request.answer_within(TIMEOUT, &PendingCount::default()).await
 }
 
 /// Sets the provider's count on new messages with pictures or documents, where an agent's rules decide. Returns how
@@ -132,7 +94,8 @@ pub(crate) async fn count_media(
     request: &mut PlacedRequest,
     head: &request::Parts,
 ) -> Option<Duration> {
-    let PlacedRequest { proxy, prepared, opened, .. } = request;
+    let PlacedRequest { proxy, planned, opened, .. } = request;
+    let prepared = &mut planned.prepared;
     let info = prepared.info.clone();
     let rules = info.policy.estimate.deciding()?;
     let is_wanted = info.policy.estimate.count == CountSchedule::Media;
@@ -150,7 +113,7 @@ pub(crate) async fn count_media(
     let prompt = long_work(info.tenant.as_ref(), move || question.body(&body)).await.ok()?;
     let request = CountRequest::new(proxy, prepared, head, prompt.into());
     let pause_key = request.pause_key();
-    let result = CountResult::default();
+    let result = PendingCount::default();
     match request.answer_within(MEDIA_WAIT, &result).await {
         Ok(tokens) => {
             let body = prepared.body.clone();
@@ -159,7 +122,7 @@ pub(crate) async fn count_media(
         }
         // The next request must not wait as long.
         Err(CountOutcome::Failed) => proxy.counting.pause(pause_key, PAUSE),
-        Err(_) if result.missing.get().is_some() => {
+        Err(_) if result.is_missing.load(Ordering::Relaxed) => {
             proxy.counting.set_missing(&info.lesson_source());
         }
         Err(_) => {}
@@ -237,7 +200,7 @@ impl CountRequest {
     async fn answer_within(
         self,
         timeout: Duration,
-        result: &CountResult,
+        result: &PendingCount,
     ) -> Result<u64, CountOutcome> {
         let proxy = self.proxy.clone();
         let upstream = self.info.upstream.clone();
@@ -257,7 +220,7 @@ impl CountRequest {
     }
 
     /// Asks in the background.
-    fn begin(self, found: Arc<CountResult>) {
+    fn begin(self, found: Arc<PendingCount>) {
         tokio::spawn(async move {
             let proxy = self.proxy.clone();
             let pause_key = self.pause_key();
@@ -278,7 +241,7 @@ impl CountRequest {
     /// Sets `outcome` if the count is one that was made before.
     async fn send(
         self,
-        found: &CountResult,
+        found: &PendingCount,
         outcome: &mut CountOutcome,
     ) -> Result<u64, CountOutcome> {
         let pause_key = self.pause_key();
@@ -322,7 +285,7 @@ impl CountRequest {
             let refusal = RefusalBody { status: status.as_u16(), body: &begun.start };
             let request = QuotableText { body: &body_copy, texts: vec![info.model_name()] };
             if taught(&refusal, &request).holds(Lesson::CountMissing) {
-                let _ = found.missing.set(());
+                found.is_missing.store(true, Ordering::Relaxed);
                 return Err(CountOutcome::Missing);
             }
             proxy.counting.pause(pause_key, pause);

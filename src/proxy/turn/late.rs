@@ -11,7 +11,7 @@ use crate::config::Upstream;
 use crate::context::{Outcome, TenantId, Turn};
 use crate::dialect::error_kind::ErrorKind;
 use crate::dialect::{CountLimit, Dialect, Note, Reply};
-use crate::proxy::response::tap::{LateFuture, SettleLate};
+use crate::proxy::response::tap::{CommitFuture, SettleLate};
 use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::TurnOutcome;
 use crate::store::StoreError;
@@ -25,7 +25,7 @@ pub(crate) fn settle(
     upstream: Arc<Upstream>,
     response: Box<str>,
 ) -> SettleLate {
-    Box::new(move |mut event, reply| -> LateFuture {
+    Box::new(move |mut event, reply| -> CommitFuture {
         Box::pin(async move {
             let mut why = None;
             if let Some(mut reply) = reply {

@@ -1,17 +1,17 @@
 //! The turn of an exchange whose response has begun: what is needed at its end, and storing it.
 //!
-//! Streams last minutes, and there are many: what was parsed of the request (the [`PendingExchange`]) is
+//! Streams last minutes, and there are many: what was parsed of the request (the [`PlacedRequest`]) is
 //! released once it was accepted. The request's bytes are held until the reply has begun, because an error
 //! before that is only believed if its message is not quoted from the request. What is unknown stays absent.
 //! If the store fails, the turn is lost at the next restart; the client gets its response anyway.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use http::StatusCode;
 use tokio::task::JoinHandle;
 
 use super::build;
-use super::pending::PendingExchange;
 use crate::clock::now;
 use crate::context::budget::{CarryOutlook, ContextView};
 use crate::context::content::ExchangeContent;
@@ -34,8 +34,9 @@ use crate::proxy::response::status::may_not_fit;
 use crate::proxy::response::tap::{CommitFuture, SettleReply};
 use crate::proxy::state::Proxy;
 use crate::proxy::state::calibration;
+use crate::proxy::state::counting_endpoints::PendingCount;
+use crate::proxy::state::exchange_recorder::TurnOutcome;
 use crate::proxy::state::request_info::RequestInfo;
-use crate::proxy::turn::counting::PendingCount;
 use crate::store::ledgers::{DraftGuard, OpenedSession};
 use crate::store::lessons::LessonSource;
 use crate::telemetry::{Exchange, FailOpen};
@@ -48,14 +49,11 @@ const LARGE: usize = 32 * 1024;
 /// The turn of an exchange in flight.
 pub(crate) struct OpenTurn {
     opened: OpenedSession,
-    /// The status and the request id of its response.
-    status: StatusCode,
-    provider_request_id: Option<Box<str>>,
     /// The turn as it would be if nothing more arrived.
     draft: DraftGuard,
     info: Arc<RequestInfo>,
     body: Arc<RequestBody>,
-    counted: Option<PendingCount>,
+    counted: Option<Arc<PendingCount>>,
     /// Messages injected at the end of the request. They are queued again if the reply does not arrive, or if
     /// this is dropped before its end is known.
     undelivered: Option<UndeliveredMessages>,
@@ -76,31 +74,28 @@ pub(crate) struct OpenTurn {
     content: Option<JoinHandle<ExchangeContent>>,
 }
 
-impl PendingExchange {
-    pub(crate) fn open(
-        mut self,
-        proxy: &Arc<Proxy>,
-        status: StatusCode,
-        provider_request_id: Option<Box<str>>,
-    ) -> Box<OpenTurn> {
+impl PlacedRequest {
+    /// `None` if it was not planned.
+    pub(crate) fn open(mut self: Box<Self>) -> Option<Box<OpenTurn>> {
         // Called when the request was sent for the last time: what was parsed of it is released.
+        let draft = self.draft.take()?;
         let undelivered = self.unsent_messages();
         // From now on, the end of the exchange decides whether they were delivered.
-        if let Some(messages) = self.request.undelivered.take() {
+        if let Some(messages) = self.undelivered.take() {
             messages.end();
         }
-        self.revise_draft();
+        self.revise_draft(&draft);
         let may_make_room = self.may_make_room();
-        let limits = proxy.config.content;
+        let limits = self.proxy.config.content;
         let content = match limits.keep {
             true => Some(tokio::spawn(self.content(limits.exchange_bytes))),
             false => None,
         };
-        let Self { request, counted, draft, .. } = self;
-        let PlacedRequest { mut opened, prepared, mut planned, .. } = *request;
+        let Self { mut opened, mut planned, counted, .. } = *self;
         // A stream may last for minutes: what only planning needs is not held for it.
         opened.anchor = None;
         let overlay = &planned.plan.sent;
+        let prepared = &planned.prepared;
         // Reasoning that was made after some that we put back needs it there, whatever policy says now.
         let records = prepared.info.policy.reasoning.reinject != ReinjectPolicy::Off
             || overlay.has_put_back();
@@ -108,29 +103,27 @@ impl PendingExchange {
             true => Some(overlay.prefix()),
             false => None,
         };
-        Box::new(OpenTurn {
+        Some(Box::new(OpenTurn {
             opened,
-            status,
-            provider_request_id,
             draft,
             info: prepared.info.clone(),
             several: prepared.conversation.several,
             body: RequestBody::new(prepared.body.clone()),
             counted,
             undelivered,
-            prospect: planned.prospect(&prepared),
+            prospect: planned.prospect(),
             sums: planned.part_sums(),
             seen: planned.measured.as_mut().and_then(|measured| measured.seen.take()),
             forwarded,
             may_make_room,
             content,
-        })
+        }))
     }
 
     /// At most `most` bytes.
     fn content(&self, most: usize) -> impl Future<Output = ExchangeContent> + Send + 'static {
-        let prepared = self.request.prepared.clone();
-        let placed = self.request.opened.placed.clone();
+        let prepared = self.planned.prepared.clone();
+        let placed = self.opened.placed.clone();
         async move {
             let is_large = prepared.body.len() > OFF_THREAD;
             let tenant = prepared.info.tenant.clone();
@@ -173,17 +166,22 @@ impl OpenTurn {
     ) -> CommitFuture {
         // A refusal is no turn; requests that wait for this one may continue.
         let turn = self.draft.turn();
+        let status = event.status.unwrap_or_default();
         let has_body = event.timing.response_bytes > 0;
-        let overflow = self.overflow_in(&turn, has_body, &reply);
+        let overflow = self.overflow_in(&turn, status, has_body, &reply);
         // What a retry found out comes before what the reply says.
         if event.refusal.is_none() {
-            event.refusal = self.info.refusal(self.status.as_u16(), reply.error.as_ref());
+            event.refusal = self.info.refusal(status, reply.error.as_ref());
         }
         if let Some(overflow) = overflow {
             event.done.overflow = Some(overflow);
             event.window = overflow.reported.window.or(event.window);
         }
-        Box::pin(self.learn_from_refusal(proxy, reply, turn.estimate, overflow.is_some()))
+        Box::pin(async move {
+            let overflows = overflow.is_some();
+            self.learn_from_refusal(proxy, status, reply, turn.estimate, overflows).await;
+            TurnOutcome::default()
+        })
     }
 
     fn settle_turn(
@@ -218,19 +216,19 @@ impl OpenTurn {
         turn.measure_removed(self.opened.placed.parent.as_deref());
         event.done.overflow = overflow.or(event.done.overflow);
         event.done.measured = turn.done.measured.or(event.done.measured);
-        turn.counted = self.counted.as_ref().and_then(PendingCount::arrived);
+        turn.counted = self.counted.as_deref().and_then(PendingCount::arrived);
         let parent = self.opened.placed.parent.as_deref();
         event.saved = Some(turn.savings(parent, |model| self.price(model, &proxy)));
         event.shown_capped = ContextView::after(&turn).breakdown.capped;
         turn.ended = now();
         turn.outcome = event.outcome;
-        turn.provider_request_id = self.provider_request_id.take();
+        turn.provider_request_id.clone_from(&event.provider_request_id);
         Box::pin(async move {
             let reply = reply.delivered();
             if is_read {
                 self.learn(&proxy, &turn, &reply).await;
             }
-            self.store(proxy, turn, reply).await
+            TurnOutcome::new(self.store(proxy, turn, reply).await)
         })
     }
 
@@ -290,7 +288,7 @@ impl OpenTurn {
         let is_delivered = draft.outcome == Outcome::Complete && draft.done.resent.is_none();
         let mut turn = build::turn(draft, &self.info, reply);
         // It may have arrived since.
-        turn.counted = self.counted.as_ref().and_then(PendingCount::arrived);
+        turn.counted = self.counted.as_deref().and_then(PendingCount::arrived);
         if self.opened.keeps_title {
             build::set_title(&mut turn, reply);
         }
@@ -346,7 +344,8 @@ impl OpenTurn {
             let tokens = context.input.saturating_add(context.output);
             proxy.ledgers.lessons().answered(&source, tokens, now());
         }
-        let is_missing = self.counted.as_ref().is_some_and(PendingCount::is_missing);
+        let is_missing =
+            self.counted.as_ref().is_some_and(|count| count.is_missing.load(Ordering::Relaxed));
         if proxy.counting.take_missing(&source) || is_missing {
             proxy.learn(&source, Lesson::CountMissing, None).await;
         }
@@ -359,10 +358,16 @@ impl OpenTurn {
         lessons::taught(error, &self.info, &body, None).await
     }
 
-    fn overflow_in(&self, turn: &Turn, has_body: bool, reply: &Reply) -> Option<OverflowReport> {
+    fn overflow_in(
+        &self,
+        turn: &Turn,
+        status: u16,
+        has_body: bool,
+        reply: &Reply,
+    ) -> Option<OverflowReport> {
         // Only of a refusal that was forwarded unread; any other was judged before.
-        let status = self.status;
-        if self.may_make_room || turn.done.overflow.is_some() || !may_not_fit(status) {
+        let may_not_fit = StatusCode::from_u16(status).is_ok_and(may_not_fit);
+        if self.may_make_room || turn.done.overflow.is_some() || !may_not_fit {
             return None;
         }
         let message = match &reply.error {
@@ -371,7 +376,7 @@ impl OpenTurn {
             None => return None,
         };
         let reported = crate::dialect::overflow::overflow(&ErrorResponse {
-            status: status.as_u16(),
+            status,
             host: self.info.upstream.host(),
             body: message.as_bytes(),
         })?;
@@ -418,21 +423,21 @@ impl OpenTurn {
     async fn learn_from_refusal(
         mut self: Box<Self>,
         proxy: Arc<Proxy>,
+        status: u16,
         reply: Reply,
         estimate: Option<Estimate>,
         overflows: bool,
-    ) -> Option<FailOpen> {
+    ) {
         if let Some(messages) = self.undelivered.take() {
             messages.requeue().await;
         }
-        let error = reply.error.as_ref()?;
+        let Some(error) = &reply.error else { return };
         let message = error.message.as_deref().unwrap_or_default();
         let demands = refusal::cause(message.as_bytes()) == RefusalCause::ReasoningDemanded;
         // Nothing else in a message that was forwarded unread is learned.
         if !demands && !overflows {
-            return None;
+            return;
         }
-        let status = self.status.as_u16();
         let taught = self.taught(status, error).await;
         let info = &self.info;
         let window = info.window_to_learn(&taught, size(estimate.as_ref()), &proxy);
@@ -444,7 +449,6 @@ impl OpenTurn {
             let believed = Some(info.model.window);
             proxy.learn(&source, Lesson::Window(window), believed).await;
         }
-        None
     }
 
     fn calibration_sample(

@@ -1,15 +1,14 @@
 //! An exchange in flight, from its plan to its accepted form: the request, and the forms in which it was sent.
 //!
-//! What was added, cut, revoked or made room for on the way is kept here until the response has begun. Then
-//! [`PendingExchange::open`] makes an [`OpenTurn`](super::open::OpenTurn) of it, which lasts until the reply has
-//! ended. An [`OpenExchange`] is only what the page shows of it.
+//! What was added, cut, revoked or made room for on the way is kept in its [`PlacedRequest`] until the response has
+//! begun. Then [`PlacedRequest::open`] makes an [`OpenTurn`](super::open::OpenTurn) of it, which lasts until the reply
+//! has ended. An [`OpenExchange`] is only what the page shows of it.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use http::request;
 
 use super::{build, drafts};
 use crate::clock::now;
@@ -18,79 +17,58 @@ use crate::context::overflow::{self, OverflowReport};
 use crate::context::policy::ReportedUsage;
 use crate::context::{Fact, Millis, Renewal, Revocation, Suspension, repair};
 use crate::dialect::lesson::{Lesson, LessonMatch};
+use crate::dialect::models::ReasoningBinding;
 use crate::dialect::overflow::Overflow;
 use crate::dialect::refusal::RefusalCause;
 use crate::dialect::repair::{Refusal, RepairCause};
 use crate::dialect::{PartKey, Purpose};
-use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::plan::planned_request::PlannedRequest;
-use crate::proxy::plan::prepared_request::PreparedRequest;
 use crate::proxy::plan::undelivered::UndeliveredMessages;
 use crate::proxy::response::usage_rewrite::UsageAddition;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
-use crate::proxy::turn::counting::{self, PendingCount};
 use crate::store::ledgers::DraftGuard;
 use crate::telemetry::{OpenExchange, StepKind, micros};
 
-/// The data of a turn before its reply is known.
-pub(crate) struct PendingExchange {
-    pub(crate) request: Box<PlacedRequest>,
-    pub(super) counted: Option<PendingCount>,
-    /// Its draft, for the case that this process ends first.
-    pub(super) draft: DraftGuard,
-    /// It was refused with our changes, and accepted without them.
-    is_blamed: bool,
-}
-
-impl PendingExchange {
-    pub(crate) fn begin(request: Box<PlacedRequest>, at: Millis) -> Self {
-        let streams = request.prepared.conversation.stream;
+impl PlacedRequest {
+    /// Begins its draft. Called once it is planned.
+    pub(crate) fn begin_draft(&mut self, at: Millis) {
+        let streams = self.planned.prepared.conversation.stream;
         let delay = if streams { drafts::STREAM } else { drafts::UNARY };
-        let draft = build::draft(&request, at);
-        let draft = request.proxy.ledgers.draft(&request.opened, draft, delay);
-        Self { request, counted: None, draft, is_blamed: false }
+        let draft = build::draft(self, at);
+        self.draft = Some(self.proxy.ledgers.draft(&self.opened, draft, delay));
     }
 
-    pub(super) fn revise_draft(&self) {
+    pub(super) fn revise_draft(&self, draft: &DraftGuard) {
         // Another form than the planned one may have been sent in the end.
-        self.draft.revise(|turn| {
-            let is_same = turn.done == self.request.planned.done
-                && turn.estimate.as_ref() == self.request.estimate()
-                && turn.position == self.request.opened.placed.position;
-            if is_same { None } else { Some(build::draft(&self.request, turn.at)) }
+        draft.revise(|turn| {
+            let is_same = turn.done == self.planned.done
+                && turn.estimate.as_ref() == self.estimate()
+                && turn.position == self.opened.placed.position;
+            if is_same { None } else { Some(build::draft(self, turn.at)) }
         });
     }
 
     /// Records how long it waited for summaries, if it did since it had waited for `earlier`.
     pub(crate) fn record_summary_wait(&self, earlier: Duration, recorder: &mut ExchangeRecorder) {
-        let waited = self.request.summary_wait;
+        let waited = self.summary_wait;
         if waited > earlier {
-            recorder.timing().compaction_wait_us = Some(micros(waited));
+            recorder.event.timing.compaction_wait_us = Some(micros(waited));
             recorder.record_wait(StepKind::Compaction, waited - earlier);
         }
     }
 
-    pub(crate) fn prepared(&self) -> &PreparedRequest {
-        &self.request.prepared
-    }
-
-    /// Head and body are those that are sent.
-    pub(crate) fn count_if_wanted(&mut self, head: &request::Parts, sent: &OutgoingBody) {
-        self.counted = counting::request_count(&self.request, head, sent);
-    }
-
     pub(crate) fn open_exchange(&self, at: Millis) -> Option<OpenExchange> {
-        let scope = &self.request.opened.scope;
+        let scope = &self.opened.scope;
         Some(OpenExchange {
-            id: self.request.prepared.info.exchange.clone(),
+            id: self.planned.prepared.info.exchange.clone(),
             tenant: scope.tenant.clone(),
             session: scope.session.clone(),
-            position: self.request.opened.placed.position.clone(),
-            hints: self.request.prepared.info.hints.clone(),
+            position: self.opened.placed.position.clone(),
+            hints: self.planned.prepared.info.hints.clone(),
             at,
-            purpose: self.request.prepared.conversation.purpose,
-            view: self.request.planned.view(&self.request.prepared)?,
+            purpose: self.planned.prepared.conversation.purpose,
+            view: self.planned.view()?,
         })
     }
 
@@ -100,12 +78,12 @@ impl PendingExchange {
         cause: Option<RefusalCause>,
         recorder: &mut ExchangeRecorder,
     ) {
-        self.request.planned.done.resent = cause;
-        let unmeasured = self.request.planned.set_sent_as_original(&self.request.prepared).await;
+        self.planned.done.resent = cause;
+        let unmeasured = self.planned.set_sent_as_original().await;
         if let Some(why) = unmeasured {
-            recorder.record_fail_open(why);
+            recorder.event.add_fail_open(why);
         }
-        if let Some(count) = &mut self.counted {
+        if let Some(count) = &self.counted {
             count.set_replaced();
         }
         self.record_plan(recorder);
@@ -118,16 +96,16 @@ impl PendingExchange {
         taught: &LessonMatch,
         recorder: &mut ExchangeRecorder,
     ) {
-        self.request.planned.done.overflow = Some(overflow);
+        self.planned.done.overflow = Some(overflow);
         self.record_plan(recorder);
         // The window in the message applies to this request, and is learned if the message teaches it.
         let Some(window) = overflow.reported.window else { return };
         let proxy = recorder.proxy.clone();
-        let info = Arc::make_mut(&mut Arc::make_mut(&mut self.request.prepared).info);
+        let info = Arc::make_mut(&mut Arc::make_mut(&mut self.planned.prepared).info);
         let believed = info.set_named_window(window, proxy.config.output_reserve);
-        recorder.record_request(&self.request.prepared.info);
-        let estimate = self.request.estimate().map(|estimate| (estimate.tokens, estimate.method));
-        let info = self.request.prepared.info.clone();
+        recorder.record_request(&self.planned.prepared.info);
+        let estimate = self.estimate().map(|estimate| (estimate.tokens, estimate.method));
+        let info = self.planned.prepared.info.clone();
         let Some(window) = info.window_to_learn(taught, estimate, &proxy) else { return };
         let timeout = Duration::from_millis(proxy.config.limits.store_ms);
         let learning = tokio::spawn(async move {
@@ -143,41 +121,41 @@ impl PendingExchange {
         taught: &LessonMatch,
         recorder: &ExchangeRecorder,
     ) -> bool {
-        let parts = &self.request.prepared.conversation;
-        let Some(estimate) = self.request.estimate() else { return false };
-        let pictures = &self.request.prepared.info.model.pictures;
+        let parts = &self.planned.prepared.conversation;
+        let Some(estimate) = self.estimate() else { return false };
+        let pictures = &self.planned.prepared.info.model.pictures;
         let is_wild = overflow::contradicts(overflow, estimate, parts, pictures);
         // The message must be about something else. Nothing is learned from it, which is counted.
         if is_wild {
             let size = Some((estimate.tokens, estimate.method));
-            let _ = self.request.prepared.info.window_to_learn(taught, size, &recorder.proxy);
+            let _ = self.planned.prepared.info.window_to_learn(taught, size, &recorder.proxy);
         }
         is_wild
     }
 
     pub(crate) fn confirms(&self, stated: &Overflow) -> bool {
         // Whether the numbers in a message, which has nothing else to say, may be those of this request.
-        let conversation = &self.request.prepared.conversation;
-        let pictures = &self.request.prepared.info.model.pictures;
-        self.request.estimate().is_some_and(|estimate| {
+        let conversation = &self.planned.prepared.conversation;
+        let pictures = &self.planned.prepared.info.model.pictures;
+        self.estimate().is_some_and(|estimate| {
             !overflow::contradicts(stated, estimate, conversation, pictures)
         })
     }
 
     pub(crate) fn output_refused(&self, stated: &Overflow) -> Option<Refusal> {
-        let estimate = self.request.estimate()?.tokens;
-        repair::refused_output(&self.request.prepared.plan_request(), stated, estimate)
+        let estimate = self.estimate()?.tokens;
+        repair::refused_output(&self.planned.prepared.plan_request(), stated, estimate)
     }
 
     /// `taught`: the lessons of its message.
     pub(crate) async fn learn_max_output(&self, taught: &LessonMatch, recorder: &ExchangeRecorder) {
-        let requested = self.request.prepared.conversation.max_output;
+        let requested = self.planned.prepared.conversation.max_output;
         let max_output = taught
             .max_output()
             .filter(|limit| requested.is_some_and(|requested| requested > *limit));
-        let info = self.request.prepared.info.clone();
+        let info = self.planned.prepared.info.clone();
         let proxy = recorder.proxy.clone();
-        proxy.count_quoted(&self.request.prepared.info.upstream.name, taught);
+        proxy.count_quoted(&self.planned.prepared.info.upstream.name, taught);
         // Once the provider accepted a request with no more than that, no other request is to be refused for
         // it.
         let Some(max_output) = max_output else { return };
@@ -189,11 +167,11 @@ impl PendingExchange {
     }
 
     pub(crate) fn may_repair(&self) -> bool {
-        self.may_make_room() && !self.request.prepared.store_missed
+        self.may_make_room() && !self.planned.prepared.store_missed
     }
 
     pub(crate) fn allows_repair(&self, cause: RepairCause) -> bool {
-        self.request.prepared.info.policy.heal.causes.contains(&cause)
+        self.planned.prepared.info.policy.heal.causes.contains(&cause)
     }
 
     pub(crate) fn set_repaired(
@@ -202,8 +180,8 @@ impl PendingExchange {
         healed: &[RepairCause],
         recorder: &mut ExchangeRecorder,
     ) {
-        self.replace(repaired);
-        self.request.planned.done.healed = healed.to_vec();
+        self.replace_planned(repaired);
+        self.planned.done.healed = healed.to_vec();
         self.record_plan(recorder);
     }
 
@@ -214,53 +192,52 @@ impl PendingExchange {
         recorder: &mut ExchangeRecorder,
     ) {
         // The report is of the request, whatever form it has.
-        let overflow = self.request.planned.done.overflow.take();
-        self.replace(room);
-        self.request.planned.done.overflow =
+        let overflow = self.planned.done.overflow.take();
+        self.replace_planned(room);
+        self.planned.done.overflow =
             overflow.map(|overflow| OverflowReport { saved: accepted, ..overflow });
         self.record_plan(recorder);
     }
 
-    fn replace(&mut self, revised: PlannedRequest) {
-        self.request.planned = revised;
-        if let Some(count) = &mut self.counted {
+    fn replace_planned(&mut self, mut revised: PlannedRequest) {
+        // What responses said about the request holds for each of its forms.
+        revised.prepared = self.planned.prepared.clone();
+        self.planned = revised;
+        if let Some(count) = &self.counted {
             count.set_replaced();
         }
     }
 
     pub(crate) fn record_plan(&self, recorder: &mut ExchangeRecorder) {
-        recorder.record_plan(&self.request.planned.done, self.request.planned.measured.as_deref());
+        recorder.record_plan(&self.planned.done, self.planned.measured.as_deref());
     }
 
     pub(crate) fn may_overflow(&self) -> bool {
-        let model = &self.request.prepared.info.model;
+        let model = &self.planned.prepared.info.model;
         // Above half of the window, or if that is unknown, above what every window holds.
         let least = if model.known { model.window / 2 } else { overflow::ANY_HOLDS };
-        let is_turn = self.request.prepared.conversation.purpose == Purpose::Turn;
-        is_turn && self.request.estimate().is_some_and(|estimate| estimate.tokens > least)
+        let is_turn = self.planned.prepared.conversation.purpose == Purpose::Turn;
+        is_turn && self.estimate().is_some_and(|estimate| estimate.tokens > least)
     }
 
     pub(crate) fn may_make_room(&self) -> bool {
-        self.request.prepared.may_rewrite()
-    }
-
-    pub(crate) fn has_reasoning_back(&self) -> bool {
-        self.request.planned.done.made.put_back > 0
+        self.planned.prepared.may_rewrite()
     }
 
     pub(crate) fn has_changes_beyond_repairs(&self) -> bool {
         // The client's reasoning may depend on them.
-        let made = &self.request.planned.done.made;
-        let decisions = &self.request.planned.known;
+        let made = &self.planned.done.made;
+        let decisions = &self.planned.known;
         made.count() > made.repaired + made.removed || decisions.takes_out_unrefused()
     }
 
     pub(crate) async fn as_last_accepted(&mut self, cause: RefusalCause) -> Option<PlannedRequest> {
         // What the refusal says about the model already applies to the form of the last accepted request.
         if cause == RefusalCause::Bound {
-            Arc::make_mut(&mut Arc::make_mut(&mut self.request.prepared).info).set_bound();
+            let prepared = Arc::make_mut(&mut self.planned.prepared);
+            Arc::make_mut(&mut prepared.info).model.binding = ReasoningBinding::Prefix;
         }
-        let replanning = self.request.planned.without_own_decisions(&self.request.prepared, cause);
+        let replanning = self.planned.without_own_decisions(cause);
         AssertUnwindSafe(replanning).catch_unwind().await.ok().flatten()
     }
 
@@ -271,35 +248,19 @@ impl PendingExchange {
         cause: RefusalCause,
         recorder: &mut ExchangeRecorder,
     ) -> Vec<PartKey> {
-        let void = self
-            .request
-            .planned
-            .decided_beyond(Some(&revised), &self.request.prepared.info.exchange);
-        self.replace(revised);
-        self.request.planned.done.revoked = Some(cause);
+        let void = self.planned.decided_beyond(Some(&revised));
+        self.replace_planned(revised);
+        self.planned.done.revoked = Some(cause);
         self.record_plan(recorder);
         void
     }
 
-    pub(crate) fn room_decisions(&self, room: &PlannedRequest) -> Vec<PartKey> {
-        room.decided_beyond(Some(&self.request.planned), &self.request.prepared.info.exchange)
-    }
-
-    pub(crate) fn own_decisions(&self) -> Vec<PartKey> {
-        self.request.planned.decided_beyond(None, &self.request.prepared.info.exchange)
-    }
-
-    pub(crate) fn set_blamed(&mut self) {
-        // It was accepted without our changes.
-        self.is_blamed = true;
-    }
-
     pub(crate) fn suspend_branch(&mut self) -> Fact {
         let at = now();
-        let position = &mut self.request.opened.placed.position;
+        let position = &mut self.opened.placed.position;
         position.suspended = Some(at);
         let suspension = Suspension {
-            exchange: self.request.prepared.info.exchange.clone(),
+            exchange: self.planned.prepared.info.exchange.clone(),
             thread: position.thread.clone(),
             parent: position.parent.clone(),
             at,
@@ -311,9 +272,9 @@ impl PendingExchange {
         if about.is_empty() {
             return None;
         }
-        let position = &self.request.opened.placed.position;
+        let position = &self.opened.placed.position;
         let revocation = Revocation {
-            exchange: self.request.prepared.info.exchange.clone(),
+            exchange: self.planned.prepared.info.exchange.clone(),
             thread: position.thread.clone(),
             parent: position.parent.clone(),
             at: now(),
@@ -324,9 +285,9 @@ impl PendingExchange {
     }
 
     pub(crate) fn usage_addition(&self, hides_diagnosis: bool) -> Option<UsageAddition> {
-        let done = &self.request.planned.done;
+        let done = &self.planned.done;
         let mut tokens = 0;
-        if self.request.prepared.info.policy.client_usage == ReportedUsage::Unpruned
+        if self.planned.prepared.info.policy.client_usage == ReportedUsage::Unpruned
             && done.is_sent()
         {
             let removed_tokens = done.tokens_removed.saturating_add(done.tokens_compacted);
@@ -336,10 +297,10 @@ impl PendingExchange {
             return None;
         }
         Some(UsageAddition {
-            dialect: self.request.prepared.conversation.dialect,
+            dialect: self.planned.prepared.conversation.dialect,
             tokens,
             hides_diagnosis,
-            streams: self.request.prepared.conversation.stream,
+            streams: self.planned.prepared.conversation.stream,
         })
     }
 
@@ -348,19 +309,19 @@ impl PendingExchange {
             true => DeliveryFailure::Refused,
             false => DeliveryFailure::NoReply,
         };
-        self.request.undelivered(&self.request.planned.known, failure)
+        self.undelivered(&self.planned.known, failure)
     }
 
     pub(crate) async fn requeue_messages(&mut self) {
         // The client waits for our response, so the wait for the store is as short as for a decision.
-        let timeout = Duration::from_millis(self.request.proxy.config.limits.store_ms);
+        let timeout = Duration::from_millis(self.proxy.config.limits.store_ms);
         let requeuing = async {
             if let Some(messages) = self.unsent_messages() {
                 messages.requeue().await;
             }
         };
         if tokio::time::timeout(timeout, requeuing).await.is_ok()
-            && let Some(messages) = self.request.undelivered.take()
+            && let Some(messages) = self.undelivered.take()
         {
             messages.end();
         }

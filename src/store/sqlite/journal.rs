@@ -548,7 +548,7 @@ mod tests {
         let journal = Journal::open(&path, 0).unwrap();
         let since = Some(Instant::now());
         let other = JournalEntry { scope: scope("t", "deleted"), ..entry(2, "two") };
-        let mut joining = [(entry(1, "one"), None), (other, since), (entry(3, "three"), None)]
+        let joining = [(entry(1, "one"), None), (other, since), (entry(3, "three"), None)]
             .map(|(entry, since)| journal.join(entry, since).ok().unwrap());
         assert_eq!(joining.each_ref().map(|joined| joined.is_first), [true, false, false]);
         assert!(!journal.holds(|_| true));

@@ -90,7 +90,9 @@ impl AccuracyMetrics {
             self.hidden.get(HiddenLabels { family, hidden_input }).inc();
             return;
         }
-        if let (Some(classic), Some(ratio)) = (&exchange.classic, exchange.classic_error_ratio()) {
+        if let (Some(classic), Some(error)) = (&exchange.classic, exchange.classic_error())
+            && let Some(ratio) = error.ratio
+        {
             // In the same buckets as ours, so that both can be compared.
             self.classic_error.get(ClassicLabels { rules: &classic.rules, family }).observe(ratio);
         }
@@ -103,11 +105,11 @@ impl AccuracyMetrics {
         self.actual.get(labels).inc_by(actual);
         self.comparable.get(labels).inc();
         self.corrected.get(ExpertLabels { family, expert: estimate.guess.expert }).inc();
-        self.exact.get(labels).inc_by(u64::from(error == 0));
-        self.error_tokens.get(labels).observe(error.unsigned_abs() as f64);
+        self.exact.get(labels).inc_by(u64::from(error.tokens == 0));
+        self.error_tokens.get(labels).observe(error.tokens.unsigned_abs() as f64);
         let band = estimate.guess.low..=estimate.guess.high;
         self.within_band.get(labels).inc_by(u64::from(band.contains(&actual)));
-        if let Some(ratio) = exchange.own_error_ratio() {
+        if let Some(ratio) = error.ratio {
             let context = PromptSize::from_tokens(actual);
             self.error_ratio.get(SizeLabels { family, context }).observe(ratio);
         }
@@ -119,7 +121,7 @@ impl AccuracyMetrics {
             return;
         }
         if let (Some(actual), Some(error)) = (exchange.actual(), exchange.own_error()) {
-            self.missed.get(model).inc_by(error.unsigned_abs());
+            self.missed.get(model).inc_by(error.tokens.unsigned_abs());
             self.compared.get(model).inc_by(actual);
         }
     }

@@ -253,9 +253,9 @@ fn oldest_quarter_is_forgotten() {
     let own = base.position.thread.clone();
     assert_eq!(threads, [("even".into(), left / 2), ("odd".into(), left / 2), (own, 1)]);
     let totals = ledger.totals();
-    assert_eq!(totals.input, left as u64 + 900);
-    assert_eq!(totals.output, 2 * left as u64 + 100);
-    assert_eq!(totals.total, totals.input + totals.output);
+    assert_eq!(totals.tokens.input, left as u64 + 900);
+    assert_eq!(totals.tokens.output, 2 * left as u64 + 100);
+    assert_eq!(totals.total, totals.tokens.input + totals.tokens.output);
 }
 
 /// A reply that is reasoning alone ends where its request does.

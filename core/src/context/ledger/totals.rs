@@ -3,22 +3,15 @@
 //! A sum of the turns that are in memory. Must not know where usage comes from.
 
 use crate::context::{Outcome, Turn};
-use crate::dialect::{LastCall, Usage};
+use crate::dialect::{BilledTokens, LastCall, Usage};
 
 /// Token totals of a session: sums of reported usage, of all models, and what was received of replies that broke off.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[derive(serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Totals {
-    /// Prompts, including what was read from caches or written to them.
-    pub input: u64,
-    /// Output, reasoning included.
-    pub output: u64,
-    /// The share of `output` that was reasoning.
-    pub reasoning: u64,
-    /// Read from caches.
-    pub cache_read: u64,
-    /// Written to caches.
-    pub cache_write: u64,
+    /// By kind.
+    #[serde(flatten)]
+    pub tokens: BilledTokens,
     /// Input and output.
     pub total: u64,
     /// The share of `total` that was not reported, because replies broke off: an estimate.
@@ -39,28 +32,16 @@ impl Totals {
             turn.context().unwrap_or(LastCall { input: tokens, output: reply });
         let input = input.saturating_sub(turn.usage.input.unwrap_or(0));
         let output = output.saturating_sub(turn.usage.output.unwrap_or(0));
-        self.input = self.input.saturating_add(input);
-        self.output = self.output.saturating_add(output);
+        self.tokens.add(&BilledTokens { input, output, ..BilledTokens::default() });
         self.total = self.total.saturating_add(input).saturating_add(output);
         self.estimated = self.estimated.saturating_add(input).saturating_add(output);
     }
 
     pub(super) fn add(&mut self, usage: &Usage) {
-        // The sums saturate.
-        for (_, usage) in usage.billed() {
-            add_reported(&mut self.input, usage.input);
-            add_reported(&mut self.output, usage.output);
-            add_reported(&mut self.reasoning, usage.reasoning);
-            add_reported(&mut self.cache_read, usage.cache_read);
-            add_reported(&mut self.cache_write, usage.cache_write);
-            add_reported(&mut self.total, usage.input);
-            add_reported(&mut self.total, usage.output);
-        }
+        let tokens = BilledTokens::from_usage(usage);
+        self.tokens.add(&tokens);
+        self.total = self.total.saturating_add(tokens.input).saturating_add(tokens.output);
     }
-}
-
-fn add_reported(sum: &mut u64, tokens: Option<u64>) {
-    *sum = sum.saturating_add(tokens.unwrap_or(0));
 }
 
 #[cfg(test)]
@@ -77,8 +58,8 @@ mod tests {
         for input in [u64::MAX, u64::MAX, 1] {
             totals.add(&Usage { input: Some(input), output: Some(2), ..Usage::default() });
         }
-        assert_eq!(totals.input, u64::MAX);
-        assert_eq!(totals.output, 6);
+        assert_eq!(totals.tokens.input, u64::MAX);
+        assert_eq!(totals.tokens.output, 6);
         assert_eq!(totals.total, u64::MAX);
     }
 
@@ -92,8 +73,8 @@ mod tests {
         let sums = |turn: &Turn| {
             let mut totals = Totals::default();
             totals.add_turn(turn);
-            assert_eq!(totals.input + totals.output, totals.total);
-            (totals.input, totals.output, totals.estimated)
+            assert_eq!(totals.tokens.input + totals.tokens.output, totals.total);
+            (totals.tokens.input, totals.tokens.output, totals.estimated)
         };
         let reported =
             |input, output, lower_bound| Usage { input, output, lower_bound, ..Usage::default() };
@@ -115,8 +96,8 @@ mod tests {
         let mut totals = Totals::default();
         totals.add(&Usage { attempts, ..one(3) });
         totals.add(&Usage { unbilled: true, ..one(400) });
-        assert_eq!(totals.input, 23);
-        assert_eq!(totals.output, 2);
+        assert_eq!(totals.tokens.input, 23);
+        assert_eq!(totals.tokens.output, 2);
         assert_eq!(totals.total, 25);
     }
 }

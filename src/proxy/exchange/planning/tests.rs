@@ -38,8 +38,9 @@ async fn late_plans_are_no_panics() {
         let client = Arc::new(ClientRequest::new(&head));
         let upstream = upstream.clone();
         let mut exchange = LiveExchange { recorder, client, upstream, phase: Received };
-        let reader = exchange.client.reader(Dialect::Anthropic, &proxy, &proxy.memory);
-        let parsed = reader.parse(large_body()).map_err(|why| panic!("{why:?}")).unwrap();
+        let target = exchange.client.target();
+        let parsed = ParsedBody::parse(&proxy, Dialect::Anthropic, target, None, large_body());
+        let parsed = parsed.map_err(|why| panic!("{why:?}")).unwrap();
         let permits = AllPermits::take().await;
         let head = can_change.then_some(&head);
         assert!(exchange.place_and_plan(parsed, head).await.is_ok());
@@ -64,10 +65,14 @@ async fn large_bodies_of_one_key_are_not_all_read_before_anothers() {
         let request = Request::post("/v1/messages").header("x-api-key", key).body(()).unwrap();
         let (head, ()) = request.into_parts();
         let client_request = ClientRequest::new(&head);
-        let reader = client_request.reader(Dialect::Anthropic, &proxy, &proxy.memory);
         let done = done.clone();
+        let proxy = proxy.clone();
         reading.spawn(async move {
-            let read = reader.read(&head.headers, &large_body()).await;
+            let tenant = client_request.tenant(&proxy).ok();
+            let target = client_request.target();
+            let (dialect, body) = (Dialect::Anthropic, large_body());
+            let read =
+                ParsedBody::read(&proxy, dialect, target, tenant, &head.headers, &body).await;
             // On a slow machine the last of the others wait too long, and pass unread.
             assert!(read.is_ok() || key == "a");
             done.lock().unwrap().push(key);

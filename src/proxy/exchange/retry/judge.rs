@@ -10,7 +10,7 @@ use http::header::CONTENT_ENCODING;
 use http::response::Parts;
 use http::{Response, StatusCode};
 
-use super::{Retry, SeenResponses};
+use super::Retry;
 use crate::context::attempt::{RefusalKind, RequestForm, Verdict};
 use crate::context::overflow::{self, OverflowEvidence, OverflowReport, OverflowSign};
 use crate::dialect::lesson::LessonMatch;
@@ -22,10 +22,10 @@ use crate::dialect::{Dialect, Reply};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::http::memory::MemoryBudget;
 use crate::proxy::learning::lessons;
+use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::response::observe::ResponseObserver;
 use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
-use crate::proxy::turn::pending::PendingExchange;
 use crate::wire::json::Document;
 
 /// Most bytes of a refusal that are read for its cause.
@@ -35,123 +35,98 @@ const PEEK_BYTES: usize = 16 * 1024;
 /// How long the start of a response without content may be delayed, accepted or refused.
 const TIMEOUT: Duration = Duration::from_millis(250);
 
-/// What a refusal says.
-struct ReadRefusal {
-    /// The cause that its message names, if the status blames the request.
-    cause: Option<RefusalCause>,
-    /// What it says about the window.
-    overflow: Option<Overflow>,
-}
-
-impl ReadRefusal {
-    fn verdict(&self) -> Verdict {
-        // A status that does not blame the request counts only if the message says that the request does not
-        // fit.
-        match (self.overflow, self.cause) {
-            (Some(_), cause) => Verdict::DoesNotFit(cause),
-            (None, Some(cause)) => Verdict::Refused(cause),
-            (None, None) => Verdict::Failed,
-        }
-    }
-}
-
 impl Retry<'_> {
     pub(super) async fn judge(
-        &self,
+        &mut self,
         form: RequestForm,
         response: Response<OutgoingBody>,
-        seen: &mut SeenResponses,
     ) -> Verdict {
         let status = response.status();
         let is_last_resort = matches!(form, RequestForm::Original | RequestForm::LastAccepted);
         if status.is_success() && !is_last_resort {
-            return self.judge_accepted(form, response, seen).await;
+            return self.judge_accepted(form, response).await;
         }
         if !may_be_refusal(status) {
-            seen.hold(form, StartedResponse::unread(response, &self.recorder.proxy.memory));
+            self.hold(form, StartedResponse::unread(response, &self.recorder.proxy.memory));
             return if status.is_success() { Verdict::Accepted } else { Verdict::Failed };
         }
         let response = read_refusal(response, self.recorder).await;
-        let refused = ReadRefusal {
-            cause: match blames_request(status) {
-                true => Some(refusal::cause(&response.start)),
-                false => None,
-            },
-            overflow: self.window_of(&response),
+        let cause = match blames_request(status) {
+            true => Some(refusal::cause(&response.start)),
+            false => None,
         };
+        let overflow = self.window_of(&response);
         let verdict = match form {
             RequestForm::Planned | RequestForm::Repaired(_) => {
                 let taught = self.taught(&response).await;
-                seen.refusal = self.repairable(&response);
-                self.judge_repairable(form, refused, taught, seen)
+                self.refusal = self.repairable(&response);
+                self.judge_repairable(form, cause, overflow, taught)
             }
             RequestForm::WithRoom => {
-                seen.room_taught = self.taught(&response).await;
-                refused.verdict()
+                self.room_taught = self.taught(&response).await;
+                refusal_verdict(cause, overflow)
             }
-            RequestForm::Original | RequestForm::LastAccepted => refused.verdict(),
+            RequestForm::Original | RequestForm::LastAccepted => refusal_verdict(cause, overflow),
         };
-        seen.hold(form, response);
+        self.hold(form, response);
         verdict
     }
 
     fn judge_repairable(
-        &self,
+        &mut self,
         form: RequestForm,
-        refused: ReadRefusal,
+        cause: Option<RefusalCause>,
+        overflow: Option<Overflow>,
         taught: LessonMatch,
-        seen: &mut SeenResponses,
     ) -> Verdict {
         if form == RequestForm::Planned {
-            seen.planned_taught = taught.clone();
+            self.planned_taught = taught.clone();
         }
-        if seen.is_about_output() {
-            seen.output_taught = taught.clone();
+        if self.refusal.as_ref().is_some_and(|refusal| refusal.cause == RepairCause::MaxTokens) {
+            self.output_taught = taught.clone();
         }
         // A number that contradicts the estimate may be quoted, or about another limit.
-        let believed =
-            refused.overflow.filter(|overflow| self.agrees_with_estimate(overflow, &taught));
+        let believed = overflow.filter(|overflow| self.agrees_with_estimate(overflow, &taught));
         if let Some(reported) = believed {
-            seen.overflow = Some(OverflowReport::new(OverflowSign::Refused, reported));
-            seen.overflow_taught = taught;
+            self.overflow = Some(OverflowReport::new(OverflowSign::Refused, reported));
+            self.overflow_taught = taught;
         }
         // What the message names outright counts more than what its numbers suggest.
-        if seen.refusal.is_none() {
-            seen.refusal = believed.and_then(|reported| self.output_refused(&reported));
+        if self.refusal.is_none() {
+            self.refusal = believed.and_then(|reported| self.output_refused(&reported));
         }
-        match &seen.refusal {
+        match &self.refusal {
             Some(repairable) => Verdict::Repairable(RefusalKind {
-                cause: refused.cause,
+                cause,
                 overflows: believed.is_some(),
                 is_of_reasoning: repairable.cause == RepairCause::Reasoning,
             }),
             // A number that is not believed justifies no cut.
-            None if refused.overflow.is_some() && believed.is_none() => Verdict::Failed,
-            None => refused.verdict(),
+            None if overflow.is_some() && believed.is_none() => Verdict::Failed,
+            None => refusal_verdict(cause, overflow),
         }
     }
 
     async fn judge_accepted(
-        &self,
+        &mut self,
         form: RequestForm,
         response: Response<OutgoingBody>,
-        seen: &mut SeenResponses,
     ) -> Verdict {
-        // Without a pending exchange no room can be made, so its start is not read.
-        let Some(pending) = &self.pending else {
-            seen.hold(form, StartedResponse::unread(response, &self.recorder.proxy.memory));
+        // Without a place in a session no room can be made, so its start is not read.
+        let Some(placed) = &self.placed else {
+            self.hold(form, StartedResponse::unread(response, &self.recorder.proxy.memory));
             return Verdict::Accepted;
         };
-        let (response, overflow) = peek(response, pending, self.recorder).await;
-        seen.hold(form, response);
+        let (response, overflow) = peek(response, placed, self.recorder).await;
+        self.hold(form, response);
         match overflow {
             // Room was made already; its overflow is final.
             Some(_) if form == RequestForm::WithRoom => Verdict::OverflowInReply,
             Some((overflow, taught)) if self.agrees_with_estimate(&overflow.reported, &taught) => {
-                seen.refusal = self.output_refused(&overflow.reported);
-                seen.overflow = Some(overflow);
-                seen.overflow_taught = taught;
-                match seen.refusal {
+                self.refusal = self.output_refused(&overflow.reported);
+                self.overflow = Some(overflow);
+                self.overflow_taught = taught;
+                match self.refusal {
                     Some(_) => Verdict::Repairable(RefusalKind {
                         overflows: true,
                         ..RefusalKind::default()
@@ -164,35 +139,35 @@ impl Retry<'_> {
     }
 
     fn repairable(&self, refused: &StartedResponse) -> Option<Refusal> {
-        let pending = self.pending.as_ref().filter(|pending| pending.may_repair())?;
+        let placed = self.placed.as_ref().filter(|placed| placed.may_repair())?;
         let status = refused.head.status.as_u16();
         let refusal = repair::read(&repair::RefusedAnswer { status, body: &refused.start })?;
-        if pending.allows_repair(refusal.cause) { Some(refusal) } else { None }
+        if placed.allows_repair(refusal.cause) { Some(refusal) } else { None }
     }
 
     fn output_refused(&self, reported: &Overflow) -> Option<Refusal> {
         // The output gives way before history does.
-        let pending = self.pending.as_ref().filter(|pending| pending.may_repair())?;
-        let refusal = pending.output_refused(reported)?;
-        if pending.allows_repair(refusal.cause) { Some(refusal) } else { None }
+        let placed = self.placed.as_ref().filter(|placed| placed.may_repair())?;
+        let refusal = placed.output_refused(reported)?;
+        if placed.allows_repair(refusal.cause) { Some(refusal) } else { None }
     }
 
     fn agrees_with_estimate(&self, overflow: &Overflow, taught: &LessonMatch) -> bool {
-        match &self.pending {
-            Some(pending) => !pending.contradicts_estimate(overflow, taught, self.recorder),
+        match &self.placed {
+            Some(placed) => !placed.contradicts_estimate(overflow, taught, self.recorder),
             None => true,
         }
     }
 
     fn window_of(&self, refused: &StartedResponse) -> Option<Overflow> {
         // No room is made in a token count, so it does not matter there.
-        let pending = self.pending.as_ref()?;
+        let placed = self.placed.as_ref()?;
         let overflow = stated_overflow(&ErrorResponse {
             status: refused.head.status.as_u16(),
             host: self.info.upstream.host(),
             body: &refused.start,
         })?;
-        if overflow.is_inferred && !pending.confirms(&overflow) {
+        if overflow.is_inferred && !placed.confirms(&overflow) {
             return None;
         }
         Some(overflow)
@@ -200,13 +175,24 @@ impl Retry<'_> {
 
     async fn taught(&self, refused: &StartedResponse) -> LessonMatch {
         // The lessons of a refusal whose message is complete and not quoted from the request.
-        // A request without a pending exchange (a token count) teaches nothing.
-        let Some(pending) = &self.pending else { return LessonMatch::default() };
+        // A request without a place in a session (a token count) teaches nothing.
+        let Some(placed) = &self.placed else { return LessonMatch::default() };
         let status = refused.head.status.as_u16();
         let error = lessons::RefusalResponse::Refused { status, body: &refused.start };
-        let prepared = pending.prepared();
+        let prepared = &placed.planned.prepared;
         let head = Some(&*self.original.head);
         lessons::taught(error, &prepared.info, &prepared.body, head).await
+    }
+}
+
+/// What a refusal with this cause says: the cause that its message names, if the status blames the request, and what
+/// it says about the window.
+fn refusal_verdict(cause: Option<RefusalCause>, overflow: Option<Overflow>) -> Verdict {
+    // A status that does not blame the request counts only if the message says that the request does not fit.
+    match (overflow, cause) {
+        (Some(_), cause) => Verdict::DoesNotFit(cause),
+        (None, Some(cause)) => Verdict::Refused(cause),
+        (None, None) => Verdict::Failed,
     }
 }
 
@@ -232,10 +218,10 @@ async fn read_refusal(
 /// gateways, MiniMax). What is delayed is never content of the reply, and the delay is short.
 async fn peek(
     response: Response<OutgoingBody>,
-    pending: &PendingExchange,
+    placed: &PlacedRequest,
     recorder: &ExchangeRecorder,
 ) -> (StartedResponse, Option<(OverflowReport, LessonMatch)>) {
-    let conversation = &pending.prepared().conversation;
+    let conversation = &placed.planned.prepared.conversation;
     let mut partial_reply = Reply::default();
     let reading = StartedResponse::until(
         response,
@@ -254,7 +240,7 @@ async fn peek(
     if !partial_reply.parts.is_empty() {
         return (response, None);
     }
-    let host = pending.prepared().info.upstream.host();
+    let host = placed.planned.prepared.info.upstream.host();
     let evidence = OverflowEvidence { host, ..OverflowEvidence::default() };
     let detected = overflow::detected(&partial_reply, conversation.purpose, &evidence);
     let (Some(overflow), Some(error)) = (detected, &partial_reply.error) else {
@@ -264,7 +250,7 @@ async fn peek(
         return (response, None);
     }
     let error = lessons::RefusalResponse::InReply { status: StatusCode::OK.as_u16(), error };
-    let prepared = pending.prepared();
+    let prepared = &placed.planned.prepared;
     let taught = lessons::taught(error, &prepared.info, &prepared.body, None).await;
     (response, Some((overflow, taught)))
 }

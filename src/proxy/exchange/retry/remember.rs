@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use super::{Retry, SeenResponses};
+use super::Retry;
 use crate::context::Fact;
 use crate::context::attempt::{AttemptFinding, RevocationScope};
 use crate::dialect::PartKey;
@@ -13,77 +13,73 @@ use crate::dialect::repair::RepairCause;
 use crate::telemetry::{LessonOutcome, RefusalOutcome};
 
 impl Retry<'_> {
-    pub(super) async fn remember(&mut self, finding: AttemptFinding, seen: &mut SeenResponses) {
+    pub(super) async fn remember(&mut self, finding: AttemptFinding) {
         if let AttemptFinding::ChangeRefused(cause)
         | AttemptFinding::AllRefused { cause, .. }
         | AttemptFinding::Unsettled(cause) = finding
         {
             self.record_original_sent(cause).await;
         }
-        if let (AttemptFinding::ChangeRefused(_), Some(pending)) = (finding, &mut self.pending) {
-            pending.set_blamed();
+        if let (AttemptFinding::ChangeRefused(_), Some(placed)) = (finding, &mut self.placed) {
+            placed.is_blamed = true;
         }
-        let left_out = self.record_form(finding, seen).await;
+        let left_out = self.record_form(finding).await;
         if let AttemptFinding::ChangeRefused(cause)
         | AttemptFinding::OwnDecisionsRefused { cause, accepted: true } = finding
         {
-            self.recorder.record_refused(cause);
+            self.recorder.event.refused = Some(cause);
         }
         let consequence = finding.consequence(self.context());
-        let fact = consequence.revokes.and_then(|scope| self.revocation(scope, left_out, seen));
+        let fact = consequence.revokes.and_then(|scope| self.revocation(scope, left_out));
         // The newest refusal may be that of the request with room, whose message teaches something else.
         let is_of_room = matches!(finding, AttemptFinding::RoomRefused(_));
-        let taught = if is_of_room { &seen.room_taught } else { &seen.planned_taught };
+        let taught = if is_of_room { &self.room_taught } else { &self.planned_taught };
         self.store_in_time(consequence.lesson, taught.clone(), fact).await;
     }
 
     /// Returns the keys of the decisions that the final form left out.
-    async fn record_form(
-        &mut self,
-        finding: AttemptFinding,
-        seen: &mut SeenResponses,
-    ) -> Vec<PartKey> {
-        let Some(pending) = &mut self.pending else { return Vec::new() };
-        match (finding, seen.overflow) {
+    async fn record_form(&mut self, finding: AttemptFinding) -> Vec<PartKey> {
+        let Some(placed) = &mut self.placed else { return Vec::new() };
+        match (finding, self.overflow) {
             (AttemptFinding::Repaired { accepted }, _) => {
-                let causes = if accepted { &seen.repair_causes[..] } else { &[] };
-                if let Some(repaired) = seen.repaired.take() {
-                    pending.set_repaired(repaired, causes, self.recorder);
+                let causes = if accepted { &self.repair_causes[..] } else { &[] };
+                if let Some(repaired) = self.repaired.take() {
+                    placed.set_repaired(repaired, causes, self.recorder);
                 }
                 if causes.contains(&RepairCause::MaxTokens) {
-                    pending.learn_max_output(&seen.output_taught, self.recorder).await;
+                    placed.learn_max_output(&self.output_taught, self.recorder).await;
                 }
                 let outcome = match accepted {
                     true => RefusalOutcome::Healed,
                     false => RefusalOutcome::Unanswered,
                 };
-                self.recorder.report_refusal(&seen.repair_causes, outcome);
+                self.recorder.report_refusal(&self.repair_causes, outcome);
             }
             (AttemptFinding::RepairRefused(_), _) => {
-                let causes = &seen.repair_causes;
+                let causes = &self.repair_causes;
                 self.recorder.report_refusal(causes, RefusalOutcome::RefusedAgain);
             }
             (AttemptFinding::Overflow { refused_repair }, Some(overflow)) => {
                 if refused_repair.is_some() {
-                    let causes = &seen.repair_causes;
+                    let causes = &self.repair_causes;
                     self.recorder.report_refusal(causes, RefusalOutcome::RefusedAgain);
                     // The newest repair was refused: room is made in the form before it.
-                    seen.repaired = seen.repaired_before.take();
+                    self.repaired = self.repaired_before.take();
                 }
                 // Room is made in the request with its repairs.
-                if let Some(repaired) = seen.repaired.take() {
-                    pending.set_repaired(repaired, &[], self.recorder);
+                if let Some(repaired) = self.repaired.take() {
+                    placed.set_repaired(repaired, &[], self.recorder);
                 }
-                pending.record_overflow(overflow, &seen.overflow_taught, self.recorder).await;
+                placed.record_overflow(overflow, &self.overflow_taught, self.recorder).await;
             }
             (AttemptFinding::RoomMade { accepted }, _) => {
-                if let Some(room) = seen.room.take() {
-                    pending.set_room(room, accepted, self.recorder);
+                if let Some(room) = self.room.take() {
+                    placed.set_room(room, accepted, self.recorder);
                 }
             }
             (AttemptFinding::OwnDecisionsRefused { cause, .. }, _) => {
-                if let Some(revised) = seen.last_accepted.take() {
-                    return pending.set_sent_as_last_accepted(revised, cause, self.recorder);
+                if let Some(revised) = self.last_accepted.take() {
+                    return placed.set_sent_as_last_accepted(revised, cause, self.recorder);
                 }
             }
             _ => {}
@@ -92,40 +88,36 @@ impl Retry<'_> {
     }
 
     async fn record_original_sent(&mut self, cause: RefusalCause) {
-        let cause = if self.is_rewritten { Some(cause) } else { None };
+        let cause = if self.original.is_rewritten { Some(cause) } else { None };
         self.recorder.record_resent(cause);
-        if let Some(pending) = &mut self.pending {
-            pending.set_sent_as_original(cause, self.recorder).await;
+        if let Some(placed) = &mut self.placed {
+            placed.set_sent_as_original(cause, self.recorder).await;
         }
     }
 
     /// The fact that decisions no longer apply. `left_out`: those that the last accepted request did not have.
-    fn revocation(
-        &mut self,
-        scope: RevocationScope,
-        left_out: Vec<PartKey>,
-        seen: &mut SeenResponses,
-    ) -> Option<Fact> {
-        let pending = self.pending.as_mut()?;
+    fn revocation(&mut self, scope: RevocationScope, left_out: Vec<PartKey>) -> Option<Fact> {
+        let placed = self.placed.as_mut()?;
         match scope {
-            RevocationScope::InBranch => Some(pending.suspend_branch()),
+            RevocationScope::InBranch => Some(placed.suspend_branch()),
             RevocationScope::Room(renewal) => {
-                pending.revoke(pending.room_decisions(seen.room.as_ref()?), renewal)
+                let room = self.room.as_ref()?;
+                placed.revoke(room.decided_beyond(Some(&placed.planned)), renewal)
             }
-            RevocationScope::Own(renewal) => pending.revoke(left_out, renewal),
+            RevocationScope::Own(renewal) => placed.revoke(left_out, renewal),
             RevocationScope::Repair(renewal) => {
-                pending.revoke(seen.repair_decisions.pop()?, renewal)
+                placed.revoke(self.repair_decisions.pop()?, renewal)
             }
             RevocationScope::All(renewal) => {
-                let mut keys = pending.own_decisions();
-                let repairs = std::mem::take(&mut seen.repair_decisions).concat();
+                let mut keys = placed.planned.decided_beyond(None);
+                let repairs = std::mem::take(&mut self.repair_decisions).concat();
                 for key in repairs {
                     // A repair may be among its own decisions, too.
                     if !keys.contains(&key) {
                         keys.push(key);
                     }
                 }
-                pending.revoke(keys, renewal)
+                placed.revoke(keys, renewal)
             }
         }
     }
@@ -137,7 +129,7 @@ impl Retry<'_> {
         }
         let proxy = self.recorder.proxy.clone();
         let info = self.info.clone();
-        let session = self.pending.as_deref().map(|pending| pending.request.opened.handle());
+        let session = self.placed.as_deref().map(|placed| placed.opened.handle());
         // Stored, it survives restarts. If the store cannot do it in time, another request will be refused.
         let timeout = Duration::from_millis(proxy.config.limits.store_ms);
         let storing = tokio::spawn(async move {

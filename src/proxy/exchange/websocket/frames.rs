@@ -24,7 +24,8 @@ use crate::proxy::exchange::live_exchange::{LiveExchange, Received};
 use crate::proxy::http::connection::ClientConnection;
 use crate::proxy::http::memory::HeldMemory;
 use crate::proxy::offload::{OFF_THREAD, long_work};
-use crate::proxy::plan::body_reader::ParsedBody;
+use crate::proxy::plan::parsed_body::ParsedBody;
+use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::state::{Proxy, ServingPhase};
 use crate::telemetry::{FailOpen, GaugeGuard, MemoryKind, TRACEPARENT, TRACESTATE};
@@ -339,7 +340,9 @@ impl FrameObserverState {
 
     fn parse(&self, message: Bytes) -> Result<ParsedBody, FailOpen> {
         let SocketConnection { proxy, client_request, .. } = &*self.connection;
-        client_request.reader(Dialect::OpenaiResponses, proxy, &proxy.memory).parse(message)
+        let tenant = client_request.tenant(proxy).ok();
+        let target = client_request.target();
+        ParsedBody::parse(proxy, Dialect::OpenaiResponses, target, tenant.as_ref(), message)
     }
 
     fn recorder(&self) -> Box<ExchangeRecorder> {
@@ -355,11 +358,11 @@ impl FrameObserverState {
         }
         let mut recorder = ExchangeRecorder::open(proxy, &request, client, phase.clone());
         recorder.record_forwarded();
-        recorder.record_endpoint(client_request.dialect, None);
-        recorder.record_upstream(upstream);
-        recorder.record_provider_request_id(self.connection.provider_request_id.as_deref());
-        recorder.record_status(StatusCode::SWITCHING_PROTOCOLS);
-        recorder.record_streamed();
+        recorder.event.dialect = client_request.dialect;
+        recorder.event.upstream = Some(upstream.name.clone());
+        recorder.event.provider_request_id.clone_from(&self.connection.provider_request_id);
+        recorder.event.status = Some(StatusCode::SWITCHING_PROTOCOLS.as_u16());
+        recorder.event.streamed = true;
         recorder
     }
 }
@@ -435,9 +438,9 @@ impl SocketConversation {
         });
         let Some((number, parsed)) = request else { return };
         let mut recorder = shared.recorder();
-        recorder.timing().request_bytes = message.len() as u64;
+        recorder.event.timing.request_bytes = message.len() as u64;
         let Some(permit) = permit else {
-            return recorder.record_fail_open(FailOpen::AnalysisBudget);
+            return recorder.event.add_fail_open(FailOpen::AnalysisBudget);
         };
         if self.open.len() >= MAX_OPEN {
             // Requests that never get a reply must not fill the memory.
@@ -488,36 +491,33 @@ async fn record_exchange(
         upstream: connection.upstream.clone(),
         phase: Received,
     };
-    let mut pending = None;
+    let mut placed = None;
     match read {
         Ok(parsed) => {
-            exchange.recorder.record_notes(parsed.conversation.notes.iter().copied());
+            exchange.recorder.event.add_notes(parsed.conversation.notes.iter().copied());
             // It was forwarded before it was read, so nothing of it can be changed.
             let placing = exchange.place_and_plan(parsed, None);
             match AssertUnwindSafe(placing).catch_unwind().await {
-                Ok(Ok(planned)) => pending = planned.pending,
+                Ok(Ok(planned)) => placed = planned.placed,
                 // Nothing that is on its way is refused.
                 Ok(Err(_)) => {}
-                Err(_) => exchange.recorder.record_fail_open(FailOpen::Panicked),
+                Err(_) => exchange.recorder.event.add_fail_open(FailOpen::Panicked),
             }
         }
-        Err(why) => exchange.recorder.record_fail_open(why),
+        Err(why) => exchange.recorder.event.add_fail_open(why),
     }
     let mut recorder = exchange.recorder;
     let proxy = recorder.proxy.clone();
-    let settle = pending.map(|pending| {
-        let id = connection.provider_request_id.clone();
-        pending.open(&proxy, StatusCode::SWITCHING_PROTOCOLS, id).settle(proxy)
-    });
+    let settle = placed.and_then(PlacedRequest::open).map(|turn| turn.settle(proxy));
     // Dropped: treated as if the client had left before any reply.
     let Ok((reply, outcome)) = answered.await else { return };
-    recorder.record_outcome(outcome);
+    recorder.event.outcome = outcome;
     let telemetry = recorder.proxy.telemetry.clone();
-    recorder.event().add_reply(&reply, &telemetry);
-    let commit = settle.map(|settle| settle(recorder.event(), Some(reply)));
+    recorder.event.add_reply(&reply, &telemetry);
+    let commit = settle.map(|settle| settle(&mut recorder.event, Some(reply)));
     if let Some(commit) = commit
-        && let Some(why) = commit.await
+        && let Some(why) = commit.await.why
     {
-        recorder.record_fail_open(why);
+        recorder.event.add_fail_open(why);
     }
 }

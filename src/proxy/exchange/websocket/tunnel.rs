@@ -35,7 +35,7 @@ pub(crate) async fn carry(
     // The outcome stays that the client left.
     let Ok(client) = client.await else { return };
     let Ok(upstream) = upstream.await else {
-        recorder.record_outcome(Outcome::UpstreamFailed);
+        recorder.event.outcome = Outcome::UpstreamFailed;
         return;
     };
     let (from_client, to_client) = tokio::io::split(TokioIo::new(client));
@@ -81,11 +81,11 @@ pub(crate) async fn carry(
     if let Some(frames) = &frames
         && let Some(why) = frames.end(outcome, first_end.get().copied())
     {
-        recorder.record_fail_open(why);
+        recorder.event.add_fail_open(why);
     }
-    recorder.timing().request_bytes = up;
-    recorder.timing().response_bytes = down;
-    recorder.record_outcome(outcome);
+    recorder.event.timing.request_bytes = up;
+    recorder.event.timing.response_bytes = down;
+    recorder.event.outcome = outcome;
 }
 
 async fn drained(phase: &mut watch::Receiver<ServingPhase>, frames: Option<&FrameObserver>) {

@@ -26,7 +26,8 @@ impl PlacedRequest {
         recorder: &mut ExchangeRecorder,
     ) -> Option<(PlannedRequest, Vec<PartKey>)> {
         if repair::is_of_window(refusal) {
-            Arc::make_mut(&mut self.prepared).set_counted_input(refusal.count);
+            // The provider counts the input when it says that the output does not fit beside it.
+            Arc::make_mut(&mut self.planned.prepared).counted_input = refusal.count;
         }
         let repairing = self.repaired(refusal, base.unwrap_or(&self.planned));
         let repaired = AssertUnwindSafe(repairing).catch_unwind().await.ok();
@@ -47,7 +48,8 @@ impl PlacedRequest {
         let proposal = {
             let decisions = base.known.clone();
             let refusal = refusal.clone();
-            self.prepared
+            self.planned
+                .prepared
                 .off_thread(move |prepared| {
                     repair::propose(&prepared.plan_request(), &decisions, &refusal)
                 })
@@ -69,7 +71,8 @@ impl PlacedRequest {
         }
         let decisions = repair::keys(&saved);
         let mut repaired = base.clone();
-        repaired.add_saved(&self.prepared, saved).await;
+        repaired.prepared = self.planned.prepared.clone();
+        repaired.add_saved(saved).await;
         match repaired.plan.edits == base.plan.edits {
             true => Err(RefusalOutcome::NoRepair),
             false => Ok((repaired, decisions)),
@@ -82,17 +85,17 @@ impl PlacedRequest {
         base: &PlannedRequest,
         facts: Vec<Fact>,
     ) -> Vec<Fact> {
-        if !repair::may_be_smaller(&self.prepared.plan_request(), refusal) {
+        if !repair::may_be_smaller(&self.planned.prepared.plan_request(), refusal) {
             return facts;
         }
         // Images are decoded off the async threads, for one request at a time; if that would take too long, the
         // text is used.
         let room = self.opened.room_for_pictures();
-        let prepared = self.prepared.clone();
+        let prepared = self.planned.prepared.clone();
         let decisions = base.known.clone();
         let refusal = refusal.clone();
         let quoted = facts.clone();
-        long_work_alone(self.prepared.info.tenant.as_ref(), move || {
+        long_work_alone(self.planned.prepared.info.tenant.as_ref(), move || {
             repair::smaller(&prepared.plan_request(), &decisions, &refusal, quoted, room)
         })
         .await

@@ -21,7 +21,8 @@ impl PlacedRequest {
     pub(crate) fn room_goal(&self, overflow: Overflow) -> Option<u64> {
         // If it was not measured, may not be changed, or a panic kept the goal from being found, the client
         // gets the provider's answer.
-        let Self { prepared, planned, .. } = self;
+        let planned = &self.planned;
+        let prepared = &planned.prepared;
         let tokens = prepared.cost(planned.measured.as_ref()?).tokens;
         if prepared.mode != Mode::Active || prepared.held_out {
             return None;
@@ -39,9 +40,11 @@ impl PlacedRequest {
         let saved = self.save(cuts, planned.known.epoch).await.ok()?;
         let mut decisions = planned.known.clone();
         Arc::make_mut(&mut decisions).add(saved);
-        let mut pruned = PlannedRequest::from_decisions(decisions, planned.anchor.clone());
+        let prepared = planned.prepared.clone();
+        let mut pruned =
+            PlannedRequest::from_decisions(prepared, decisions, planned.anchor.clone());
         pruned.before = planned.before.clone();
-        let pruned = pruned.replayed(&self.prepared).await.ok()?;
+        let pruned = pruned.replayed().await.ok()?;
         // What was given up before is not cut again: then it is the same as before.
         if pruned.plan.edits.is_empty() || pruned.plan.edits == planned.plan.edits {
             return None;
@@ -53,7 +56,8 @@ impl PlacedRequest {
     pub(crate) async fn fits_with_summary(&self, goal: u64) -> bool {
         let Some(measured) = self.planned.measured.clone() else { return false };
         let decisions = self.planned.known.clone();
-        self.prepared
+        self.planned
+            .prepared
             .off_thread(move |prepared| {
                 let request = prepared.plan_request();
                 let cost = prepared.cost(&measured);
@@ -68,7 +72,7 @@ impl PlacedRequest {
     pub(crate) async fn cut_for_room(&mut self, propose: ProposeRoom, goal: u64) -> bool {
         let Some(cuts) = self.room_cuts(propose, goal).await else { return false };
         match self.save(cuts, self.planned.known.epoch).await {
-            Ok(saved) => self.planned.add_saved(&self.prepared, saved).await,
+            Ok(saved) => self.planned.add_saved(saved).await,
             Err(_) => false,
         }
     }
@@ -78,6 +82,7 @@ impl PlacedRequest {
         let measured = self.planned.measured.clone()?;
         let decisions = self.planned.known.clone();
         let cuts = self
+            .planned
             .prepared
             .off_thread(move |prepared| {
                 propose(&prepared.plan_request(), &decisions, prepared.cost(&measured), goal)

@@ -129,8 +129,9 @@ fn reading() -> ResponseActions {
 /// Observes the reply, with a commit that ends when the test says so.
 fn committing() -> (ResponseActions, oneshot::Sender<Option<FailOpen>>) {
     let (done, wait) = oneshot::channel();
-    let settle: SettleReply =
-        Box::new(move |_, _| Box::pin(async { wait.await.unwrap_or(Some(FailOpen::Store)) }));
+    let settle: SettleReply = Box::new(move |_, _| {
+        Box::pin(async { TurnOutcome::new(wait.await.unwrap_or(Some(FailOpen::Store))) })
+    });
     (ResponseActions { settle: Some(settle), ..reading() }, done)
 }
 
@@ -277,7 +278,7 @@ async fn partial_turns_are_kept() {
     let (kept, keeping) = oneshot::channel();
     let settle: SettleReply = Box::new(move |event, reply| {
         let _ = kept.send((event.outcome, reply.unwrap().usage.input));
-        Box::pin(std::future::ready(None))
+        Box::pin(std::future::ready(TurnOutcome::default()))
     });
     let mut bench = Bench::new(ResponseActions { settle: Some(settle), ..reading() }).await;
     bench.send(EVENTS[0]);

@@ -12,10 +12,11 @@ use http::HeaderMap;
 use crate::context::TenantId;
 use crate::context::repeats::repeated_calls;
 use crate::dialect::size::{MOST_PARTS, RequestSize};
-use crate::dialect::{self, BodyElements, Conversation, Dialect, ElementMemory};
+use crate::dialect::{self, BodyElements, Conversation, Dialect};
 use crate::proxy::http::headers;
 use crate::proxy::http::memory::{HeldMemory, MemoryBudget};
 use crate::proxy::offload::{OFF_THREAD, long_work_soon_or_panic};
+use crate::proxy::state::Proxy;
 use crate::telemetry::{FailOpen, MemoryKind};
 use crate::wire::encoding::{DecodeError, Decoder, UnsupportedEncoding};
 use crate::wire::json::{self, Document, most_values};
@@ -37,73 +38,53 @@ pub(crate) struct ParsedBody {
     pub(crate) memory: HeldMemory,
 }
 
-/// How a body is read.
-#[derive(Clone)]
-pub(crate) struct BodyReader {
-    pub(crate) dialect: Dialect,
-    /// Path and query.
-    pub(crate) target: Box<str>,
-    /// Most bytes of the decompressed body.
-    pub(crate) limit: usize,
-    pub(crate) memory: Arc<MemoryBudget>,
-    /// What was read of earlier requests.
-    pub(crate) elements: Arc<ElementMemory>,
-    /// Whose turn it is read in.
-    pub(crate) tenant: Option<TenantId>,
-}
-
-impl BodyReader {
-    /// Reads a body that came with these headers. A panic while reading is passed on.
+impl ParsedBody {
+    /// Reads a body that came with these headers, for this path and query, in its tenant's turn. A panic while reading is
+    /// passed on.
     ///
     /// # Errors
     /// The reason why it is forwarded unread.
     pub(crate) async fn read(
-        self,
+        proxy: &Arc<Proxy>,
+        dialect: Dialect,
+        target: &str,
+        tenant: Option<TenantId>,
         headers: &HeaderMap,
         body: &Bytes,
-    ) -> Result<ParsedBody, FailOpen> {
+    ) -> Result<Self, FailOpen> {
         let codings = headers::codings(headers);
-        let decoder = Decoder::new(codings, self.limit, || self.memory.boxed(MemoryKind::Request));
+        let limit = proxy.config.limits.body_bytes;
+        let decoder = Decoder::new(codings, limit, || proxy.memory.boxed(MemoryKind::Request));
         let decoder = decoder.map_err(|unreadable| match unreadable {
             UnsupportedEncoding::TooMany => FailOpen::TooManyCodings,
             UnsupportedEncoding::Unknown => FailOpen::BodyUnread,
         })?;
         if decoder.is_identity() && body.len() <= OFF_THREAD {
-            return self.parse(body.clone());
+            return Self::parse(proxy, dialect, target, tenant.as_ref(), body.clone());
         }
         let body = body.clone();
-        let tenant = self.tenant.clone();
+        let proxy = proxy.clone();
+        let target: Box<str> = target.into();
+        let owner = tenant.clone();
         let reading = long_work_soon_or_panic(tenant.as_ref(), move || {
-            let decoded = self.decode(decoder, body)?;
-            self.parse(decoded)
+            let decoded = decode(decoder, body, &proxy.memory)?;
+            Self::parse(&proxy, dialect, &target, owner.as_ref(), decoded)
         });
         reading.await?
     }
 
-    fn decode(&self, mut decoder: Decoder, body: Bytes) -> Result<Bytes, FailOpen> {
-        if decoder.is_identity() {
-            return Ok(body);
-        }
-        let decoded = match decoder.push(&body) {
-            Ok(decoded) => decoded.into_owned(),
-            Err(DecodeError::NoMemory) => return Err(FailOpen::MemoryBudget),
-            Err(DecodeError::Broken | DecodeError::TooLong) => return Err(FailOpen::BodyUnread),
-        };
-        // The decoder's memory is given back before that of its result is reserved.
-        drop(decoder);
-        let mut memory = self.memory.guard(MemoryKind::Request);
-        match memory.hold(decoded.len()) {
-            true => Ok(memory.with(Bytes::from(decoded))),
-            false => Err(FailOpen::MemoryBudget),
-        }
-    }
-
-    pub(crate) fn parse(&self, plain: Bytes) -> Result<ParsedBody, FailOpen> {
-        let mut memory = self.memory.guard(MemoryKind::Analysis);
-        let mut elements = match &self.tenant {
+    pub(crate) fn parse(
+        proxy: &Proxy,
+        dialect: Dialect,
+        target: &str,
+        tenant: Option<&TenantId>,
+        plain: Bytes,
+    ) -> Result<Self, FailOpen> {
+        let mut memory = proxy.memory.guard(MemoryKind::Analysis);
+        let mut elements = match tenant {
             Some(tenant) => {
                 let owner = tenant.as_str().as_bytes();
-                BodyElements::for_body(&self.elements, self.dialect, owner, plain.len())
+                BodyElements::for_body(&proxy.elements, dialect, owner, plain.len())
             }
             None => BodyElements::none(),
         };
@@ -114,14 +95,35 @@ impl BodyReader {
         if size.parts > MOST_PARTS || bytes > allowance || !memory.hold(bytes) {
             return Err(FailOpen::AnalysisBudget);
         }
-        let conversation =
-            dialect::read_in(&document, self.dialect, &self.target, &plain, &mut elements);
+        let conversation = dialect::read_in(&document, dialect, target, &plain, &mut elements);
         elements.remember();
         // From here on only the conversation is held.
         drop(document);
         memory.hold(size.bytes);
         let repeated_calls = repeated_calls(&conversation, &plain);
-        Ok(ParsedBody { plain, conversation, repeated_calls, memory })
+        Ok(Self { plain, conversation, repeated_calls, memory })
+    }
+}
+
+fn decode(
+    mut decoder: Decoder,
+    body: Bytes,
+    memory: &Arc<MemoryBudget>,
+) -> Result<Bytes, FailOpen> {
+    if decoder.is_identity() {
+        return Ok(body);
+    }
+    let decoded = match decoder.push(&body) {
+        Ok(decoded) => decoded.into_owned(),
+        Err(DecodeError::NoMemory) => return Err(FailOpen::MemoryBudget),
+        Err(DecodeError::Broken | DecodeError::TooLong) => return Err(FailOpen::BodyUnread),
+    };
+    // The decoder's memory is given back before that of its result is reserved.
+    drop(decoder);
+    let mut memory = memory.guard(MemoryKind::Request);
+    match memory.hold(decoded.len()) {
+        true => Ok(memory.with(Bytes::from(decoded))),
+        false => Err(FailOpen::MemoryBudget),
     }
 }
 
