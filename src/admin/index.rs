@@ -2,7 +2,7 @@
 //!
 //! A list in another order than the newest first, a search and the history need every session. Each refresh walks the
 //! store's list from its top, where changes are, and ends where everything is known, or after a second: then the answer says
-//! how far back it is complete. It takes at most a sixteenth of the process's memory, as so many sessions and calls; past either,
+//! how far back it is complete, and the next one goes on from there. It takes at most a sixteenth of the process's memory, as so many sessions and calls; past either,
 //! the oldest are left out.
 
 use std::collections::HashMap;
@@ -153,7 +153,10 @@ impl IndexState {
         let began = Instant::now();
         let is_sweep = self.swept.is_none_or(|at| at.elapsed() >= SWEEP);
         let mut page = ScopePage::first(PAGE);
-        self.round += 1;
+        // A walk that goes on is still the same one.
+        if self.is_settled {
+            self.round += 1;
+        }
         loop {
             let lines = ledgers.sessions(page).await?;
             let is_last = lines.len() < PAGE;
@@ -180,6 +183,10 @@ impl IndexState {
             if self.is_settled && !has_changes && !is_sweep {
                 self.refreshed = Some(Instant::now());
                 return Ok(());
+            }
+            // A walk goes on where it ended: reading the list from its top each time may take all the time that there is.
+            if let Some(reached) = self.reached.filter(|_| !self.is_settled && !has_changes) {
+                page.after = page.after.min(Some(reached));
             }
         }
     }

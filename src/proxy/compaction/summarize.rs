@@ -137,6 +137,21 @@ enum SummaryError {
     NotStored,
 }
 
+/// Lets other replicas know how a summary ended.
+async fn note_end(proxy: &Proxy, handle: &SessionHandle, writing: &SummaryGuard, end: WritingEnd) {
+    let ledgers = &proxy.ledgers;
+    let (thread, cools_until) = writing.if_failed();
+    match end {
+        WritingEnd::Cancelled => {}
+        WritingEnd::Written => ledgers.forget_failures(handle, thread),
+        WritingEnd::Failed => {
+            if let Some(failures) = ledgers.summary_failures(handle, thread) {
+                ledgers.note_failures(handle, thread, failures.and_one(cools_until)).await;
+            }
+        }
+    }
+}
+
 impl SummaryJob {
     /// Begins to write.
     pub(crate) fn begin(mut self) {
@@ -182,12 +197,16 @@ impl SummaryJob {
             }
         }
         drop(self.claim);
-        self.writing.end(match written {
+        let end = match written {
             Ok(_) => WritingEnd::Written,
             // This is no failure of the thread.
             Err(SummaryError::NotOurs) => WritingEnd::Cancelled,
             Err(_) => WritingEnd::Failed,
-        });
+        };
+        // Before the requests here that wait for it go on, and begin the next one.
+        let noting = note_end(&self.proxy, &self.handle, &self.writing, end);
+        let _ = tokio::time::timeout(RELEASING, noting).await;
+        self.writing.end(end);
     }
 
     /// Lets others write the next summary, or try again.

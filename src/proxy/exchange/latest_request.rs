@@ -105,6 +105,7 @@ pub(super) fn keep(request: &PlacedRequest, client_head: &Arc<request::Parts>) {
     let sketch_bytes = size_of_val(&*measured.parts);
     let edit_bytes: usize = planned.plan.edits.iter().map(|edit| edit.with.len()).sum();
     let mut latest = LatestRequest {
+        exchange: prepared.info.exchange.clone(),
         bytes: prepared.bytes() + sketch_bytes + edit_bytes,
         begin: None,
         count: {

@@ -58,6 +58,8 @@ pub(crate) enum RecountError {
 
 /// The latest request of a session.
 pub(crate) struct LatestRequest {
+    /// Its exchange.
+    pub exchange: ExchangeId,
     /// Its memory, bytes: the request and what was parsed of it.
     pub bytes: usize,
     /// Previews its compaction.
@@ -141,7 +143,8 @@ mod tests {
     fn request(bytes: usize) -> LatestRequest {
         let count: CountTokensFn =
             Box::new(|| Box::pin(std::future::ready(Err(RecountError::NoEndpoint))));
-        LatestRequest { bytes, preview: Box::new(|| None), begin: None, count }
+        let exchange = ExchangeId::default();
+        LatestRequest { exchange, bytes, preview: Box::new(|| None), begin: None, count }
     }
 
     #[test]
