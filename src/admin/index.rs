@@ -185,7 +185,10 @@ impl IndexState {
                 return Ok(());
             }
             // A walk goes on where it ended: reading the list from its top each time may take all the time that there is.
-            if let Some(reached) = self.reached.filter(|_| !self.is_settled && !has_changes) {
+            if !self.is_settled
+                && !has_changes
+                && let Some(reached) = self.reached
+            {
                 page.after = page.after.min(Some(reached));
             }
         }

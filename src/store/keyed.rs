@@ -16,7 +16,7 @@ use bytes::Bytes;
 
 use super::drafts::Draft;
 use super::live_events::{ToldEvent, ToldEvents};
-use super::notes::Note;
+use super::notes::StoredNote;
 use super::precondition::Precondition;
 use super::record::{RecordKey, RecordValue};
 use super::redis::{RedisServer, RedisStore};
@@ -130,8 +130,8 @@ impl Cipher {
         Record { key, value, ..record }
     }
 
-    fn encrypted_note(&self, note: &Note) -> Note {
-        Note { key: self.encrypt_hash(note.key), text: self.encrypt_value(&note.text) }
+    fn encrypted_note(&self, note: &StoredNote) -> StoredNote {
+        StoredNote { key: self.encrypt_hash(note.key), text: self.encrypt_value(&note.text) }
     }
 
     fn opened(&self, record: Record) -> Record {
@@ -373,7 +373,7 @@ impl<S: Store> Store for KeyedStore<S> {
         Box::pin(async move {
             let SessionGain { is_deleted, place, records, notes } = gain.await?;
             let records = records.into_iter().map(|record| self.cipher.opened(record)).collect();
-            let notes = notes.into_iter().map(|note| Note {
+            let notes = notes.into_iter().map(|note| StoredNote {
                 key: self.cipher.open_hash(note.key),
                 text: self.cipher.open_value(note.text),
             });
@@ -381,11 +381,16 @@ impl<S: Store> Store for KeyedStore<S> {
         })
     }
 
-    fn put_note(&self, scope: Scope, note: Note, known_since: Instant) -> StoreFuture<'_, ()> {
+    fn put_note(
+        &self,
+        scope: Scope,
+        note: StoredNote,
+        known_since: Instant,
+    ) -> StoreFuture<'_, ()> {
         self.store.put_note(scope, self.cipher.encrypted_note(&note), known_since)
     }
 
-    fn remove_note(&self, scope: Scope, note: Note) -> StoreFuture<'_, bool> {
+    fn remove_note(&self, scope: Scope, note: StoredNote) -> StoreFuture<'_, bool> {
         self.store.remove_note(scope, self.cipher.encrypted_note(&note))
     }
 

@@ -45,7 +45,7 @@ use bytes::Bytes;
 
 use self::drafts::Draft;
 use self::live_events::{ToldEvent, ToldEvents};
-use self::notes::Note;
+use self::notes::StoredNote;
 use self::precondition::Precondition;
 use crate::context::caps::{AdditionId, Spending, SumChange, SumKey};
 use crate::context::{Millis, SessionId, TenantId};
@@ -150,7 +150,7 @@ pub struct SessionGain {
     /// The records, oldest first; without fingerprints and content.
     pub records: Vec<Record>,
     /// All its notes.
-    pub notes: Vec<Note>,
+    pub notes: Vec<StoredNote>,
 }
 
 /// Why a store could not answer. The fault is ours or the disk's, never the client's.
@@ -268,13 +268,18 @@ pub trait Store: Send + Sync + 'static {
     }
 
     /// Sets a note of a session, unless that was deleted since a time. Only a store that several processes share is asked.
-    fn put_note(&self, scope: Scope, note: Note, known_since: Instant) -> StoreFuture<'_, ()> {
+    fn put_note(
+        &self,
+        scope: Scope,
+        note: StoredNote,
+        known_since: Instant,
+    ) -> StoreFuture<'_, ()> {
         let _ = (scope, note, known_since);
         Box::pin(std::future::ready(Ok(())))
     }
 
     /// Removes a note that still says this; else returns `false`.
-    fn remove_note(&self, scope: Scope, note: Note) -> StoreFuture<'_, bool> {
+    fn remove_note(&self, scope: Scope, note: StoredNote) -> StoreFuture<'_, bool> {
         let _ = (scope, note);
         Box::pin(std::future::ready(Ok(false)))
     }

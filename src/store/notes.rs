@@ -7,7 +7,7 @@ use bytes::Bytes;
 
 /// A note.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Note {
+pub struct StoredNote {
     /// What it is about.
     pub key: u128,
     /// What it says, as JSON.

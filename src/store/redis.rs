@@ -32,7 +32,7 @@ use self::server::Connection;
 pub use self::server::{RedisServer, ServerTls};
 use super::drafts::Draft;
 use super::live_events::{ToldEvent, ToldEvents};
-use super::notes::Note;
+use super::notes::StoredNote;
 use super::precondition::Precondition;
 use super::random::random;
 use super::{
@@ -261,11 +261,16 @@ impl Store for RedisStore {
         Box::pin(async move { self.read(&scope, Some(known_since), place).await })
     }
 
-    fn put_note(&self, scope: Scope, note: Note, known_since: Instant) -> StoreFuture<'_, ()> {
+    fn put_note(
+        &self,
+        scope: Scope,
+        note: StoredNote,
+        known_since: Instant,
+    ) -> StoreFuture<'_, ()> {
         Box::pin(async move { self.set_note(&scope, &note, known_since).await })
     }
 
-    fn remove_note(&self, scope: Scope, note: Note) -> StoreFuture<'_, bool> {
+    fn remove_note(&self, scope: Scope, note: StoredNote) -> StoreFuture<'_, bool> {
         Box::pin(async move { self.unset_note(&scope, &note).await })
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use plimsoll::store::live_events::ToldEvent;
 use plimsoll::store::memory::MemoryStore;
-use plimsoll::store::notes::Note;
+use plimsoll::store::notes::StoredNote;
 use plimsoll::store::redis::RedisStore;
 use plimsoll::store::{LogPlace, Scope, Store};
 use serde_json::Value;
@@ -130,7 +130,8 @@ fn told(numbers: std::ops::Range<u64>) -> Vec<ToldEvent> {
 /// What every store that processes share does with notes of sessions.
 async fn notes_are_read_with_the_session(store: &impl Store) {
     let scope = |session: &str| Scope { tenant: "t".into(), session: session.into() };
-    let note = |key, text: &'static str| Note { key, text: Bytes::from_static(text.as_bytes()) };
+    let note =
+        |key, text: &'static str| StoredNote { key, text: Bytes::from_static(text.as_bytes()) };
     let began = Instant::now();
     let put = async |note| store.put_note(scope("s"), note, began).await.unwrap();
     put(note(1, "{}")).await;

@@ -8,7 +8,7 @@ use bytes::Bytes;
 use plimsoll::context::{Millis, SessionId, TenantId};
 use plimsoll::store::drafts::Draft;
 use plimsoll::store::memory::MemoryStore;
-use plimsoll::store::notes::Note;
+use plimsoll::store::notes::StoredNote;
 use plimsoll::store::precondition::Precondition;
 use plimsoll::store::{
     LogPlace, Record, RecordKind, Scope, ScopeLine, ScopePage, SessionGain, Store, StoreError,
@@ -154,11 +154,16 @@ impl Store for Held {
         once(&self.reads, self.inner.scan_since(scope, known_since, place))
     }
 
-    fn put_note(&self, scope: Scope, note: Note, known_since: Instant) -> StoreFuture<'_, ()> {
+    fn put_note(
+        &self,
+        scope: Scope,
+        note: StoredNote,
+        known_since: Instant,
+    ) -> StoreFuture<'_, ()> {
         once(&self.writes, self.inner.put_note(scope, note, known_since))
     }
 
-    fn remove_note(&self, scope: Scope, note: Note) -> StoreFuture<'_, bool> {
+    fn remove_note(&self, scope: Scope, note: StoredNote) -> StoreFuture<'_, bool> {
         once(&self.writes, self.inner.remove_note(scope, note))
     }
 

@@ -137,21 +137,6 @@ enum SummaryError {
     NotStored,
 }
 
-/// Lets other replicas know how a summary ended.
-async fn note_end(proxy: &Proxy, handle: &SessionHandle, writing: &SummaryGuard, end: WritingEnd) {
-    let ledgers = &proxy.ledgers;
-    let (thread, cools_until) = writing.if_failed();
-    match end {
-        WritingEnd::Cancelled => {}
-        WritingEnd::Written => ledgers.forget_failures(handle, thread),
-        WritingEnd::Failed => {
-            if let Some(failures) = ledgers.summary_failures(handle, thread) {
-                ledgers.note_failures(handle, thread, failures.and_one(cools_until)).await;
-            }
-        }
-    }
-}
-
 impl SummaryJob {
     /// Begins to write.
     pub(crate) fn begin(mut self) {
@@ -204,8 +189,8 @@ impl SummaryJob {
             Err(_) => WritingEnd::Failed,
         };
         // Before the requests here that wait for it go on, and begin the next one.
-        let noting = note_end(&self.proxy, &self.handle, &self.writing, end);
-        let _ = tokio::time::timeout(RELEASING, noting).await;
+        let (thread, cools_until) = self.writing.if_failed();
+        self.proxy.ledgers.note_summary_end(&self.handle, thread, end, cools_until).await;
         self.writing.end(end);
     }
 

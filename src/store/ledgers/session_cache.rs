@@ -18,7 +18,7 @@ use super::session_note::SessionNote;
 use crate::context::ledger::Ledger;
 use crate::context::{ExchangeId, Fact, SessionId, TenantId};
 use crate::dialect::{Chain, Conversation};
-use crate::store::notes::Note;
+use crate::store::notes::StoredNote;
 use crate::store::precondition::Precondition;
 use crate::store::recall::{ReadBudget, Recall, RecallOutcome};
 use crate::store::{LogPlace, Record, Scope, SessionGain, Store, StoreError, StoreFuture};
@@ -272,7 +272,7 @@ impl SessionCache {
     }
 
     /// Takes the notes of a session as they are on the store now.
-    pub(super) fn set_notes(&self, notes: &[Note]) {
+    pub(super) fn set_notes(&self, notes: &[StoredNote]) {
         let mut state = lock(&self.state);
         if !state.forgotten {
             state.notes = notes.iter().filter_map(SessionNote::read).collect();

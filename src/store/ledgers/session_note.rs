@@ -10,7 +10,7 @@ use super::pending_compactions::PendingCompaction;
 use crate::context::ThreadId;
 use crate::context::compact::schedule::SummaryFailures;
 use crate::store::StoreError;
-use crate::store::notes::Note;
+use crate::store::notes::StoredNote;
 
 /// A note of a session.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,19 +24,19 @@ pub(super) enum SessionNote {
 
 impl SessionNote {
     /// `None` if a newer version wrote it.
-    pub(super) fn read(note: &Note) -> Option<Self> {
+    pub(super) fn read(note: &StoredNote) -> Option<Self> {
         serde_json::from_slice(&note.text).ok()
     }
 
     /// As it is stored.
-    pub(super) fn stored(&self) -> Result<Note, StoreError> {
+    pub(super) fn stored(&self) -> Result<StoredNote, StoreError> {
         let key = match self {
             Self::Compaction(_) => xxh3_128(b"compaction"),
             Self::Failures { thread, .. } => xxh3_128(format!("failures {thread}").as_bytes()),
         };
         let text = serde_json::to_vec(self)
             .map_err(|_| StoreError::Failed("a note cannot be written".to_owned()))?;
-        Ok(Note { key, text: text.into() })
+        Ok(StoredNote { key, text: text.into() })
     }
 
     pub(super) fn is_failure_of(&self, of: &ThreadId) -> bool {

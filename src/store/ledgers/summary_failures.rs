@@ -8,8 +8,8 @@ use super::Ledgers;
 use super::opened_session::SessionHandle;
 use super::session_cache::SessionCache;
 use super::session_note::SessionNote;
-use crate::context::ThreadId;
-use crate::context::compact::schedule::SummaryFailures;
+use crate::context::compact::schedule::{SummaryFailures, WritingEnd};
+use crate::context::{Millis, ThreadId};
 
 impl Ledgers {
     /// The failures of a thread's summaries at all processes; `None` if only this one knows of any.
@@ -24,21 +24,27 @@ impl Ledgers {
         Some(noted_failures(&handle.cache, thread).unwrap_or_default())
     }
 
-    /// Lets all processes know that a summary of a thread failed.
-    pub(crate) async fn note_failures(
-        &self,
+    /// Lets all processes know how a summary of a thread ended. `cools_until`: when the next one may begin if it failed.
+    pub(crate) async fn note_summary_end(
+        self: &Arc<Self>,
         handle: &SessionHandle,
         thread: &ThreadId,
-        failures: SummaryFailures,
+        end: WritingEnd,
+        cools_until: Millis,
     ) {
-        if !self.is_shared() {
-            return;
+        let Some(failures) = self.summary_failures(handle, thread) else { return };
+        match end {
+            WritingEnd::Cancelled => {}
+            WritingEnd::Written => self.forget_failures(handle, thread),
+            WritingEnd::Failed => {
+                let failures = failures.and_one(cools_until);
+                let note = SessionNote::Failures { thread: thread.clone(), failures };
+                // If the store does not take it, it counts here until the session is read again.
+                let _ = self.put_note(handle, &note).await;
+                handle.cache.forget_note(|other| other.is_failure_of(thread));
+                handle.cache.add_note(note);
+            }
         }
-        let note = SessionNote::Failures { thread: thread.clone(), failures };
-        // If the store does not take it, it counts here until the session is read again.
-        let _ = self.put_note(handle, &note).await;
-        handle.cache.forget_note(|other| other.is_failure_of(thread));
-        handle.cache.add_note(note);
     }
 
     /// Forgets the failures of a thread's summaries at all processes: one was written, or its history is small.

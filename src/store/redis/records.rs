@@ -13,7 +13,7 @@ use super::values::{restored, stored};
 use super::{Access, RedisStore, all, scripts};
 use crate::context::TenantId;
 use crate::dialect::Usage;
-use crate::store::notes::Note;
+use crate::store::notes::StoredNote;
 use crate::store::precondition::{Precondition, WriteToken};
 use crate::store::{LogPlace, Record, RecordKind, Scope, SessionGain, StoreError, WriteOutcome};
 
@@ -207,7 +207,7 @@ impl RedisStore {
     pub(super) async fn set_note(
         &self,
         scope: &Scope,
-        note: &Note,
+        note: &StoredNote,
         known_since: Instant,
     ) -> Result<(), StoreError> {
         let SessionKeys { notes, gone, .. } = self.keys.session(scope);
@@ -219,7 +219,11 @@ impl RedisStore {
         Ok(())
     }
 
-    pub(super) async fn unset_note(&self, scope: &Scope, note: &Note) -> Result<bool, StoreError> {
+    pub(super) async fn unset_note(
+        &self,
+        scope: &Scope,
+        note: &StoredNote,
+    ) -> Result<bool, StoreError> {
         let SessionKeys { notes, .. } = self.keys.session(scope);
         let arguments = [note_field(note.key), note.text.to_vec()];
         let removed: u64 =
@@ -239,8 +243,8 @@ fn note_field(key: u128) -> Vec<u8> {
     format!("{key:032x}").into_bytes()
 }
 
-fn note((key, text): (String, Vec<u8>)) -> Option<Note> {
-    Some(Note { key: u128::from_str_radix(&key, 16).ok()?, text: text.into() })
+fn note((key, text): (String, Vec<u8>)) -> Option<StoredNote> {
+    Some(StoredNote { key: u128::from_str_radix(&key, 16).ok()?, text: text.into() })
 }
 
 /// A record by its entry in the log; `None` if a newer version wrote it.

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::drafts::Draft;
 use super::live_events::{ToldEvent, ToldEvents};
-use super::notes::Note;
+use super::notes::StoredNote;
 use super::precondition::Precondition;
 use super::random::random;
 use super::tombstones::Tombstones;
@@ -290,18 +290,24 @@ impl Store for MemoryStore {
         let scan = self.scan(scope.clone(), usize::MAX);
         let notes = self.notes();
         let notes = notes.iter().filter(|((noted, _), _)| *noted == scope);
-        let notes = notes.map(|((_, key), text)| Note { key: *key, text: text.clone() }).collect();
+        let notes =
+            notes.map(|((_, key), text)| StoredNote { key: *key, text: text.clone() }).collect();
         Box::pin(async move { Ok(SessionGain { is_deleted, place, records: scan.await?, notes }) })
     }
 
-    fn put_note(&self, scope: Scope, note: Note, known_since: Instant) -> StoreFuture<'_, ()> {
+    fn put_note(
+        &self,
+        scope: Scope,
+        note: StoredNote,
+        known_since: Instant,
+    ) -> StoreFuture<'_, ()> {
         if !self.is_deleted(&scope, known_since) {
             self.notes().insert((scope, note.key), note.text);
         }
         answer(())
     }
 
-    fn remove_note(&self, scope: Scope, note: Note) -> StoreFuture<'_, bool> {
+    fn remove_note(&self, scope: Scope, note: StoredNote) -> StoreFuture<'_, bool> {
         let mut notes = self.notes();
         let name = (scope, note.key);
         let is_there = notes.get(&name) == Some(&note.text);

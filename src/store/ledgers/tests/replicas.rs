@@ -7,7 +7,7 @@ use super::*;
 use crate::context::ThreadId;
 use crate::context::caps::{AdditionId, Cap, CapOrigin, CapPeriod, CapSubject};
 use crate::context::caps::{Spender, Spending, SumChange, SumKey};
-use crate::context::compact::schedule::SummaryFailures;
+use crate::context::compact::schedule::WritingEnd;
 
 fn two() -> [Arc<Ledgers>; 2] {
     let store = Arc::new(MemoryStore::default());
@@ -82,12 +82,13 @@ async fn failures_of_summaries_are_common() {
     let fact = turn(&first, "A");
     let handle = first.handle();
     here.commit(first, vec![fact]).await.unwrap();
-    let failed = SummaryFailures::default().and_one(5);
-    here.note_failures(&handle, &thread, failed).await;
+    here.note_summary_end(&handle, &thread, WritingEnd::Failed, 5).await;
     let next = opened(&there, "2", &user("hi")).await;
     assert_eq!(failures(&there, &next), 1);
     assert_eq!(there.summary_failures(&next.handle(), &"other".into()).unwrap().count, 0);
-    there.forget_failures(&next.handle(), &thread);
+    there.note_summary_end(&next.handle(), &thread, WritingEnd::Cancelled, 9).await;
+    assert_eq!(failures(&there, &next), 1);
+    there.note_summary_end(&next.handle(), &thread, WritingEnd::Written, 9).await;
     assert_eq!(failures(&there, &next), 0);
     let mut last = opened(&here, "3", &user("hi")).await;
     while failures(&here, &last) > 0 {
