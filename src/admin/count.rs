@@ -7,7 +7,7 @@ use std::fmt;
 use http::StatusCode;
 use serde::{Deserialize, Serialize};
 
-use super::responses::{AdminError, AdminResponse, json, scope};
+use super::responses::{AdminError, AdminResponse, json, not_at_hand, scope};
 use super::state::Admin;
 use crate::context::ExchangeId;
 use crate::context::budget::grouped;
@@ -58,11 +58,8 @@ impl fmt::Display for CountComparison {
 
 pub(super) async fn count(admin: &Admin, id: &str) -> AdminResponse {
     let scope = scope(admin, id).await?;
-    let latest_request = admin.ledgers.latest_request(&scope).ok_or_else(|| {
-        let what =
-            "Plimsoll does not have the history now. Try again after the session's next request.";
-        AdminError::new(StatusCode::CONFLICT, "not_at_hand", what)
-    })?;
+    let latest_request = admin.ledgers.latest_request(&scope).await;
+    let latest_request = latest_request.ok_or_else(|| not_at_hand(admin))?;
     Ok(json(&CountComparison::from(latest_request.count().await.map_err(wrong)?)))
 }
 

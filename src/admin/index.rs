@@ -2,7 +2,7 @@
 //!
 //! A list in another order than the newest first, a search and the history need every session. Each refresh walks the
 //! store's list from its top, where changes are, and ends where everything is known, or after a second: then the answer says
-//! how far back it is complete. It takes at most a sixteenth of the process's memory, as so many sessions and calls; past either,
+//! how far back it is complete, and the next one goes on from there. It takes at most a sixteenth of the process's memory, as so many sessions and calls; past either,
 //! the oldest are left out.
 
 use std::collections::HashMap;
@@ -153,7 +153,10 @@ impl IndexState {
         let began = Instant::now();
         let is_sweep = self.swept.is_none_or(|at| at.elapsed() >= SWEEP);
         let mut page = ScopePage::first(PAGE);
-        self.round += 1;
+        // A walk that goes on is still the same one.
+        if self.is_settled {
+            self.round += 1;
+        }
         loop {
             let lines = ledgers.sessions(page).await?;
             let is_last = lines.len() < PAGE;
@@ -180,6 +183,13 @@ impl IndexState {
             if self.is_settled && !has_changes && !is_sweep {
                 self.refreshed = Some(Instant::now());
                 return Ok(());
+            }
+            // A walk goes on where it ended: reading the list from its top each time may take all the time that there is.
+            if !self.is_settled
+                && !has_changes
+                && let Some(reached) = self.reached
+            {
+                page.after = page.after.min(Some(reached));
             }
         }
     }
@@ -268,7 +278,66 @@ impl IndexState {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
     use super::*;
+    use crate::context::{ExchangeId, Fact, Turn};
+    use crate::dialect::Dialect;
+    use crate::dialect::models::Family;
+    use crate::store::memory::MemoryStore;
+    use crate::store::wrapper::StoreWrapper;
+    use crate::store::{Record, RecordKind, Store, StoreFuture};
+
+    /// Counts how often the list is read.
+    #[derive(Default)]
+    struct CountedLists {
+        inner: MemoryStore,
+        lists: AtomicUsize,
+    }
+
+    impl StoreWrapper for CountedLists {
+        fn inner(&self) -> &dyn Store {
+            &self.inner
+        }
+
+        fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
+            self.lists.fetch_add(1, Ordering::Relaxed);
+            self.inner.scopes(page)
+        }
+    }
+
+    /// A walk that took too long goes on below what is known, without listing that again.
+    #[tokio::test]
+    async fn late_walk_goes_on_where_it_ended() {
+        let store = Arc::new(CountedLists::default());
+        let count = 4 * PAGE as u64;
+        for number in 1..=count {
+            let exchange = ExchangeId::from(number.to_string());
+            let turn =
+                Turn { exchange, at: number, ..Turn::empty(Dialect::Anthropic, Family::Claude) };
+            let value = serde_json::to_vec(&Fact::Turn(Box::new(turn))).unwrap().into();
+            let record = Record { kind: RecordKind::Turn, key: 1, value, at: number };
+            let scope = Scope { tenant: "t".into(), session: number.to_string().into() };
+            store.put_if_absent(scope, vec![record]).await.unwrap();
+        }
+        let ledgers = Ledgers::new(store.clone());
+        let prices = Arc::default();
+        let mut state = IndexState::default();
+        while !state.is_whole() {
+            state.refresh(&ledgers, &prices).await.unwrap();
+        }
+        assert_eq!(state.sessions.len() as u64, count);
+        // As if it had ended before the last few.
+        let line = state.sessions.values().find(|session| session.line.cursor.used == 9).unwrap();
+        state.reached = Some(line.line.cursor);
+        state.is_settled = false;
+        state.sessions.retain(|_, session| session.line.cursor.used >= 9);
+        store.lists.store(0, Ordering::Relaxed);
+        state.refresh(&ledgers, &prices).await.unwrap();
+        assert!(state.is_whole());
+        assert_eq!(state.sessions.len() as u64, count);
+        assert_eq!(store.lists.load(Ordering::Relaxed), 2, "its top, and what was left");
+    }
 
     #[test]
     fn index_is_share_of_memory() {

@@ -253,7 +253,7 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Adm
         let what = format!("focus is longer than {FOCUS_BYTES} bytes; make it shorter.");
         return Err(AdminError::new(StatusCode::BAD_REQUEST, "bad_query", what));
     }
-    let latest_request = admin.ledgers.latest_request(&scope);
+    let latest_request = admin.ledgers.latest_request(&scope).await;
     let preview = match &latest_request {
         Some(latest_request) => Some(latest_request.preview().ok_or_else(|| {
             let what = "There is nothing to cut: the newest messages stay word for word, and there is \
@@ -263,10 +263,7 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Adm
         None => None,
     };
     if dry {
-        let preview = preview.ok_or_else(|| {
-            let what = "Plimsoll does not have the history now. Try again after the session's next request.";
-            AdminError::new(StatusCode::CONFLICT, "not_at_hand", what)
-        })?;
+        let preview = preview.ok_or_else(|| not_at_hand(admin))?;
         return Ok(json(&DryRun::new(preview, &admin.prices)));
     }
     // At once, if the history is in memory and the summariser has its own credential.
@@ -281,12 +278,26 @@ pub(super) async fn compact(admin: &Admin, id: &str, query: Option<&str>) -> Adm
             }
         };
     }
-    if !admin.ledgers.request_compaction(scope, focus) {
+    if !admin.ledgers.request_compaction(scope, focus).await? {
         let what = "Too many compaction requests are pending.";
         return Err(AdminError::new(StatusCode::SERVICE_UNAVAILABLE, "too_many", what));
     }
     let waits_s = Some(PENDING_TTL.as_secs());
     Ok(json(&CompactionRequest { begins: CompactionStart::NextRequest, waits_s }))
+}
+
+/// The session's newest request is not in memory.
+pub(super) fn not_at_hand(admin: &Admin) -> AdminError {
+    let what = match admin.ledgers.is_shared() {
+        true => {
+            "This replica does not have the history now. Ask the one that got the session's newest request, or try \
+             again after its next one."
+        }
+        false => {
+            "Plimsoll does not have the history now. Try again after the session's next request."
+        }
+    };
+    AdminError::new(StatusCode::CONFLICT, "not_at_hand", what)
 }
 
 fn unknown_session(id: &str) -> AdminError {

@@ -16,6 +16,7 @@ use bytes::Bytes;
 
 use super::drafts::Draft;
 use super::live_events::{ToldEvent, ToldEvents};
+use super::notes::StoredNote;
 use super::precondition::Precondition;
 use super::record::{RecordKey, RecordValue};
 use super::redis::{RedisServer, RedisStore};
@@ -127,6 +128,10 @@ impl Cipher {
             false => record.value,
         };
         Record { key, value, ..record }
+    }
+
+    fn encrypted_note(&self, note: &StoredNote) -> StoredNote {
+        StoredNote { key: self.encrypt_hash(note.key), text: self.encrypt_value(&note.text) }
     }
 
     fn opened(&self, record: Record) -> Record {
@@ -366,10 +371,27 @@ impl<S: Store> Store for KeyedStore<S> {
     ) -> StoreFuture<'_, SessionGain> {
         let gain = self.store.scan_since(scope, known_since, place);
         Box::pin(async move {
-            let SessionGain { is_deleted, place, records } = gain.await?;
+            let SessionGain { is_deleted, place, records, notes } = gain.await?;
             let records = records.into_iter().map(|record| self.cipher.opened(record)).collect();
-            Ok(SessionGain { is_deleted, place, records })
+            let notes = notes.into_iter().map(|note| StoredNote {
+                key: self.cipher.open_hash(note.key),
+                text: self.cipher.open_value(note.text),
+            });
+            Ok(SessionGain { is_deleted, place, records, notes: notes.collect() })
         })
+    }
+
+    fn put_note(
+        &self,
+        scope: Scope,
+        note: StoredNote,
+        known_since: Instant,
+    ) -> StoreFuture<'_, ()> {
+        self.store.put_note(scope, self.cipher.encrypted_note(&note), known_since)
+    }
+
+    fn remove_note(&self, scope: Scope, note: StoredNote) -> StoreFuture<'_, bool> {
+        self.store.remove_note(scope, self.cipher.encrypted_note(&note))
     }
 
     fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {

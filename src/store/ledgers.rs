@@ -24,8 +24,10 @@ mod past_spending;
 mod pending_compactions;
 mod records;
 mod session_cache;
+mod session_note;
 mod shared;
 mod shared_caps;
+mod summary_failures;
 mod writes;
 
 use std::sync::{Arc, Mutex};
@@ -37,6 +39,7 @@ use super::calibrations::Calibrations;
 use super::lessons::{LessonTerms, Lessons};
 use super::recall::{LookupOutcome, ReadBudget};
 use super::{RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, SweepStep};
+use crate::clock::now;
 use crate::context::ledger::Ledger;
 use crate::context::lineage::place;
 use crate::context::plan::RecordedDecisions;
@@ -174,14 +177,22 @@ impl Ledgers {
             let purpose = conversation.purpose;
             lock(&self.in_use).set(&scope, is_new, lookup.source, began, opening, purpose);
         }
-        let KnownSession { cache, store_missed } =
-            self.known_session(&scope, is_new, lookup.reads).await;
+        let fresh_sums = match self.is_shared() {
+            true => self.sums_to_read(lookup.spender.as_ref(), &scope),
+            false => Vec::new(),
+        };
+        // In the same round trip.
+        let reading_sums =
+            tokio::time::timeout(lookup.timeout, self.read_sums(fresh_sums.clone(), now()));
+        let (KnownSession { cache, store_missed }, _) =
+            tokio::join!(self.known_session(&scope, is_new, lookup.reads), reading_sums);
         // The reply before may still be being stored: its turn is the parent of this request.
         cache.wait_for_parent(conversation, Instant::now() + lookup.timeout).await;
         let mut opened =
             OpenedSession::at(&lookup, conversation, scope, cache, began, store_missed);
         opened.origin.found_by = Some(found_by);
         opened.continues = continues;
+        opened.fresh_sums = fresh_sums;
         Some(opened)
     }
 
@@ -241,9 +252,23 @@ impl Ledgers {
         lock(&self.latest_requests).drop_credentials(life);
     }
 
-    /// The latest request of a session, if it is still kept.
-    pub(crate) fn latest_request(&self, scope: &Scope) -> Option<Arc<dyn LatestRequest>> {
-        lock(&self.latest_requests).get(scope)
+    /// The latest request of a session, if it is still kept, and no other process got a later one on its thread.
+    pub(crate) async fn latest_request(&self, scope: &Scope) -> Option<Arc<dyn LatestRequest>> {
+        let latest = lock(&self.latest_requests).get(scope)?;
+        if !self.is_shared() {
+            return Some(latest);
+        }
+        let has_later = self.look(scope, |ledger| {
+            // One in flight is no turn yet.
+            let turn = ledger.turn(latest.exchange())?;
+            let thread = &turn.position.thread;
+            Some(ledger.turns().any(|it| it.position.thread == *thread && it.at > turn.at))
+        });
+        match has_later.await {
+            Ok(Some(true)) => None,
+            // What is not known now is not said.
+            Ok(_) | Err(_) => Some(latest),
+        }
     }
 
     /// The memory that is used now.
@@ -381,7 +406,7 @@ impl Ledgers {
         before: Millis,
         max_bytes: u64,
     ) -> Result<SweepStep, StoreError> {
-        lock(&self.pending_compactions).expire();
+        self.expire_compactions().await;
         let expired = self.store.expire(before, max_bytes).await?;
         if !expired.scopes.is_empty() {
             lock(&self.caches).release(&expired.scopes);

@@ -15,6 +15,7 @@ pub mod live_events;
 #[cfg(any(test, feature = "test-support"))]
 #[path = "testing/memory.rs"]
 pub mod memory;
+pub mod notes;
 mod packing;
 pub mod precondition;
 mod random;
@@ -44,6 +45,7 @@ use bytes::Bytes;
 
 use self::drafts::Draft;
 use self::live_events::{ToldEvent, ToldEvents};
+use self::notes::StoredNote;
 use self::precondition::Precondition;
 use crate::context::caps::{AdditionId, Spending, SumChange, SumKey};
 use crate::context::{Millis, SessionId, TenantId};
@@ -147,6 +149,8 @@ pub struct SessionGain {
     pub place: LogPlace,
     /// The records, oldest first; without fingerprints and content.
     pub records: Vec<Record>,
+    /// All its notes.
+    pub notes: Vec<StoredNote>,
 }
 
 /// Why a store could not answer. The fault is ours or the disk's, never the client's.
@@ -258,7 +262,26 @@ pub trait Store: Send + Sync + 'static {
     ) -> StoreFuture<'_, SessionGain> {
         let _ = known_since;
         let scan = self.scan(scope, usize::MAX);
-        Box::pin(async move { Ok(SessionGain { is_deleted: false, place, records: scan.await? }) })
+        Box::pin(async move {
+            Ok(SessionGain { place, records: scan.await?, ..SessionGain::default() })
+        })
+    }
+
+    /// Sets a note of a session, unless that was deleted since a time. Only a store that several processes share is asked.
+    fn put_note(
+        &self,
+        scope: Scope,
+        note: StoredNote,
+        known_since: Instant,
+    ) -> StoreFuture<'_, ()> {
+        let _ = (scope, note, known_since);
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// Removes a note that still says this; else returns `false`.
+    fn remove_note(&self, scope: Scope, note: StoredNote) -> StoreFuture<'_, bool> {
+        let _ = (scope, note);
+        Box::pin(std::future::ready(Ok(false)))
     }
 
     /// The scopes that have turns, the most recently used first.
@@ -315,7 +338,7 @@ pub trait Store: Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(false)))
     }
 
-    /// Tells other processes of live events. Only a store that several processes share is asked.
+    /// Tells other processes of live events, if anybody listens at one of them. Only a store that several processes share is asked.
     fn tell_events(&self, events: Vec<ToldEvent>) -> StoreFuture<'_, ()> {
         let _ = events;
         Box::pin(std::future::ready(Ok(())))

@@ -9,8 +9,9 @@ use std::thread::LocalKey;
 
 use bytes::Bytes;
 use zstd::bulk::{Compressor, Decompressor};
+use zstd::zstd_safe::{self, CParameter};
 
-/// How a value is stored; the number in the column `packed`, and the first byte of a packed value in Redis.
+/// How a value is stored; the number in the column `packed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
     /// Uncompressed.
@@ -35,10 +36,12 @@ const STATISTICS: [u8; 135] = [
     0x89, 0x01, 0x00, 0x00, 0x90, 0xc8, 0x01, 0x00, 0x00, 0x00, 0x00, 0x01, 0x00, 0x00, 0x00, 0x04,
     0x00, 0x00, 0x00, 0x08, 0x00, 0x00, 0x00,
 ];
+/// What every frame of zstd begins with.
+const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// The compression level for a file, where time counts.
 const FAST: i32 = -3;
-/// For a server's memory: hashes are packed more tightly, so that a turn is a third smaller, and takes two thirds longer.
-const SMALL: i32 = 1;
+/// For a server's memory: a turn of an agent takes 350 bytes, not 580, and 11 µs, not 3.
+const SMALL: i32 = 6;
 /// Values shorter than this do not get smaller.
 const SHORTEST: usize = 128;
 /// The longest value that is decompressed: more than any real one has.
@@ -54,7 +57,12 @@ thread_local! {
 type Packer = RefCell<Option<Compressor<'static>>>;
 
 fn packer(level: i32) -> Packer {
-    RefCell::new(Compressor::with_dictionary(level, &dictionary()).ok())
+    let mut packer = Compressor::with_dictionary(level, &dictionary()).ok();
+    // There is one dictionary.
+    if let Some(packer) = &mut packer {
+        let _ = packer.set_parameter(CParameter::DictIdFlag(false));
+    }
+    RefCell::new(packer)
 }
 
 fn dictionary() -> Vec<u8> {
@@ -63,34 +71,44 @@ fn dictionary() -> Vec<u8> {
 
 /// The compressed value of a turn, for a file; `None` if it is stored as it is.
 pub(super) fn pack(value: &[u8]) -> Option<Vec<u8>> {
-    pack_with(&FAST_PACKER, value)
+    let frame = frame(&FAST_PACKER, value)?;
+    let length = u32::try_from(value.len()).ok()?.to_le_bytes();
+    let with_length = [&length[..], &frame].concat();
+    if with_length.len() < value.len() { Some(with_length) } else { None }
 }
 
-/// As [`pack`], for a server's memory.
+/// As [`pack`], for a server's memory: a frame without [`MAGIC`].
 pub(super) fn pack_small(value: &[u8]) -> Option<Vec<u8>> {
-    pack_with(&SMALL_PACKER, value)
+    let frame = frame(&SMALL_PACKER, value)?;
+    let rest = frame.strip_prefix(&MAGIC)?;
+    if rest.len() < value.len() { Some(rest.to_vec()) } else { None }
 }
 
-fn pack_with(packer: &'static LocalKey<Packer>, value: &[u8]) -> Option<Vec<u8>> {
+fn frame(packer: &'static LocalKey<Packer>, value: &[u8]) -> Option<Vec<u8>> {
     if value.len() < SHORTEST || value.len() > LONGEST {
         return None;
     }
-    let packed = packer.with_borrow_mut(|packer| packer.as_mut()?.compress(value).ok())?;
-    let length = u32::try_from(value.len()).ok()?.to_le_bytes();
-    let with_length = [&length[..], &packed].concat();
-    if with_length.len() < value.len() { Some(with_length) } else { None }
+    packer.with_borrow_mut(|packer| packer.as_mut()?.compress(value).ok())
 }
 
 /// The original value; `None` if these bytes were not made by [`pack`].
 pub(super) fn unpack(packed: &[u8]) -> Option<Bytes> {
     // The length comes first, so that a damaged value cannot ask for endless memory.
     let (length, packed) = packed.split_first_chunk::<4>()?;
-    let length = usize::try_from(u32::from_le_bytes(*length)).ok()?;
-    if length > LONGEST {
-        return None;
-    }
+    unpack_frame(packed, u32::from_le_bytes(*length).into())
+}
+
+/// The original value; `None` if these bytes were not made by [`pack_small`].
+pub(super) fn unpack_small(packed: &[u8]) -> Option<Bytes> {
+    let frame = [&MAGIC[..], packed].concat();
+    let length = zstd_safe::get_frame_content_size(&frame).ok()??;
+    unpack_frame(&frame, length)
+}
+
+fn unpack_frame(frame: &[u8], length: u64) -> Option<Bytes> {
+    let length = usize::try_from(length).ok().filter(|length| *length <= LONGEST)?;
     let value =
-        UNPACKER.with_borrow_mut(|unpacker| unpacker.as_mut()?.decompress(packed, length).ok())?;
+        UNPACKER.with_borrow_mut(|unpacker| unpacker.as_mut()?.decompress(frame, length).ok())?;
     (value.len() == length).then(|| value.into())
 }
 
@@ -111,8 +129,21 @@ mod tests {
     }
 
     #[test]
+    fn small_values_are_restored() {
+        let hex: String = (0..40).map(|n| format!("{:032x}", u128::MAX / (n + 3))).collect();
+        let turn = format!(r#"{{"kind":"turn","exchange":"{hex}","window":200000}}"#);
+        let [packed, small] = [pack, pack_small].map(|pack| pack(turn.as_bytes()).unwrap());
+        assert!(small.len() < packed.len(), "{} of {}", small.len(), packed.len());
+        assert_eq!(unpack_small(&small).unwrap(), turn.as_bytes());
+        for end in 0..small.len() {
+            assert_eq!(unpack_small(&small[..end]), None, "cut at {end}");
+        }
+    }
+
+    #[test]
     fn noise_is_not_packed() {
         assert_eq!(pack(b"short"), None);
+        assert_eq!(pack_small(b"short"), None);
         let mut noise = vec![0u8; 4096];
         getrandom::fill(&mut noise).unwrap();
         assert_eq!(pack(&noise), None);

@@ -18,7 +18,7 @@ mod values;
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use foldhash::HashMap;
@@ -32,6 +32,7 @@ use self::server::Connection;
 pub use self::server::{RedisServer, ServerTls};
 use super::drafts::Draft;
 use super::live_events::{ToldEvent, ToldEvents};
+use super::notes::StoredNote;
 use super::precondition::Precondition;
 use super::random::random;
 use super::{
@@ -254,10 +255,23 @@ impl Store for RedisStore {
     fn scan_since(
         &self,
         scope: Scope,
-        known_since: std::time::Instant,
+        known_since: Instant,
         place: LogPlace,
     ) -> StoreFuture<'_, SessionGain> {
         Box::pin(async move { self.read(&scope, Some(known_since), place).await })
+    }
+
+    fn put_note(
+        &self,
+        scope: Scope,
+        note: StoredNote,
+        known_since: Instant,
+    ) -> StoreFuture<'_, ()> {
+        Box::pin(async move { self.set_note(&scope, &note, known_since).await })
+    }
+
+    fn remove_note(&self, scope: Scope, note: StoredNote) -> StoreFuture<'_, bool> {
+        Box::pin(async move { self.unset_note(&scope, &note).await })
     }
 
     fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {

@@ -73,7 +73,7 @@ pub struct Play {
     pub config: Config,
     pub server: TestServer,
     /// Earlier processes over the same store, which get no more requests.
-    others: Vec<TestServer>,
+    pub others: Vec<TestServer>,
     pub history: Vec<Value>,
     pub session: &'static str,
     pub model: &'static str,

@@ -45,6 +45,8 @@ async fn another_replica_waits_for_summary_and_repeats_it() {
 async fn lost_summary_is_requested_again_once_its_claim_expires() {
     let mut policy = policy();
     policy.compact.timeout_s = 1;
+    // The earlier process is not really gone, and fails.
+    policy.compact.cool_down_s = 0;
     let mut play = Play::of(policy).await;
     let (_, question) = play.fill_to_mark().await;
     // The process is gone before it got the reply, without a clean stop.
@@ -100,7 +102,9 @@ async fn clean_stop_gives_its_claim_back() {
 /// A summary that failed or was written holds up no later process: its claim was given back.
 #[tokio::test]
 async fn ended_summary_returns_claim() {
-    let mut play = Play::of(policy()).await;
+    let mut policy = policy();
+    policy.compact.cool_down_s = 0;
+    let mut play = Play::of(policy).await;
     let (_, mut question) = play.fill_to_mark().await;
     question.answer("500 Internal Server Error", "{}").await;
     play.wait_for_count("outcome=\"upstream_failed\"", 1).await;
@@ -108,6 +112,23 @@ async fn ended_summary_returns_claim() {
     play.turn(play.history.len() / 2).await;
     send_summary(play.next_summary_request().await, SUMMARY).await;
     play.wait_until_written(1).await;
+}
+
+/// After a failure no replica asks for a summary, until the history is small or the thread has cooled down.
+#[tokio::test]
+async fn failed_summary_cools_all_replicas_down() {
+    let mut play = Play::of(policy()).await;
+    let (_, mut question) = play.fill_to_mark().await;
+    question.answer("500 Internal Server Error", "{}").await;
+    play.wait_for_count("outcome=\"upstream_failed\"", 1).await;
+    play.restart().await;
+    for _ in 0..2 {
+        play.turn(play.history.len() / 2).await;
+    }
+    assert!(play.take_summary_bodies().is_empty());
+    play.history.truncate(2);
+    play.turn(1).await;
+    play.fill_to_mark().await;
 }
 
 /// If the store cannot say who writes the summary, no other writer is assumed: no request waits, and the next one tries

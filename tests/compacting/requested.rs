@@ -24,9 +24,8 @@ async fn requested() -> (Play, Scope) {
         play.turn(number).await;
     }
     let scope = play.server.ledgers.sessions(ScopePage::first(1)).await.unwrap().remove(0).scope;
-    assert!(
-        play.server.ledgers.request_compaction(scope.clone(), Some("The second question.".into()))
-    );
+    let focus = Some("The second question.".into());
+    assert!(play.server.ledgers.request_compaction(scope.clone(), focus).await.unwrap());
     (play, scope)
 }
 
@@ -39,6 +38,17 @@ async fn is_carried_out(play: &mut Play, scope: &Scope) {
     play.wait_until_written(1).await;
     assert!(play.turn(8).await.bytes.contains(SUMMARY));
     assert!(!play.server.ledgers.has_pending_compaction(scope));
+}
+
+/// Another process gets the next request, and the one that was asked learns that it is done.
+#[tokio::test]
+async fn another_replica_carries_out_requested_compaction() {
+    let (mut play, scope) = requested().await;
+    play.restart().await;
+    is_carried_out(&mut play, &scope).await;
+    let asked = &play.others[0].ledgers;
+    asked.look(&scope, |_| ()).await.unwrap();
+    assert!(!asked.has_pending_compaction(&scope));
 }
 
 #[tokio::test]

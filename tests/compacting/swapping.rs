@@ -288,9 +288,8 @@ async fn session_is_compacted_on_request() {
         .unwrap()
         .remove(0)
         .scope;
-    assert!(
-        play.server.ledgers.request_compaction(scope.clone(), Some("The second question.".into()))
-    );
+    let focus = Some("The second question.".into());
+    assert!(play.server.ledgers.request_compaction(scope.clone(), focus).await.unwrap());
     let before = play.turn(4).await;
     assert!(!is_compacted(&before));
     let question = play.next_summary_request().await;

@@ -1,13 +1,14 @@
 //! Processes on one server are one to people: what is set, lifted, spent or happens at one of them shows at all.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use plimsoll::store::Store;
 use plimsoll::store::live_events::ToldEvent;
 use plimsoll::store::memory::MemoryStore;
+use plimsoll::store::notes::StoredNote;
 use plimsoll::store::redis::RedisStore;
+use plimsoll::store::{LogPlace, Scope, Store};
 use serde_json::Value;
 
 use crate::cluster::Cluster;
@@ -126,8 +127,37 @@ fn told(numbers: std::ops::Range<u64>) -> Vec<ToldEvent> {
     numbers.map(event).collect()
 }
 
+/// What every store that processes share does with notes of sessions.
+async fn notes_are_read_with_the_session(store: &impl Store) {
+    let scope = |session: &str| Scope { tenant: "t".into(), session: session.into() };
+    let note =
+        |key, text: &'static str| StoredNote { key, text: Bytes::from_static(text.as_bytes()) };
+    let began = Instant::now();
+    let put = async |note| store.put_note(scope("s"), note, began).await.unwrap();
+    put(note(1, "{}")).await;
+    put(note(2, "{\"a\":1}")).await;
+    put(note(1, "{\"b\":2}")).await;
+    let read = async |session| {
+        let gain = store.scan_since(scope(session), began, LogPlace::default()).await.unwrap();
+        assert_eq!(gain.records, []);
+        let mut notes = gain.notes;
+        notes.sort_by_key(|note| note.key);
+        notes
+    };
+    assert_eq!(read("s").await, [note(1, "{\"b\":2}"), note(2, "{\"a\":1}")]);
+    assert_eq!(read("other").await, []);
+    let remove = async |note| store.remove_note(scope("s"), note).await.unwrap();
+    assert!(!remove(note(1, "{}")).await, "it says something else by now");
+    assert!(remove(note(1, "{\"b\":2}")).await);
+    assert_eq!(read("s").await, [note(2, "{\"a\":1}")]);
+    store.drop_scope(scope("s")).await.unwrap();
+    put(note(1, "{}")).await;
+    assert_eq!(read("s").await, [], "the writer knew the session before");
+}
+
 /// What every store that processes share does with events and changes of caps.
 async fn all_is_told(store: Arc<impl Store>) {
+    notes_are_read_with_the_session(&*store).await;
     store.tell_events(told(0..3)).await.unwrap();
     let begin = store.events_since(None).await.unwrap();
     assert_eq!(begin.events, [], "what was told before");
@@ -149,6 +179,9 @@ async fn all_stores_tell_all() {
     all_is_told(Arc::new(MemoryStore::default())).await;
     let server = Server::start(Engine::Valkey).await;
     let store = Arc::new(RedisStore::new(server.settings("p:"), LIFE));
+    // Nobody listens.
+    store.tell_events(told(0..3)).await.unwrap();
+    assert_eq!(server.ask::<u64>(&["EXISTS", "p:{index}:events", "p:{index}:told"]).await, 0);
     all_is_told(store.clone()).await;
     let cluster = Cluster::start(Engine::Redis).await;
     all_is_told(Arc::new(RedisStore::new(cluster.settings("p:"), LIFE))).await;

@@ -2,16 +2,17 @@
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use plimsoll::context::{Millis, SessionId, TenantId};
 use plimsoll::store::drafts::Draft;
 use plimsoll::store::memory::MemoryStore;
+use plimsoll::store::notes::StoredNote;
 use plimsoll::store::precondition::Precondition;
 use plimsoll::store::{
-    Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreError, StoreFuture, SweepStep,
-    WriteOutcome,
+    LogPlace, Record, RecordKind, Scope, ScopeLine, ScopePage, SessionGain, Store, StoreError,
+    StoreFuture, SweepStep, WriteOutcome,
 };
 use tokio::sync::watch;
 
@@ -142,6 +143,28 @@ impl Store for Held {
 
     fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
         once(&self.reads, self.inner.scan(scope, newest))
+    }
+
+    fn scan_since(
+        &self,
+        scope: Scope,
+        known_since: Instant,
+        place: LogPlace,
+    ) -> StoreFuture<'_, SessionGain> {
+        once(&self.reads, self.inner.scan_since(scope, known_since, place))
+    }
+
+    fn put_note(
+        &self,
+        scope: Scope,
+        note: StoredNote,
+        known_since: Instant,
+    ) -> StoreFuture<'_, ()> {
+        once(&self.writes, self.inner.put_note(scope, note, known_since))
+    }
+
+    fn remove_note(&self, scope: Scope, note: StoredNote) -> StoreFuture<'_, bool> {
+        once(&self.writes, self.inner.remove_note(scope, note))
     }
 
     fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {

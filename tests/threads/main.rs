@@ -121,6 +121,7 @@ async fn play(calls: impl Iterator<Item = Value>) -> String {
             decisions: DecisionMode::Active,
             source: Default::default(),
             body,
+            spender: None,
         };
         let opened = ledgers.open(lookup, &conversation).await.unwrap();
         let place = (opened.scope.session.clone(), opened.placed.position.thread.clone());

@@ -11,6 +11,7 @@ use crate::context::caps::{AdditionId, Spending, SumChange, SumKey};
 use crate::context::{Millis, SessionId, TenantId};
 use crate::store::drafts::Draft;
 use crate::store::live_events::{ToldEvent, ToldEvents};
+use crate::store::notes::StoredNote;
 use crate::store::precondition::Precondition;
 use crate::store::{
     LogPlace, Record, RecordKind, Scope, ScopeLine, ScopePage, SessionGain, Store, StoreError,
@@ -144,6 +145,19 @@ impl Store for TimedStore {
         place: LogPlace,
     ) -> StoreFuture<'_, SessionGain> {
         self.time(StoreOperation::Scan, self.store.scan_since(scope, known_since, place))
+    }
+
+    fn put_note(
+        &self,
+        scope: Scope,
+        note: StoredNote,
+        known_since: Instant,
+    ) -> StoreFuture<'_, ()> {
+        self.time(StoreOperation::Put, self.store.put_note(scope, note, known_since))
+    }
+
+    fn remove_note(&self, scope: Scope, note: StoredNote) -> StoreFuture<'_, bool> {
+        self.time(StoreOperation::Put, self.store.remove_note(scope, note))
     }
 
     fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {

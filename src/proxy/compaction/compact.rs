@@ -117,6 +117,10 @@ impl PlacedRequest {
 
     fn reset_failures(&self) {
         self.proxy.summaries.reset_failures(|| self.key());
+        if self.proxy.ledgers.is_shared() {
+            let thread = &self.opened.placed.position.thread;
+            self.proxy.ledgers.forget_failures(&self.opened.handle(), thread);
+        }
     }
 
     fn writing(&self) -> Option<watch::Receiver<()>> {
@@ -146,7 +150,12 @@ impl PlacedRequest {
             writer: match need {
                 // Most requests need none, and nobody has to look it up.
                 CompactionNeed::No => SummaryWriter::Nobody,
-                _ => self.proxy.summaries.writer(&self.key(), max_failures, now()),
+                _ => {
+                    let key = self.key();
+                    let ledgers = &self.proxy.ledgers;
+                    let failures = ledgers.summary_failures(&self.opened.handle(), &key.1);
+                    self.proxy.summaries.writer(&key, failures, max_failures, now())
+                }
             },
             is_requested,
             waits_at_threshold: schedule::waits_at_threshold(&request),

@@ -182,12 +182,16 @@ impl SummaryJob {
             }
         }
         drop(self.claim);
-        self.writing.end(match written {
+        let end = match written {
             Ok(_) => WritingEnd::Written,
             // This is no failure of the thread.
             Err(SummaryError::NotOurs) => WritingEnd::Cancelled,
             Err(_) => WritingEnd::Failed,
-        });
+        };
+        // Before the requests here that wait for it go on, and begin the next one.
+        let (thread, cools_until) = self.writing.if_failed();
+        self.proxy.ledgers.note_summary_end(&self.handle, thread, end, cools_until).await;
+        self.writing.end(end);
     }
 
     /// Lets others write the next summary, or try again.

@@ -15,7 +15,7 @@ use crate::config::Mode;
 use crate::context::compact::{self, CompactionNeed, CompactionPreview, SummaryFocus};
 use crate::context::plan::{PlanRequest, RecordedDecisions};
 use crate::context::policy::SummaryAuthor;
-use crate::context::{SketchPart, ThreadId};
+use crate::context::{ExchangeId, SketchPart, ThreadId};
 use crate::dialect::Dialect;
 use crate::dialect::lesson::Lesson;
 use crate::proxy::compaction::compact::begin_summary;
@@ -160,6 +160,10 @@ impl KeptRequest {
 }
 
 impl LatestRequest for KeptRequest {
+    fn exchange(&self) -> &ExchangeId {
+        &self.prepared.info.exchange
+    }
+
     fn bytes(&self) -> usize {
         self.bytes
     }

@@ -97,7 +97,7 @@ impl LiveExchange<Received> {
 /// The cap that stops a spender.
 pub(super) async fn reached_cap(proxy: &Proxy, spender: &Spender) -> Option<CapState> {
     let reads = ReadBudget::new(Duration::from_millis(proxy.config.limits.store_ms));
-    proxy.ledgers.fullest_cap(spender, &reads).await.filter(|cap| cap.used >= 1.0)
+    proxy.ledgers.fullest_cap(spender, &[], &reads).await.filter(|cap| cap.used >= 1.0)
 }
 
 impl<Phase> LiveExchange<Phase> {

@@ -16,7 +16,7 @@ use super::live_exchange::{LiveExchange, OwnResponse, Planned, Received};
 use super::{latest_request, request_origin};
 use crate::clock::now;
 use crate::config::{Mode, ServerLimits, Upstream};
-use crate::context::caps::WARNING;
+use crate::context::caps::{Spender, WARNING};
 use crate::context::policy::draw;
 use crate::context::{SessionId, TenantId};
 use crate::dialect::identity::{self, Identity};
@@ -235,7 +235,8 @@ impl LiveExchange<Received> {
         if !ledgers.caps().has_caps() {
             return Ok(());
         }
-        let fullest = ledgers.fullest_cap(&opened.spender(&self.upstream.name), reads).await;
+        let spender = opened.spender(&self.upstream.name);
+        let fullest = ledgers.fullest_cap(&spender, opened.fresh_sums(), reads).await;
         self.recorder.cap = fullest.filter(|cap| cap.used >= WARNING);
         match &self.recorder.cap {
             Some(cap) if can_refuse && cap.used >= 1.0 => Err(ProxyError::from_cap(cap)),
@@ -365,6 +366,7 @@ impl LiveExchange<Received> {
         identity: &'a Identity,
         reads: &'a ReadBudget,
     ) -> ledgers::SessionLookup<'a> {
+        let has_caps = self.recorder.proxy.ledgers.caps().has_caps();
         ledgers::SessionLookup {
             tenant,
             session: identity.session.as_ref(),
@@ -375,6 +377,11 @@ impl LiveExchange<Received> {
             reads,
             source: request_origin::source(&self.client.headers, &self.recorder.connection),
             body: &prepared.body,
+            spender: has_caps.then(|| Spender {
+                tags: headers::tags(&self.client.headers),
+                upstream: self.upstream.name.clone(),
+                ..Spender::default()
+            }),
         }
     }
 }

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::clock::now;
-use crate::context::compact::schedule::{SummaryWriter, WriterState, WritingEnd};
+use crate::context::compact::schedule::{SummaryFailures, SummaryWriter, WriterState, WritingEnd};
 use crate::context::{Millis, ThreadId};
 use crate::store::Scope;
 
@@ -61,6 +61,11 @@ impl SummaryGuard {
         let mut threads = self.summaries.lock();
         let thread = threads.entry(self.key.clone()).or_default();
         thread.state = thread.state.found_elsewhere();
+    }
+
+    /// The thread, and until when it cools down if this fails now.
+    pub(crate) fn if_failed(&self) -> (&ThreadId, Millis) {
+        (&self.key.1, now().saturating_add(self.cool_down_ms))
     }
 
     pub(crate) fn end(mut self, end: WritingEnd) {
@@ -139,16 +144,18 @@ impl SummariesInProgress {
         })
     }
 
+    /// Who writes the summary of a thread. `common_failures`: those of all processes, if several share the store.
     pub(in crate::proxy) fn writer(
         &self,
         key: &CompactionKey,
+        common_failures: Option<SummaryFailures>,
         max_failures: u32,
         now: Millis,
     ) -> SummaryWriter {
-        match self.lock().get(key) {
-            Some(thread) => thread.state.writer(max_failures, now),
-            None => SummaryWriter::Nobody,
-        }
+        let threads = self.lock();
+        let state = threads.get(key).map(|thread| thread.state).unwrap_or_default();
+        let state = common_failures.map_or(state, |failures| state.with_failures(failures));
+        state.writer(max_failures, now)
     }
 
     pub(in crate::proxy) fn reset_failures(&self, key: impl FnOnce() -> CompactionKey) {

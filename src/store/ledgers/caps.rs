@@ -217,6 +217,6 @@ pub(crate) fn turn_spender(scope: &Scope, turn: &Turn, project: Option<&str>) ->
     }
 }
 
-fn project_of(ledger: &Ledger) -> Option<Box<str>> {
+pub(super) fn project_of(ledger: &Ledger) -> Option<Box<str>> {
     ledger.turns().rev().find_map(|turn| turn.origin.as_deref()?.project.clone())
 }

@@ -97,6 +97,7 @@ mod tests {
             decisions: DecisionMode::Active,
             source: Default::default(),
             body: &[],
+            spender: None,
         };
         ledgers.open(lookup, &Conversation::empty(Dialect::Anthropic)).await.unwrap()
     }

@@ -54,6 +54,8 @@ pub(crate) enum RecountError {
 
 /// The latest request of a session.
 pub(crate) trait LatestRequest: Send + Sync {
+    /// Its exchange.
+    fn exchange(&self) -> &ExchangeId;
     /// Its memory, bytes: the request and what was parsed of it.
     fn bytes(&self) -> usize;
     /// Previews its compaction; `None` if nothing can be cut.
@@ -149,7 +151,7 @@ impl LatestRequests {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
@@ -159,11 +161,19 @@ mod tests {
     }
 
     /// A request of so many bytes, and whether its credential is still held.
-    struct Sized(usize, AtomicBool);
+    pub(in crate::store::ledgers) struct Bulk {
+        bytes: usize,
+        has_credential: AtomicBool,
+        exchange: ExchangeId,
+    }
 
-    impl LatestRequest for Sized {
+    impl LatestRequest for Bulk {
+        fn exchange(&self) -> &ExchangeId {
+            &self.exchange
+        }
+
         fn bytes(&self) -> usize {
-            self.0
+            self.bytes
         }
 
         fn preview(&self) -> Option<CompactionPreview> {
@@ -183,12 +193,16 @@ mod tests {
         }
 
         fn drop_credential(&self) {
-            self.1.store(false, Ordering::Relaxed);
+            self.has_credential.store(false, Ordering::Relaxed);
         }
     }
 
-    fn request(bytes: usize) -> Arc<Sized> {
-        Arc::new(Sized(bytes, true.into()))
+    pub(in crate::store::ledgers) fn latest(exchange: &str, bytes: usize) -> Arc<Bulk> {
+        Arc::new(Bulk { bytes, has_credential: true.into(), exchange: exchange.into() })
+    }
+
+    fn request(bytes: usize) -> Arc<Bulk> {
+        latest("", bytes)
     }
 
     #[test]
@@ -200,8 +214,8 @@ mod tests {
         let life = Duration::from_secs(60);
         all.by_scope.get_mut(&scope(1)).unwrap().since = Instant::now().checked_sub(life).unwrap();
         all.drop_credentials(life);
-        assert!(!old.1.load(Ordering::Relaxed));
-        assert!(new.1.load(Ordering::Relaxed));
+        assert!(!old.has_credential.load(Ordering::Relaxed));
+        assert!(new.has_credential.load(Ordering::Relaxed));
     }
 
     #[test]

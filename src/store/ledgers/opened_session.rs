@@ -12,6 +12,7 @@ use super::continued_end::ContinuedEnd;
 use super::fingerprints::RequestSource;
 use super::session_cache::SessionCache;
 use crate::context::budget::Anchor;
+use crate::context::caps::{Spender, SumKey};
 use crate::context::ledger::Ledger;
 use crate::context::lineage::{Growth, Placement, place};
 use crate::context::plan::RecordedDecisions;
@@ -44,6 +45,8 @@ pub struct SessionLookup<'a> {
     pub source: RequestSource,
     /// Its body.
     pub body: &'a [u8],
+    /// Who spends, as far as it is known yet, if there are caps.
+    pub spender: Option<Spender>,
 }
 
 /// A request's place among the turns of its session. Until it is dropped, later requests wait for it for a
@@ -75,6 +78,8 @@ pub struct OpenedSession {
     pub(super) named: bool,
     /// The end of a turn from which it is the first to go on.
     pub(super) continues: Option<ContinuedEnd>,
+    /// The sums of spending that were read with the session.
+    pub(super) fresh_sums: Vec<SumKey>,
 }
 
 /// What is known about a request that takes no place in its session.
@@ -128,6 +133,7 @@ impl OpenedSession {
             origin: TurnOrigin::default(),
             keeps_title: false,
             continues: None,
+            fresh_sums: Vec::new(),
             connection: lookup.source.connection,
             scope,
             placed,
@@ -167,6 +173,11 @@ impl OpenedSession {
             cache: self.cache.clone(),
             exchange: self.exchange.clone(),
         }
+    }
+
+    /// The sums of spending that were read with the session: what all processes spent.
+    pub(crate) fn fresh_sums(&self) -> &[SumKey] {
+        &self.fresh_sums
     }
 
     /// Whether its reply was read by another exchange, which completed its turn and reported its usage, if this has one.

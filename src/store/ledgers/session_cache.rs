@@ -14,12 +14,14 @@ use tokio::time::Instant;
 
 use super::lock::lock;
 use super::parsers;
+use super::session_note::SessionNote;
 use crate::context::ledger::Ledger;
 use crate::context::{ExchangeId, Fact, SessionId, TenantId};
 use crate::dialect::{Chain, Conversation};
+use crate::store::notes::StoredNote;
 use crate::store::precondition::Precondition;
 use crate::store::recall::{ReadBudget, Recall, RecallOutcome};
-use crate::store::{LogPlace, Record, Scope, Store, StoreError, StoreFuture};
+use crate::store::{LogPlace, Record, Scope, SessionGain, Store, StoreError, StoreFuture};
 
 /// Most sessions in memory; past it, those of the tenant that has most of them are dropped, the least recently used
 /// first, and loaded again when needed.
@@ -196,6 +198,8 @@ struct SessionCacheState {
     forgotten: bool,
     /// How far a store that others write to was read.
     place: LogPlace,
+    /// The notes that were read there.
+    notes: Vec<SessionNote>,
 }
 
 impl SessionCache {
@@ -265,6 +269,26 @@ impl SessionCache {
             state.place = place;
             self.weigh(&mut state);
         }
+    }
+
+    /// Takes the notes of a session as they are on the store now.
+    pub(super) fn set_notes(&self, notes: &[StoredNote]) {
+        let mut state = lock(&self.state);
+        if !state.forgotten {
+            state.notes = notes.iter().filter_map(SessionNote::read).collect();
+        }
+    }
+
+    pub(super) fn find_note<T>(&self, find: impl FnMut(&SessionNote) -> Option<T>) -> Option<T> {
+        lock(&self.state).notes.iter().find_map(find)
+    }
+
+    pub(super) fn add_note(&self, note: SessionNote) {
+        lock(&self.state).notes.push(note);
+    }
+
+    pub(super) fn forget_note(&self, is_meant: impl Fn(&SessionNote) -> bool) {
+        lock(&self.state).notes.retain(|note| !is_meant(note));
     }
 
     /// How far a store that others write to was read.
@@ -433,17 +457,15 @@ async fn load(
     store: Arc<dyn Store>,
     scope: Scope,
 ) -> Result<(), StoreError> {
-    let mut place = LogPlace::default();
-    let records = if store.is_shared() {
+    let SessionGain { place, records, notes, .. } = if store.is_shared() {
         // From here on, it is read on.
-        let gain = store.scan_since(scope, cache.born(), place).await?;
-        place = gain.place;
-        gain.records
+        store.scan_since(scope, cache.born(), LogPlace::default()).await?
     } else {
-        store.scan(scope, FACTS).await?
+        SessionGain { records: store.scan(scope, FACTS).await?, ..SessionGain::default() }
     };
     let loaded = parsers::parse(move || ledger(&records)).await?;
     cache.loaded(loaded, place);
+    cache.set_notes(&notes);
     Ok(())
 }
 

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::lock::lock;
+use super::opened_session::SessionHandle;
 use super::session_cache::{KnownSession, SessionCache};
+use super::session_note::SessionNote;
 use super::{Ledgers, parsers, session_cache};
 use crate::store::recall::ReadBudget;
 use crate::store::{Scope, SessionGain, StoreError};
@@ -53,7 +55,11 @@ impl Ledgers {
         }
         let was_loaded = cache.is_loaded();
         let store_missed = cache.load(&self.store, scope, reads).await.is_err();
-        if is_new || !was_loaded || !self.is_shared() {
+        if is_new || !self.is_shared() {
+            return KnownSession { cache, store_missed };
+        }
+        if !was_loaded {
+            self.learn_pending_compaction(scope, &cache);
             return KnownSession { cache, store_missed };
         }
         match reads.wait(self.catch_up(scope, &cache)).await {
@@ -75,7 +81,9 @@ impl Ledgers {
     /// [`StoreError::Deleted`] if one of them deleted it, or why it cannot be read; what was known stays.
     async fn catch_up(&self, scope: &Scope, cache: &Arc<SessionCache>) -> Result<(), StoreError> {
         let gain = self.store.scan_since(scope.clone(), cache.born(), cache.place()).await?;
-        gained(cache, gain).await
+        gained(cache, gain).await?;
+        self.learn_pending_compaction(scope, cache);
+        Ok(())
     }
 
     /// Reads what other processes saved for a session since it was loaded.
@@ -88,6 +96,33 @@ impl Ledgers {
         }
         let cache = lock(&self.caches).cache(scope);
         self.catch_up(scope, &cache).await
+    }
+
+    pub(super) async fn put_note(
+        &self,
+        handle: &SessionHandle,
+        note: &SessionNote,
+    ) -> Result<(), StoreError> {
+        let SessionHandle { scope, cache, .. } = handle;
+        self.store.put_note(scope.clone(), note.stored()?, cache.born()).await
+    }
+
+    /// Removes a note that still says this; returns whether it did.
+    pub(super) async fn remove_note(
+        &self,
+        scope: &Scope,
+        note: &SessionNote,
+    ) -> Result<bool, StoreError> {
+        self.store.remove_note(scope.clone(), note.stored()?).await
+    }
+
+    /// Learns which compaction of a session is pending, from its notes.
+    fn learn_pending_compaction(&self, scope: &Scope, cache: &SessionCache) {
+        let pending = cache.find_note(|note| match note {
+            SessionNote::Compaction(pending) => Some(pending.clone()),
+            SessionNote::Failures { .. } => None,
+        });
+        lock(&self.pending_compactions).learn(scope, pending);
     }
 
     /// Adds what the store has of a session to what is known.
@@ -111,10 +146,11 @@ impl Ledgers {
 
 /// Adds what a session gained to what is known of it.
 async fn gained(cache: &Arc<SessionCache>, gain: SessionGain) -> Result<(), StoreError> {
-    let SessionGain { is_deleted, place, records } = gain;
+    let SessionGain { is_deleted, place, records, notes } = gain;
     if is_deleted {
         return Err(StoreError::Deleted);
     }
+    cache.set_notes(&notes);
     if place != cache.place() || !records.is_empty() {
         let ledger = parsers::parse(move || session_cache::ledger(&records).ledger).await?;
         cache.gain(&ledger, place);

@@ -5,13 +5,16 @@
 //! meanwhile. If the store does not answer, the process counts on from what it knows, and sends the addition again with the
 //! next call, under the same number, so that the store adds it once.
 
+use tokio::sync::MutexGuard;
+
 use super::Ledgers;
+use super::caps::{SumAddition, project_of};
 use super::lock::lock;
 use crate::clock::now;
 use crate::context::Millis;
 use crate::context::caps::{AdditionId, CapState, Spender, Spending, SumChange, SumKey};
-use crate::store::StoreError;
 use crate::store::recall::ReadBudget;
+use crate::store::{Scope, StoreError};
 
 /// Most sums that are changed in one step.
 const AT_ONCE: usize = 200;
@@ -20,19 +23,36 @@ const UNSENT: usize = 10_000;
 
 impl Ledgers {
     /// The fullest cap of a spender, by what all processes spent, as far as the store says that within the time that a
-    /// request has for reads.
+    /// request has for reads. `fresh`: sums that were just read.
     pub(crate) async fn fullest_cap(
         &self,
         spender: &Spender,
+        fresh: &[SumKey],
         reads: &ReadBudget,
     ) -> Option<CapState> {
         let at = now();
         if self.is_shared() && self.caps.has_caps() {
-            let keys = lock(&self.caps.sums).keys(spender, at);
-            // What it knew before counts if this comes too late.
-            let _ = reads.wait(self.read_sums(keys, at)).await;
+            let mut keys = lock(&self.caps.sums).keys(spender, at);
+            keys.retain(|key| !fresh.contains(key));
+            if !keys.is_empty() {
+                // What it knew before counts if this comes too late.
+                let _ = reads.wait(self.read_sums(keys, at)).await;
+            }
         }
         self.caps.fullest(spender, at)
+    }
+
+    /// The sums of a request's caps, as far as its spender is known before its session is read.
+    pub(super) fn sums_to_read(&self, spender: Option<&Spender>, scope: &Scope) -> Vec<SumKey> {
+        let Some(spender) = spender else { return Vec::new() };
+        let cache = lock(&self.caches).held(scope);
+        let spender = Spender {
+            tenant: scope.tenant.clone(),
+            session: scope.session.clone(),
+            project: cache.and_then(|cache| cache.look(project_of)),
+            ..spender.clone()
+        };
+        lock(&self.caps.sums).keys(&spender, now())
     }
 
     /// Reads what all processes spent of everything that is listed here.
@@ -69,11 +89,19 @@ impl Ledgers {
                 unsent.pop_first();
             }
         }
-        self.confirm_additions(now).await;
+        // Whoever waits here finds its own sent by who was before it, or sends it with that of all behind it.
+        let addition = self.caps.addition.lock().await;
+        self.confirm_additions(addition, now).await;
     }
 
     pub(super) async fn read_sums(&self, keys: Vec<SumKey>, now: Millis) {
-        self.confirm_additions(now).await;
+        if keys.is_empty() {
+            return;
+        }
+        // While an addition is under way, whoever sends it sees to the rest.
+        if let Ok(addition) = self.caps.addition.try_lock() {
+            self.confirm_additions(addition, now).await;
+        }
         let sums: Vec<_> = keys.into_iter().map(|key| (key, Spending::default())).collect();
         for some in sums.chunks(AT_ONCE) {
             let _ =
@@ -82,9 +110,7 @@ impl Ledgers {
     }
 
     /// Sends the last addition again if it is not confirmed, then what was spent since.
-    async fn confirm_additions(&self, now: Millis) {
-        // Whoever waits here finds its own sent by who was before it, or sends it with that of all behind it.
-        let mut addition = self.caps.addition.lock().await;
+    async fn confirm_additions(&self, mut addition: MutexGuard<'_, SumAddition>, now: Millis) {
         for _ in 0..2 {
             if addition.sums.is_empty() {
                 let mut unsent = lock(&self.caps.unsent);

@@ -28,6 +28,7 @@ mod model;
 #[allow(unreachable_pub, reason = "integration tests have it, too")]
 #[path = "../../../tests/support/orders.rs"]
 mod orders;
+mod replicas;
 
 const LONG: Duration = Duration::from_secs(20);
 
@@ -46,6 +47,7 @@ fn lookup(tenant: &str, session: Option<&str>, exchange: &str) -> SessionLookup<
         decisions: DecisionMode::Active,
         source: Default::default(),
         body: &[],
+        spender: None,
     }
 }
 
@@ -793,10 +795,10 @@ async fn dropped_compactions_wait_again() {
     let (scope, handle) = (opened.scope.clone(), || opened.handle());
     assert!(ours.claim_compaction(handle()).is_none());
     assert!(!ours.has_pending_compaction(&scope));
-    assert!(ours.request_compaction(scope.clone(), None));
+    assert!(ours.request_compaction(scope.clone(), None).await.unwrap());
     assert!(ours.has_pending_compaction(&scope));
     assert!(!ours.has_focus(&scope));
-    assert!(ours.request_compaction(scope.clone(), Some("the ship".into())));
+    assert!(ours.request_compaction(scope.clone(), Some("the ship".into())).await.unwrap());
     assert!(ours.has_focus(&scope));
     let claimed = ours.claim_compaction(handle()).unwrap();
     assert_eq!(claimed.focus(), Some("the ship"));

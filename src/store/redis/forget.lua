@@ -1,4 +1,4 @@
--- Deletes a fingerprint that still leads to a session. KEYS: the hash. ARGV: the field, the session
+-- Deletes a field that still has a value: a fingerprint that leads to a session, a note. KEYS: the hash. ARGV: the field, the value
 if redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] then
     return redis.call('HDEL', KEYS[1], ARGV[1])
 end

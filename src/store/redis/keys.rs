@@ -24,12 +24,13 @@ pub(super) struct SessionKeys {
     pub(super) fingerprints: String,
     pub(super) drafts: String,
     pub(super) gone: String,
+    pub(super) notes: String,
 }
 
 impl SessionKeys {
     /// All, in the order in which scripts take them.
-    pub(super) fn all(self) -> [String; 6] {
-        [self.facts, self.log, self.meta, self.fingerprints, self.drafts, self.gone]
+    pub(super) fn all(self) -> [String; 7] {
+        [self.facts, self.log, self.meta, self.fingerprints, self.drafts, self.gone, self.notes]
     }
 }
 
@@ -74,6 +75,7 @@ impl Keys {
             fingerprints: format!("{base}:fingerprints"),
             drafts: format!("{base}:drafts"),
             gone: format!("{base}:gone"),
+            notes: format!("{base}:notes"),
         }
     }
 
@@ -107,9 +109,9 @@ impl Keys {
         self.index(&format!("spent:{cap}:{period}:{subject}"))
     }
 
-    /// Live events, and how many there ever were.
-    pub(super) fn events(&self) -> [String; 2] {
-        ["events", "told"].map(|name| self.index(name))
+    /// Live events, how many there ever were, and whether somebody listens.
+    pub(super) fn events(&self) -> [String; 3] {
+        ["events", "told", "listening"].map(|name| self.index(name))
     }
 
     /// The list of sessions: times of use, sizes, the sum of sizes.

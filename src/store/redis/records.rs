@@ -2,6 +2,8 @@
 //!
 //! What the script has to know of a turn is read here and goes beside it.
 
+use std::time::Instant;
+
 use redis::Value;
 use serde::Deserialize;
 
@@ -11,6 +13,7 @@ use super::values::{restored, stored};
 use super::{Access, RedisStore, all, scripts};
 use crate::context::TenantId;
 use crate::dialect::Usage;
+use crate::store::notes::StoredNote;
 use crate::store::precondition::{Precondition, WriteToken};
 use crate::store::{LogPlace, Record, RecordKind, Scope, SessionGain, StoreError, WriteOutcome};
 
@@ -169,15 +172,15 @@ impl RedisStore {
     pub(super) async fn read(
         &self,
         scope: &Scope,
-        known_since: Option<std::time::Instant>,
+        known_since: Option<Instant>,
         place: LogPlace,
     ) -> Result<SessionGain, StoreError> {
-        let SessionKeys { facts, log, meta, gone, .. } = self.keys.session(scope);
+        let SessionKeys { facts, log, meta, gone, notes, .. } = self.keys.session(scope);
         // The age of what the reader knows.
         let mut arguments = vec![Vec::new()];
         push(&mut arguments, place.born);
         push(&mut arguments, place.length);
-        let keys = [facts, log, meta, gone];
+        let keys = [facts, log, meta, gone, notes];
         let call = ScriptCall { keys: &keys, since: known_since, arguments: &arguments };
         let reply: Vec<Value> = self.call(Access::Read, &scripts::SCAN, call).await?;
         let mut reply = reply.into_iter();
@@ -186,6 +189,8 @@ impl RedisStore {
             (Ok(is_deleted), Ok(born), Ok(length)) => (is_deleted == 1, born, length),
             _ => return Err(StoreError::Failed("Redis answered something else".to_owned())),
         };
+        let notes = reply.next().map(redis::from_redis_value::<Vec<(String, Vec<u8>)>>);
+        let notes = notes.and_then(Result::ok).unwrap_or_default();
         let mut records = Vec::new();
         while let (Some(Value::BulkString(entry)), Some(Value::BulkString(value))) =
             (reply.next(), reply.next())
@@ -194,7 +199,36 @@ impl RedisStore {
         }
         // A later version of the same turn comes later.
         records.sort_by_key(|record: &Record| record.at);
-        Ok(SessionGain { is_deleted, place: LogPlace { born, length }, records })
+        let place = LogPlace { born, length };
+        let notes = notes.into_iter().filter_map(note).collect();
+        Ok(SessionGain { is_deleted, place, records, notes })
+    }
+
+    pub(super) async fn set_note(
+        &self,
+        scope: &Scope,
+        note: &StoredNote,
+        known_since: Instant,
+    ) -> Result<(), StoreError> {
+        let SessionKeys { notes, gone, .. } = self.keys.session(scope);
+        let mut arguments = vec![Vec::new(), note_field(note.key), note.text.to_vec()];
+        push(&mut arguments, self.life.as_millis());
+        let call =
+            ScriptCall { keys: &[notes, gone], since: Some(known_since), arguments: &arguments };
+        let _: u64 = self.call(Access::Other, &scripts::NOTE, call).await?;
+        Ok(())
+    }
+
+    pub(super) async fn unset_note(
+        &self,
+        scope: &Scope,
+        note: &StoredNote,
+    ) -> Result<bool, StoreError> {
+        let SessionKeys { notes, .. } = self.keys.session(scope);
+        let arguments = [note_field(note.key), note.text.to_vec()];
+        let removed: u64 =
+            self.script(Access::Other, &scripts::FORGET, &[notes], &arguments).await?;
+        Ok(removed == 1)
     }
 }
 
@@ -203,6 +237,14 @@ fn outcome(put: Value) -> WriteOutcome {
         Value::BulkString(value) => WriteOutcome::Existed(restored(value).unwrap_or_default()),
         _ => WriteOutcome::Written,
     }
+}
+
+fn note_field(key: u128) -> Vec<u8> {
+    format!("{key:032x}").into_bytes()
+}
+
+fn note((key, text): (String, Vec<u8>)) -> Option<StoredNote> {
+    Some(StoredNote { key: u128::from_str_radix(&key, 16).ok()?, text: text.into() })
 }
 
 /// A record by its entry in the log; `None` if a newer version wrote it.

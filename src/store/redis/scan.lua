@@ -1,8 +1,8 @@
 -- What a session gained since a place in its log, oldest write first; without fingerprints and content.
--- KEYS: facts, log, meta, gone
+-- KEYS: facts, log, meta, gone, notes
 -- ARGV: age of what the reader knows in us or '', birth and length of the log that it has read
--- Returns {1 if the session was deleted since, birth, length, entry, value, entry, value, …}.
-local facts, log, meta, gone = unpack(KEYS)
+-- Returns {1 if the session was deleted since, birth, length, {key, note, key, note, …}, entry, value, entry, value, …}.
+local facts, log, meta, gone, notes = unpack(KEYS)
 local is_deleted = 0
 if ARGV[1] ~= '' then
     local time = redis.call('TIME')
@@ -17,7 +17,7 @@ local from = tonumber(ARGV[3])
 if born ~= ARGV[2] or length < from then
     from = 0
 end
-local reply = {is_deleted, born, length}
+local reply = {is_deleted, born, length, redis.call('HGETALL', notes)}
 while from < length do
     local entries = redis.call('LRANGE', log, from, from + 999)
     from = from + 1000

@@ -118,6 +118,7 @@ scripts! {
     SIZE: "size.lua",
     DROP: "drop.lua",
     DRAFT: "draft.lua",
+    NOTE: "note.lua",
     INDEX: "index.lua",
     EXPIRED: "expired.lua",
     UNLIST: "unlist.lua",

@@ -26,7 +26,7 @@ pub(super) const TIMEOUT: Duration = Duration::from_secs(1);
 /// The oldest version with all commands that are used.
 const OLDEST: u32 = 7;
 /// The layout of keys and values that this version reads and writes.
-const LAYOUT: u32 = 2;
+const LAYOUT: u32 = 3;
 /// How long one node of a cluster may take to be connected to: the others wait for it.
 const NODE_TIMEOUT: Duration = Duration::from_millis(300);
 /// How often a command to a cluster is repeated within its time: after `MOVED` or `ASK`, or when its node is gone.

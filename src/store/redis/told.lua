@@ -1,5 +1,8 @@
--- The live events since a place. KEYS: events, how many there were. ARGV: the place, or '' for where to begin
+-- The live events since a place. KEYS: events, how many there were, whether somebody listens.
+-- ARGV: the place, or '' for where to begin; how long the reader counts as listening, ms
 -- Returns {place, how many are not there any more, event, event, …}.
+-- A full server takes no writes.
+redis.pcall('SET', KEYS[3], '1', 'PX', ARGV[2])
 local place = tonumber(redis.call('GET', KEYS[2]) or 0)
 local new = math.max(place - (tonumber(ARGV[1]) or place), 0)
 local reply = {place, new}

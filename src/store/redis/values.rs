@@ -4,14 +4,17 @@
 
 use bytes::Bytes;
 
-use crate::store::packing::{Packing, pack_small, unpack};
+use crate::store::packing::{pack_small, unpack_small};
 use crate::store::{Record, RecordKind};
+
+/// The first byte of a packed value.
+const PACKED: u8 = 1;
 
 /// A value as the server keeps it. Only turns are many enough to be packed.
 pub(super) fn stored(record: &Record) -> Vec<u8> {
     let packed = if record.kind == RecordKind::Turn { pack_small(&record.value) } else { None };
     match packed {
-        Some(packed) => [&[Packing::Turn as u8][..], &packed].concat(),
+        Some(packed) => [&[PACKED][..], &packed].concat(),
         None => record.value.to_vec(),
     }
 }
@@ -19,7 +22,7 @@ pub(super) fn stored(record: &Record) -> Vec<u8> {
 /// The value that the server keeps so; `None` if it is damaged.
 pub(super) fn restored(stored: Vec<u8>) -> Option<Bytes> {
     match stored.split_first() {
-        Some((first, packed)) if *first == Packing::Turn as u8 => unpack(packed),
+        Some((first, packed)) if *first == PACKED => unpack_small(packed),
         _ => Some(stored.into()),
     }
 }

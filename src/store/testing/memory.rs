@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use super::drafts::Draft;
 use super::live_events::{ToldEvent, ToldEvents};
+use super::notes::StoredNote;
 use super::precondition::Precondition;
 use super::random::random;
 use super::tombstones::Tombstones;
@@ -40,6 +41,7 @@ pub struct MemoryStore {
     sums: Mutex<SpendingSums>,
     cap_changes: Mutex<Option<Bytes>>,
     events: Mutex<Vec<ToldEvent>>,
+    notes: Mutex<BTreeMap<(Scope, u128), Bytes>>,
 }
 
 #[derive(Debug, Default)]
@@ -52,6 +54,10 @@ struct SpendingSums {
 impl MemoryStore {
     fn drafts(&self) -> MutexGuard<'_, BTreeMap<u128, (u64, Draft)>> {
         self.drafts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn notes(&self) -> MutexGuard<'_, BTreeMap<(Scope, u128), Bytes>> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn records(&self) -> MutexGuard<'_, BTreeMap<Scope, Vec<Record>>> {
@@ -281,8 +287,34 @@ impl Store for MemoryStore {
         place: LogPlace,
     ) -> StoreFuture<'_, SessionGain> {
         let is_deleted = self.is_deleted(&scope, known_since);
-        let scan = self.scan(scope, usize::MAX);
-        Box::pin(async move { Ok(SessionGain { is_deleted, place, records: scan.await? }) })
+        let scan = self.scan(scope.clone(), usize::MAX);
+        let notes = self.notes();
+        let notes = notes.iter().filter(|((noted, _), _)| *noted == scope);
+        let notes =
+            notes.map(|((_, key), text)| StoredNote { key: *key, text: text.clone() }).collect();
+        Box::pin(async move { Ok(SessionGain { is_deleted, place, records: scan.await?, notes }) })
+    }
+
+    fn put_note(
+        &self,
+        scope: Scope,
+        note: StoredNote,
+        known_since: Instant,
+    ) -> StoreFuture<'_, ()> {
+        if !self.is_deleted(&scope, known_since) {
+            self.notes().insert((scope, note.key), note.text);
+        }
+        answer(())
+    }
+
+    fn remove_note(&self, scope: Scope, note: StoredNote) -> StoreFuture<'_, bool> {
+        let mut notes = self.notes();
+        let name = (scope, note.key);
+        let is_there = notes.get(&name) == Some(&note.text);
+        if is_there {
+            notes.remove(&name);
+        }
+        answer(is_there)
     }
 
     fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
@@ -311,6 +343,7 @@ impl Store for MemoryStore {
         let mut records_by_scope = self.records();
         self.tombstones().add(scope.clone());
         self.drafts().retain(|_, (_, draft)| draft.scope != scope);
+        self.notes().retain(|(noted, _), _| *noted != scope);
         answer(records_by_scope.remove(&scope).map_or(0, |records| records.len() as u64))
     }
 

@@ -2,12 +2,13 @@
 //!
 //! A type that implements [`StoreWrapper`] is a [`Store`]. It overrides what it changes.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
 use super::drafts::Draft;
 use super::live_events::{ToldEvent, ToldEvents};
+use super::notes::StoredNote;
 use super::precondition::Precondition;
 use super::{
     Record, RecordKind, Scope, ScopeLine, ScopePage, Store, StoreFuture, SweepStep, WriteOutcome,
@@ -71,6 +72,8 @@ passed_on! {
     scopes_named(session: SessionId) -> StoreFuture<'_, Vec<Scope>>;
     drop_scope(scope: Scope) -> StoreFuture<'_, u64>;
     expire(before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep>;
+    put_note(scope: Scope, note: StoredNote, known_since: Instant) -> StoreFuture<'_, ()>;
+    remove_note(scope: Scope, note: StoredNote) -> StoreFuture<'_, bool>;
     claim(what: u128, holder: u64, lasts: Duration) -> StoreFuture<'_, bool>;
     release(what: u128, holder: u64) -> StoreFuture<'_, ()>;
     change_sums(id: AdditionId, sums: Vec<(SumKey, Spending)>, change: SumChange) -> StoreFuture<'_, Vec<Spending>>;

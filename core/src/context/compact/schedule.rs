@@ -5,6 +5,8 @@
 //! reads the store once at most, and waits only if it does not fit, or where policy says so at the threshold.
 //! [`WriterState`] says who writes the summary of a thread. Pure: time is an argument (`core/src/context/compact/README.md`).
 
+use serde::{Deserialize, Serialize};
+
 use super::{CompactionNeed, highest_need, is_compactable, need_at, policy_allows, propose};
 use crate::context::Millis;
 use crate::context::plan::{DecisionReason, PlanRequest, RecordedDecisions};
@@ -253,9 +255,29 @@ impl ScheduleContext {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WriterState {
     place: Option<WriterPlace>,
-    failures: u32,
+    failures: SummaryFailures,
+}
+
+/// The failures of a thread's summaries, since one was written or its history was small.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SummaryFailures {
+    /// How many.
+    pub count: u32,
     /// No summary is begun for a request before this time, ms since 1970.
-    cools_until: Millis,
+    pub cools_until: Millis,
+}
+
+impl SummaryFailures {
+    /// One failure more.
+    #[must_use]
+    pub fn and_one(self, cools_until: Millis) -> Self {
+        Self { count: self.count.saturating_add(1), cools_until }
+    }
+
+    fn is_cooling_down(self, max_failures: u32, now: Millis) -> bool {
+        // For a while, or after too many failures until the history is small again.
+        self.count >= max_failures || now < self.cools_until
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -291,12 +313,19 @@ impl WriterState {
     /// The state once the writing has ended. `cools_until`: when the next summary may begin if it failed.
     #[must_use]
     pub fn ended(self, end: WritingEnd, cools_until: Millis) -> Self {
-        let failures = self.failures.saturating_add(1);
         match end {
             WritingEnd::Cancelled => Self { place: None, ..self },
-            WritingEnd::Failed => Self { place: None, failures, cools_until },
+            WritingEnd::Failed => {
+                Self { place: None, failures: self.failures.and_one(cools_until) }
+            }
             WritingEnd::Written => Self::default(),
         }
+    }
+
+    /// The state with the failures at all processes.
+    #[must_use]
+    pub fn with_failures(self, failures: SummaryFailures) -> Self {
+        Self { failures, ..self }
     }
 
     /// Who writes the summary.
@@ -304,14 +333,9 @@ impl WriterState {
         match self.place {
             Some(WriterPlace::Here) => SummaryWriter::Here,
             Some(WriterPlace::Elsewhere) => SummaryWriter::Elsewhere,
-            None if self.is_cooling_down(max_failures, now) => SummaryWriter::CoolingDown,
+            None if self.failures.is_cooling_down(max_failures, now) => SummaryWriter::CoolingDown,
             None => SummaryWriter::Nobody,
         }
-    }
-
-    fn is_cooling_down(self, max_failures: u32, now: Millis) -> bool {
-        // For a while, or after too many failures until the history is small again.
-        self.failures >= max_failures || now < self.cools_until
     }
 }
 

@@ -256,6 +256,8 @@ fn summary_writer_follows_each_start_end_and_failure() {
     type Change = fn(WriterState) -> WriterState;
     let begun: Change = WriterState::begun;
     let elsewhere: Change = WriterState::found_elsewhere;
+    let failed_elsewhere: Change =
+        |state| state.with_failures(SummaryFailures::default().and_one(100));
     let cancelled: Change = |state| state.ended(WritingEnd::Cancelled, 100);
     let failed: Change = |state| state.ended(WritingEnd::Failed, 100);
     let written: Change = |state| state.ended(WritingEnd::Written, 100);
@@ -267,6 +269,7 @@ fn summary_writer_follows_each_start_end_and_failure() {
         ("nobody failed", &[begun, cancelled], 0, Nobody),
         ("another process wrote it", &[begun, elsewhere, written], 0, Nobody),
         ("it failed", &[begun, failed], 99, CoolingDown),
+        ("it failed at another process", &[failed_elsewhere], 99, CoolingDown),
         ("it failed a while ago", &[begun, failed], 100, Nobody),
         ("an operator's is written meanwhile", &[begun, failed, begun], 99, Here),
         ("and cancelled", &[begun, failed, begun, cancelled], 99, CoolingDown),
