@@ -40,11 +40,12 @@ const PAGE: usize = 500;
 #[derive(Default)]
 pub(super) struct SessionIndex(Mutex<IndexState>);
 
-/// How many there may be.
+/// How many there may be, and how long a refresh reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct IndexLimits {
     sessions: usize,
     calls: usize,
+    budget: Duration,
 }
 
 /// Everything that is known.
@@ -76,7 +77,7 @@ pub(super) struct IndexedSession {
 
 impl Default for IndexLimits {
     fn default() -> Self {
-        Self { sessions: MOST_SESSIONS, calls: MOST_CALLS }
+        Self { sessions: MOST_SESSIONS, calls: MOST_CALLS, budget: BUDGET }
     }
 }
 
@@ -87,6 +88,7 @@ impl IndexLimits {
         Self {
             sessions: most(process_bytes / 64 * 3 / SESSION).min(MOST_SESSIONS),
             calls: most(process_bytes / 64 / CALL).min(MOST_CALLS),
+            budget: BUDGET,
         }
     }
 }
@@ -157,23 +159,29 @@ impl IndexState {
         if self.is_settled {
             self.round += 1;
         }
+        let mut has_read = false;
         loop {
             let lines = ledgers.sessions(page).await?;
             let is_last = lines.len() < PAGE;
             let mut has_changes = false;
             for line in lines {
-                page.after = Some(line.cursor);
-                if self.is_known(&line) {
-                    continue;
+                let cursor = line.cursor;
+                if !self.is_known(&line) {
+                    // A walk that takes too long is ended before this session, and continued by the next one. Each reads
+                    // one at least.
+                    if has_read && began.elapsed() >= self.limits.budget {
+                        self.end_walk(page.after, false);
+                        return Ok(());
+                    }
+                    if !self.make_room(&line) {
+                        self.end_walk(Some(cursor), true);
+                        return Ok(());
+                    }
+                    has_changes = true;
+                    has_read = true;
+                    self.read(line, ledgers, prices).await?;
                 }
-                let is_late = began.elapsed() >= BUDGET;
-                // A walk that takes too long is ended here, and continued by the next one.
-                if is_late || !self.make_room(&line) {
-                    self.end_walk(page.after, !is_late);
-                    return Ok(());
-                }
-                has_changes = true;
-                self.read(line, ledgers, prices).await?;
+                page.after = Some(cursor);
             }
             if is_last {
                 self.end_walk(None, true);
@@ -306,11 +314,8 @@ mod tests {
         }
     }
 
-    /// A walk that took too long goes on below what is known, without listing that again.
-    #[tokio::test]
-    async fn late_walk_goes_on_where_it_ended() {
+    async fn store_of(count: u64) -> Arc<CountedLists> {
         let store = Arc::new(CountedLists::default());
-        let count = 4 * PAGE as u64;
         for number in 1..=count {
             let exchange = ExchangeId::from(number.to_string());
             let turn =
@@ -320,6 +325,29 @@ mod tests {
             let scope = Scope { tenant: "t".into(), session: number.to_string().into() };
             store.put_if_absent(scope, vec![record]).await.unwrap();
         }
+        store
+    }
+
+    #[tokio::test]
+    async fn short_walks_see_all_sessions() {
+        let count = PAGE as u64 + 9;
+        let ledgers = Ledgers::new(store_of(count).await);
+        let limits = IndexLimits { budget: Duration::ZERO, ..IndexLimits::default() };
+        let mut state = IndexState { limits, ..IndexState::default() };
+        let mut walks = 0;
+        while !state.is_whole() {
+            state.refresh(&ledgers, &Arc::default()).await.unwrap();
+            walks += 1;
+        }
+        assert_eq!(state.sessions.len() as u64, count);
+        assert_eq!(walks, count, "each reads one");
+    }
+
+    /// A walk that took too long goes on below what is known, without listing that again.
+    #[tokio::test]
+    async fn late_walk_goes_on_where_it_ended() {
+        let count = 4 * PAGE as u64;
+        let store = store_of(count).await;
         let ledgers = Ledgers::new(store.clone());
         let prices = Arc::default();
         let mut state = IndexState::default();
@@ -342,7 +370,7 @@ mod tests {
     #[test]
     fn index_is_share_of_memory() {
         let limits = IndexLimits::within(256 << 20);
-        assert_eq!(limits, IndexLimits { sessions: 17_975, calls: 20_971 });
+        assert_eq!(limits, IndexLimits { sessions: 17_975, calls: 20_971, budget: BUDGET });
         let bytes = limits.sessions as u64 * SESSION + limits.calls as u64 * CALL;
         assert!(bytes <= 16 << 20, "{bytes}");
         assert_eq!(IndexLimits::within(4 << 30), IndexLimits::default());
