@@ -54,6 +54,7 @@ pub mod request_id;
 pub mod rewrite;
 pub mod sentences;
 pub mod size;
+pub mod status;
 pub mod summary;
 mod usage;
 

@@ -5,9 +5,6 @@
 /// Numbers outside this range are not windows, tokens.
 pub(super) const WINDOWS: std::ops::RangeInclusive<u64> = 128..=1_000_000_000;
 
-/// Statuses of refusals: pages of proxies begin with them, and none is a number of tokens.
-pub(super) const STATUSES: [u64; 10] = [400, 401, 402, 403, 404, 413, 422, 424, 429, 500];
-
 /// A number with its separators (`1,048,576`, `60 500`), and the rest of the text.
 pub(super) fn number(text: &str) -> Option<(Option<u64>, &str)> {
     let bytes = text.as_bytes();

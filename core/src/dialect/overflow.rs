@@ -13,9 +13,9 @@ use std::sync::OnceLock;
 use serde::{Deserialize, Serialize};
 
 use self::languages::translated;
-use super::ProviderError;
 use super::error_message::ErrorMessage;
 use super::numbers::{WINDOWS, number};
+use super::{ProviderError, status};
 
 /// What a response says about the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -47,15 +47,9 @@ pub struct ErrorResponse<'a> {
     pub body: &'a [u8],
 }
 
-/// Statuses of responses that may say so; routers answer 424 and 500, too.
-const STATUSES: &[u16] = &[200, 400, 413, 422, 424, 500];
-
-/// Statuses of errors about keys, money, names and rates.
-const ELSEWHERE: &[u64] = &[401, 402, 403, 404, 429];
-
 /// Whether a response says that the request does not fit.
 pub fn overflow(answer: &ErrorResponse<'_>) -> Option<Overflow> {
-    if !STATUSES.contains(&answer.status) {
+    if answer.status != 200 && !status::may_not_fit(answer.status) {
         return None;
     }
     stated(&lowercase_text(answer.body), &ErrorMessage::all(answer.body), answer)
@@ -78,7 +72,7 @@ fn stated(text: &str, messages: &[ErrorMessage], answer: &ErrorResponse<'_>) -> 
     }
     // The code of an error in a stream, or of another server's.
     let mut statuses = messages.iter().filter_map(|message| message.status);
-    if statuses.any(|status| ELSEWHERE.contains(&status)) {
+    if statuses.any(status::is_elsewhere) {
         return None;
     }
     let text = &translated(text);

@@ -13,11 +13,11 @@ use super::live_exchange::Planned;
 use super::original_request::{OriginalRequest, send};
 use super::retry::Retry;
 use crate::context::attempt::RequestForm;
+use crate::dialect::status::{blames_request, may_not_fit};
 use crate::proxy::http::body::OutgoingBody;
 use crate::proxy::http::upstream::error::UpstreamError;
 use crate::proxy::plan::added_option::AddedOptionKind;
 use crate::proxy::plan::placed_request::PlacedRequest;
-use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 
 /// A smaller body has nothing that could be cut to make room, bytes.
@@ -65,12 +65,13 @@ impl Planned {
         }
         let response = send(recorder, head, body).await?;
         let status = response.status();
-        let blames_us = (is_rewritten || !adds.is_empty()) && blames_request(status);
+        let blames_us = (is_rewritten || !adds.is_empty()) && blames_request(status.as_u16());
         let placed = self.placed.as_deref_mut();
         // If no room may be made, a message about the window is read as it passes, without waiting for it.
         let mendable = placed.as_deref().filter(|placed| placed.may_make_room());
         let is_judged = blames_us && placed.is_some() || mendable.is_some();
-        let may_be_overflow = is_judged && (may_not_fit(status) || blames_request(status));
+        let may_be_overflow =
+            is_judged && (may_not_fit(status.as_u16()) || blames_request(status.as_u16()));
         let may_overflow =
             status == StatusCode::OK && mendable.is_some_and(PlacedRequest::may_overflow);
         let may_retry = blames_us || may_be_overflow || may_overflow;

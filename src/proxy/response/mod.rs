@@ -8,7 +8,6 @@ pub(super) mod observe;
 pub(super) mod request_body;
 pub(super) mod response_body;
 pub(super) mod silence;
-pub(super) mod status;
 pub(super) mod tap;
 pub(super) mod usage_rewrite;
 pub(super) mod usage_strip;

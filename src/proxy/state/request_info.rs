@@ -11,6 +11,7 @@ use crate::context::policy::{Policy, ReasoningRule};
 use crate::context::{ExchangeId, TenantId};
 use crate::dialect::hints::ClientHints;
 use crate::dialect::models::Model;
+use crate::dialect::status::may_blame_content;
 use crate::dialect::{ProviderError, Purpose, repair};
 use crate::store::lessons::LessonSource;
 use crate::telemetry::{RefusalOutcome, RefusalReport};
@@ -80,7 +81,7 @@ impl RequestInfo {
         error: Option<&ProviderError>,
     ) -> Option<RefusalReport> {
         // The others do not blame what the request contains.
-        if !matches!(status, 400 | 413 | 422) {
+        if !may_blame_content(status) {
             return None;
         }
         let message = error.map(ProviderError::text).unwrap_or_default();

@@ -23,6 +23,7 @@ use crate::dialect::lesson::{Lesson, LessonMatch};
 use crate::dialect::models::{Model, Price};
 use crate::dialect::overflow::ErrorResponse;
 use crate::dialect::refusal::{self, RefusalCause};
+use crate::dialect::status::may_not_fit;
 use crate::dialect::{CountLimit, Note, ProviderError, Purpose, Reply, Usage};
 use crate::proxy::learning::lessons;
 use crate::proxy::offload::{OFF_THREAD, long_work_if};
@@ -30,7 +31,6 @@ use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::plan::undelivered::UndeliveredMessages;
 use crate::proxy::response::observe::ResponseObserver;
 use crate::proxy::response::request_body::RequestBody;
-use crate::proxy::response::status::may_not_fit;
 use crate::proxy::response::tap::{CommitFuture, SettleReply};
 use crate::proxy::state::Proxy;
 use crate::proxy::state::calibration;
@@ -366,8 +366,7 @@ impl OpenTurn {
         reply: &Reply,
     ) -> Option<OverflowReport> {
         // Only of a refusal that was forwarded unread; any other was judged before.
-        let may_not_fit = StatusCode::from_u16(status).is_ok_and(may_not_fit);
-        if self.may_make_room || turn.done.overflow.is_some() || !may_not_fit {
+        if self.may_make_room || turn.done.overflow.is_some() || !may_not_fit(status) {
             return None;
         }
         let message = match &reply.error {

@@ -5,7 +5,8 @@
 //! resulted in"), both together ("you requested"), output ("in the completion"), or something else ("images"). So no
 //! list of messages is needed. Pure; the caller compares the numbers with the request.
 
-use crate::dialect::numbers::{STATUSES, WINDOWS, number};
+use crate::dialect::numbers::{WINDOWS, number};
+use crate::dialect::status::is_status;
 
 /// What a text says about the context.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -127,7 +128,7 @@ fn counts(tokens: &[Token<'_>]) -> ContextStatement {
     for (at, token) in tokens.iter().enumerate() {
         if let Token::Number(number) = *token
             && WINDOWS.contains(&number)
-            && !STATUSES.contains(&number)
+            && !is_status(number)
         {
             let mention = found.iter().find(|(_, other)| *other == number);
             // A prompt without output is all there is; else the first mention says what it is.

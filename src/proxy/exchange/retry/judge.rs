@@ -18,13 +18,13 @@ use crate::dialect::overflow::{ErrorResponse, Overflow, overflow as stated_overf
 use crate::dialect::reading::BodyEnd;
 use crate::dialect::refusal::{self, RefusalCause};
 use crate::dialect::repair::{self, Refusal, RepairCause};
+use crate::dialect::status::{blames_request, may_not_fit};
 use crate::dialect::{Dialect, Reply};
 use crate::proxy::http::body::{OutgoingBody, StartedResponse};
 use crate::proxy::http::memory::MemoryBudget;
 use crate::proxy::learning::lessons;
 use crate::proxy::plan::placed_request::PlacedRequest;
 use crate::proxy::response::observe::ResponseObserver;
-use crate::proxy::response::status::{blames_request, may_not_fit};
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::wire::json::Document;
 
@@ -51,7 +51,7 @@ impl Retry<'_> {
             return if status.is_success() { Verdict::Accepted } else { Verdict::Failed };
         }
         let response = read_refusal(response, self.recorder).await;
-        let cause = match blames_request(status) {
+        let cause = match blames_request(status.as_u16()) {
             true => Some(refusal::cause(&response.start)),
             false => None,
         };
@@ -197,7 +197,7 @@ fn refusal_verdict(cause: Option<RefusalCause>, overflow: Option<Overflow>) -> V
 }
 
 fn may_be_refusal(status: StatusCode) -> bool {
-    blames_request(status) || may_not_fit(status)
+    blames_request(status.as_u16()) || may_not_fit(status.as_u16())
 }
 
 async fn read_refusal(
