@@ -138,6 +138,8 @@ mod tests {
             protocol: OtelProtocol::Http,
             headers: Vec::new(),
             timeout: Duration::from_secs(1),
+            gzip: false,
+            certificate: None,
         };
         let tls = crate::tls::client_config(&Config::for_tests("http://127.0.0.1:1")).unwrap();
         let collector =
