@@ -26,7 +26,7 @@ use self::metrics::InferenceMetrics;
 use self::providers::Providers;
 use self::queue::{ExportItem, ExportQueue};
 use self::transport::{Collector, CollectorAddresses};
-use crate::config::{Config, OtelSignal};
+use crate::config::{Config, OtelSignal, OtelTarget};
 use crate::telemetry::{Diagnostic, Exchange, OtelOutcome, Telemetry};
 
 /// How long the last export may take when the process ends.
@@ -44,26 +44,25 @@ impl OtelExport {
         // Dropped if they are not sent, so that none is kept.
         let diagnostics = telemetry.diagnostics();
         let settings = &attributes::with_instance_id(config.otel.as_ref()?);
-        let tls = crate::tls::client_config(config);
-        let tls = tls.inspect_err(|reason| tracing::warn!("OpenTelemetry: off: {reason}")).ok()?;
         let mut addresses = CollectorAddresses::default();
         let (to_send, exported) = mpsc::channel(1);
-        let metrics = settings.metrics.as_ref().map(|target| {
-            let collector = Collector::new(target, OtelSignal::Metrics, &tls, &mut addresses);
-            (InferenceMetrics::new(settings, to_send, telemetry.clone()), collector)
-        });
-        let (metrics, collector) = metrics.unzip();
-        let sending =
-            collector.map(|it| tokio::spawn(send_metrics(it, exported, telemetry.clone())));
+        let metrics = settings.metrics.as_ref();
+        let metrics = collector(config, metrics, OtelSignal::Metrics, &mut addresses);
+        let (metrics, sending) = match metrics {
+            Some(collector) => {
+                let sending = send_metrics(collector, exported, telemetry.clone());
+                let metrics = InferenceMetrics::new(settings, to_send, telemetry.clone());
+                (Some(metrics), Some(tokio::spawn(sending)))
+            }
+            None => (None, None),
+        };
         let resource = attributes::resource(settings);
-        let traces = settings.traces.as_ref().map(|target| {
-            let collector = Collector::new(target, OtelSignal::Traces, &tls, &mut addresses);
-            ExportQueue::new(collector, resource.clone(), telemetry.clone())
-        });
-        let logs = settings.logs.as_ref().map(|target| {
-            let collector = Collector::new(target, OtelSignal::Logs, &tls, &mut addresses);
-            ExportQueue::new(collector, resource.clone(), telemetry.clone())
-        });
+        let traces = settings.traces.as_ref();
+        let traces = collector(config, traces, OtelSignal::Traces, &mut addresses)
+            .map(|it| ExportQueue::new(it, resource.clone(), telemetry.clone()));
+        let logs = settings.logs.as_ref();
+        let logs = collector(config, logs, OtelSignal::Logs, &mut addresses)
+            .map(|it| ExportQueue::new(it, resource.clone(), telemetry.clone()));
         let (stop, stopped) = oneshot::channel();
         let export = Export {
             exchanges: telemetry.subscribe(),
@@ -87,6 +86,20 @@ impl OtelExport {
             abort.abort();
         }
     }
+}
+
+/// Where a signal goes; `None`: nowhere, which is told if its authorities cannot be read.
+fn collector(
+    config: &Config,
+    target: Option<&OtelTarget>,
+    signal: OtelSignal,
+    addresses: &mut CollectorAddresses,
+) -> Option<Collector> {
+    let target = target?;
+    let tls = crate::tls::client_config_with(config, target.certificate.as_deref())
+        .inspect_err(|reason| tracing::warn!("OpenTelemetry: no {}: {reason}", signal.as_ref()))
+        .ok()?;
+    Some(Collector::new(target, signal, &tls, addresses))
 }
 
 /// What the task holds.

@@ -102,6 +102,17 @@ fn certificate_fault(path: &Path, error: &dyn std::fmt::Display) -> String {
 /// # Errors
 /// If a file cannot be read.
 pub(crate) fn client_config(config: &Config) -> Result<rustls::ClientConfig, String> {
+    client_config_with(config, None)
+}
+
+/// As [`client_config`], and the authorities of one more file.
+///
+/// # Errors
+/// If a file cannot be read.
+pub(crate) fn client_config_with(
+    config: &Config,
+    more: Option<&Path>,
+) -> Result<rustls::ClientConfig, String> {
     let mut roots = rustls::RootCertStore::empty();
     roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
     // A platform without certificates (a scratch image) is fine: there are bundled ones.
@@ -109,6 +120,10 @@ pub(crate) fn client_config(config: &Config) -> Result<rustls::ClientConfig, Str
     if let Some(path) = &config.extra_ca {
         add_certificates(&mut roots, path)
             .map_err(|error| format!("extra_ca {}: {error}", path.display()))?;
+    }
+    if let Some(path) = more {
+        add_certificates(&mut roots, path)
+            .map_err(|error| format!("{}: {error}", path.display()))?;
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = rustls::ClientConfig::builder_with_provider(provider)

@@ -2,6 +2,7 @@
 //!
 //! Values only; [`super::resolve`] makes them.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use http::{HeaderName, Uri};
@@ -41,6 +42,10 @@ pub struct OtelTarget {
     pub headers: Vec<(HeaderName, Secret)>,
     /// How long a request may take.
     pub timeout: Duration,
+    /// Whether requests are compressed, with gzip.
+    pub gzip: bool,
+    /// PEM file with more authorities to trust.
+    pub certificate: Option<PathBuf>,
 }
 
 /// Which exchanges are sampled.

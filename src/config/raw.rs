@@ -152,7 +152,7 @@ pub struct RawConfig {
     /// deletes them.
     pub lessons: LessonSettings,
     /// OpenTelemetry: traces and metrics of exchanges for a collector, by OTLP. Never text of a conversation. Keys here come
-    /// before the standard `OTEL_*` variables (docs/metrics.md).
+    /// before the standard `OTEL_*` variables (docs/opentelemetry.md).
     pub otel: RawOtel,
     /// The endpoints that requests go to, by name. `anthropic`, `openai` and `gemini` are built in; yours come
     /// before them, in the order of the file. `/NAME/…` always selects one.

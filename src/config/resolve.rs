@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use http::HeaderValue;
+use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::errors::{ConfigErrors, ConfigPlace};
@@ -158,6 +159,13 @@ const LEAST_PROCESS: u64 = 64 << 20;
 enum PemKind {
     Certificates,
     Key,
+}
+
+/// Whether the file has certificates, and nothing broken.
+fn read_certificates(file: &Path) -> Result<(), pem::Error> {
+    let mut found = CertificateDer::pem_file_iter(file)?;
+    found.next().unwrap_or(Err(pem::Error::NoItemsFound))?;
+    found.try_for_each(|next| next.map(drop))
 }
 
 /// Checks values, and reports where the wrong ones are.
@@ -301,8 +309,6 @@ impl Resolver<'_> {
     }
 
     fn pem(&mut self, path: &[&str], raw: &str, holds: PemKind) -> PathBuf {
-        use rustls::pki_types::pem::{Error, PemObject as _};
-
         let file = self.file(path, raw);
         match holds {
             PemKind::Key => self.must_be_private(path, &file),
@@ -310,17 +316,16 @@ impl Resolver<'_> {
         }
         let read = match holds {
             PemKind::Key => PrivateKeyDer::from_pem_file(&file).map(drop),
-            PemKind::Certificates => CertificateDer::pem_file_iter(&file).and_then(|mut found| {
-                found.next().unwrap_or(Err(Error::NoItemsFound))?;
-                found.try_for_each(|next| next.map(drop))
-            }),
+            PemKind::Certificates => read_certificates(&file),
         };
         let todo = "Name a PEM file that exists and is readable.";
         let what = match (read, holds) {
             (Ok(()), _) => return file,
-            (Err(Error::Io(error)), _) => format!("{raw}: {error}"),
-            (Err(Error::NoItemsFound), PemKind::Key) => format!("{raw} contains no private key"),
-            (Err(Error::NoItemsFound), PemKind::Certificates) => {
+            (Err(pem::Error::Io(error)), _) => format!("{raw}: {error}"),
+            (Err(pem::Error::NoItemsFound), PemKind::Key) => {
+                format!("{raw} contains no private key")
+            }
+            (Err(pem::Error::NoItemsFound), PemKind::Certificates) => {
                 format!("{raw} contains no certificate")
             }
             // The error could quote the key's file, which nobody should see.

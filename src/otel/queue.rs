@@ -132,29 +132,35 @@ mod tests {
 
     #[tokio::test]
     async fn waiting_spans_are_bounded() {
-        let telemetry = Telemetry::silent().unwrap();
-        let target = OtelTarget {
-            url: "http://127.0.0.1:1/v1/traces".parse().unwrap(),
-            protocol: OtelProtocol::Http,
-            headers: Vec::new(),
-            timeout: Duration::from_secs(1),
-        };
-        let tls = crate::tls::client_config(&Config::for_tests("http://127.0.0.1:1")).unwrap();
-        let collector =
-            Collector::new(&target, OtelSignal::Traces, &tls, &mut CollectorAddresses::default());
-        let mut queue = ExportQueue::new(collector, Resource::default(), telemetry.clone());
-        for _ in 0..6 {
-            queue.add(vec![Span::default(); MOST_SENT]);
+        // One that is not there, and one that takes connections and says nothing.
+        let hanging = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        for port in [1, hanging.local_addr().unwrap().port()] {
+            let telemetry = Telemetry::silent().unwrap();
+            let target = OtelTarget {
+                url: format!("http://127.0.0.1:{port}/v1/traces").parse().unwrap(),
+                protocol: OtelProtocol::Http,
+                headers: Vec::new(),
+                timeout: Duration::from_millis(100),
+                gzip: false,
+                certificate: None,
+            };
+            let tls = crate::tls::client_config(&Config::for_tests("http://127.0.0.1:1")).unwrap();
+            let addresses = &mut CollectorAddresses::default();
+            let collector = Collector::new(&target, OtelSignal::Traces, &tls, addresses);
+            let mut queue = ExportQueue::new(collector, Resource::default(), telemetry.clone());
+            for _ in 0..6 {
+                queue.add(vec![Span::default(); MOST_SENT]);
+            }
+            // One request is under way, and its spans come back.
+            assert_eq!(queue.waiting.len(), MOST_WAITING);
+            queue.sent().await;
+            assert_eq!(queue.waiting.len(), MOST_WAITING);
+            let dropped = format!(
+                "plimsoll_otel_items_total{{outcome=\"dropped\",signal=\"traces\"}} {}",
+                6 * MOST_SENT - MOST_WAITING
+            );
+            let metrics = telemetry.render();
+            assert!(metrics.contains(&dropped), "{metrics}");
         }
-        // One request is under way, and its spans come back.
-        assert_eq!(queue.waiting.len(), MOST_WAITING);
-        queue.sent().await;
-        assert_eq!(queue.waiting.len(), MOST_WAITING);
-        let dropped = format!(
-            "plimsoll_otel_items_total{{outcome=\"dropped\",signal=\"traces\"}} {}",
-            6 * MOST_SENT - MOST_WAITING
-        );
-        let metrics = telemetry.render();
-        assert!(metrics.contains(&dropped), "{metrics}");
     }
 }

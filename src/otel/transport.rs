@@ -4,14 +4,17 @@
 //! told once for all signals that go there; what it answers, once for each. Both again after it worked.
 
 use std::collections::HashMap;
+use std::io::Write as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::{BufMut as _, Bytes, BytesMut};
-use http::header::{CONTENT_TYPE, HeaderValue, TE, USER_AGENT};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue, TE, USER_AGENT};
 use http::uri::Authority;
-use http::{HeaderMap, Request, Response, Uri};
+use http::{HeaderMap, HeaderName, Request, Response, Uri};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::body::Incoming;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
@@ -51,6 +54,7 @@ pub(super) struct Collector {
     url: Uri,
     protocol: OtelProtocol,
     headers: HeaderMap,
+    gzip: bool,
     timeout: Duration,
     /// Whether its address did not answer, whatever the signal.
     unreachable: Arc<AtomicBool>,
@@ -89,11 +93,19 @@ impl Collector {
             }
         };
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(media));
+        if target.gzip {
+            let name = match target.protocol {
+                OtelProtocol::Http => CONTENT_ENCODING,
+                OtelProtocol::Grpc => HeaderName::from_static("grpc-encoding"),
+            };
+            headers.insert(name, HeaderValue::from_static("gzip"));
+        }
         Self {
             client: client.build(connector),
             url: with_method(&target.url, target.protocol, signal),
             protocol: target.protocol,
             headers,
+            gzip: target.gzip,
             timeout: target.timeout,
             unreachable: addresses.unreachable(&target.url),
             refusing: AtomicBool::new(false),
@@ -143,13 +155,17 @@ impl Collector {
         format!("{scheme}://{authority}")
     }
 
-    async fn post(&self, message: Vec<u8>) -> Result<(), ExportFailure> {
+    async fn post(&self, mut message: Vec<u8>) -> Result<(), ExportFailure> {
+        if self.gzip {
+            message = gzip(&message).map_err(|error| {
+                ExportFailure::Answered(ExportError::Refused, error.to_string())
+            })?;
+        }
         let body = match self.protocol {
             OtelProtocol::Http => Bytes::from(message),
             OtelProtocol::Grpc => {
                 let mut framed = BytesMut::with_capacity(message.len() + 5);
-                // Not compressed.
-                framed.put_u8(0);
+                framed.put_u8(u8::from(self.gzip));
                 framed.put_u32(message.len() as u32);
                 framed.extend_from_slice(&message);
                 framed.freeze()
@@ -177,6 +193,12 @@ impl CollectorAddresses {
         let Some(authority) = url.authority() else { return Arc::default() };
         self.0.entry(authority.clone()).or_default().clone()
     }
+}
+
+fn gzip(message: &[u8]) -> std::io::Result<Vec<u8>> {
+    let mut encoder = GzEncoder::new(Vec::with_capacity(message.len() / 4), Compression::fast());
+    encoder.write_all(message)?;
+    encoder.finish()
 }
 
 fn warn(place: &str, reason: &str) {

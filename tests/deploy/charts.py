@@ -22,7 +22,7 @@ CHART = DEPLOY / "helm/plimsoll"
 TOOLS = ROOT / ".tools/platform/bin"
 KUBERNETES_VERSIONS = ("1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35")
 # Kinds of the Prometheus Operator, whose schemas are not here.
-OPERATOR = ("PodMonitor", "PrometheusRule")
+OPERATOR = ("PodMonitor", "PrometheusRule", "ServiceMonitor")
 # What contradicts, and the reason that Helm prints.
 CONTRADICTIONS = (
     ("mode=sidecar,fleet.autoscaling.enabled=true", "in mode sidecar Plimsoll scales with its application"),
@@ -30,9 +30,13 @@ CONTRADICTIONS = (
     ("mode=sidecar,clientToken.secret=x", "in mode sidecar only containers of the pod connect"),
     ("mode=sidecar,tls.secret=x", "in mode sidecar clients connect over loopback"),
     ("fleet.autoscaling.enabled=true,fleet.autoscaling.minReplicas=9", "minReplicas (9) is more than maxReplicas (6)"),
+    ("fleet.autoscaling.enabled=true,resources.requests.cpu=null", "fleet.autoscaling measures use against it"),
+    ("fleet.autoscaling.enabled=true,resources.requests=null", "fleet.autoscaling measures use against it"),
+    ("otel.headers.secret=x", "without otel.endpoint nothing is sent"),
     ("fleet.persistence.storageClass=fast", "storageClass is set, but enabled is false"),
     ("image.tag=latest", "changes what runs at any restart"),
     ("resources.limits=null", "Plimsoll fits its buffers and connections to it"),
+    ("monitoring.podMonitor.enabled=true,monitoring.serviceMonitor.enabled=true", "would count everything twice"),
     ("env.PLIMSOLL_LISTEN=:1", "the chart itself sets listen"),
     ('config=listen = "127.0.0.1:1"', "the chart itself sets listen"),
     ('config=credential = "env:KEY"', "anybody in the cluster could use it without a token"),
@@ -195,6 +199,23 @@ def rendered_rules_and_dashboards_are_those_of_deploy():
     assert {"action": "replace", "targetLabel": "job", "replacement": "plimsoll"} in endpoint["relabelings"]
 
 
+def service_monitor_reads_what_the_pod_monitor_does():
+    for mode in ("fleet", "sidecar"):
+        def monitor_of(kind):
+            objects = documents(template(CHART, "--set", f"mode={mode},monitoring.{kind}.enabled=true"))
+            return objects, next(one["spec"] for one in objects if one["kind"].lower() == kind.lower())
+
+        objects, by_service = monitor_of("serviceMonitor")
+        _, by_pod = monitor_of("podMonitor")
+        validate(objects)
+        assert by_service["endpoints"] == by_pod["podMetricsEndpoints"], mode
+        wanted = by_service["selector"]["matchLabels"].items()
+        (service,) = [one for one in objects if one["kind"] == "Service" and wanted <= one["metadata"]["labels"].items()]
+        assert service["spec"]["selector"] == by_pod["selector"]["matchLabels"], mode
+        (port,) = service["spec"]["ports"]
+        assert (service["spec"]["clusterIP"], port["name"], port["targetPort"]) == ("None", "admin", "admin"), service
+
+
 def rules_of_the_chart_are_valid_with_a_budget():
     (rule,) = [one for one in documents(template(CHART, "--values", CHART / "ci/sidecar.yaml")) if one["kind"] == "PrometheusRule"]
     with tempfile.NamedTemporaryFile("w", suffix=".yml") as file:
@@ -304,7 +325,7 @@ CHECKS = (
     chart_is_linted_and_valid_on_each_version, example_agent_includes_the_sidecar, example_agent_can_run,
     contradictions_are_refused_with_the_reason,
     every_name_of_a_secret_makes_a_volume, change_of_configuration_replaces_pods, fleet_keeps_clients_at_one_replica, fleet_with_a_server_is_spread, rendered_rules_and_dashboards_are_those_of_deploy,
-    rules_of_the_chart_are_valid_with_a_budget,
+    service_monitor_reads_what_the_pod_monitor_does, rules_of_the_chart_are_valid_with_a_budget,
     network_policy_of_fleet_names_both_directions, collector_knows_the_pod, manifests_are_rendered_from_the_chart, kustomize_builds_valid_objects,
     kustomize_component_adds_the_sidecar, checkov_finds_nothing, version_of_the_chart_is_that_of_the_program,
 )

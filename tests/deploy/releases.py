@@ -5,6 +5,7 @@ What only the release's own machines can do (other systems, registries, signatur
 import contextlib
 import functools
 import http.server
+import json
 import os
 import pathlib
 import re
@@ -157,6 +158,9 @@ def npm_package_runs_the_program():
         output("npm", "install", "--offline", "--no-audit", "--no-fund", "--ignore-scripts", "--cache", folder / "cache", *packages, cwd=folder)
         assert output("npx", "--offline", "plimsoll", "run", "--", "claude", cwd=folder) == "run -- claude\n"
         assert run("npx", "--offline", "plimsoll", "fail", cwd=folder).returncode == 7
+        # Provenance is refused if it is another repository than that of the workflow.
+        about = json.loads((folder / "node_modules/plimsoll/package.json").read_text())
+        assert about["repository"] == {"type": "git", "url": f"git+https://github.com/{REPOSITORY}.git"}, about
         shutil.rmtree(folder / "node_modules/plimsoll-linux-x64")
         done = run("npx", "--offline", "plimsoll", "run", cwd=folder)
         assert done.returncode == 1 and "there is no binary" in done.stderr, done.stderr
@@ -241,6 +245,31 @@ def dockerfile_is_linted():
     output(TOOLS / "hadolint", "--ignore", "DL3008", ROOT / "Dockerfile")
 
 
+def what_is_published_can_be_verified():
+    """docs/releasing.md names what the workflow signs, with its own identity, and attests."""
+    workflow, said = (ROOT / ".github/workflows/release.yml").read_text(), (ROOT / "docs/releasing.md").read_text()
+    assert ".github/workflows/release.yml@refs/tags/v" in said and "tags: [\"v*\"]" in workflow
+    for name, place in (("IMAGE", "plimsoll"), ("CHART", "charts/plimsoll")):
+        assert f"{name}: ghcr.io/${{{{ github.repository_owner }}}}/{place}\n" in workflow, name
+        assert f"ghcr.io/OWNER/{place}:VERSION" in said, place
+        assert f'cosign sign --yes "${name}@${name.lower()}"' in workflow, f"{name} is not signed"
+        attested = f'{{subject-name: "${{{{ env.{name} }}}}", subject-digest: "${{{{ steps.pushed.outputs.{name.lower()} }}}}", push-to-registry: true}}'
+        assert attested in workflow, f"{name} is not attested"
+    for command in ("cosign verify-blob SHA256SUMS", "cosign verify ghcr.io", "sha256sum --check", "gh attestation verify oci://"):
+        assert command in said, command
+
+
+def binstall_finds_the_archive():
+    metadata = re.search(r"^\[package\.metadata\.binstall\]\n((?:.+\n)+)", (ROOT / "Cargo.toml").read_text(), re.M)[1]
+    url, program = re.search(r'pkg-url = "(.+)"', metadata)[1], re.search(r'bin-dir = "(.+)"', metadata)[1]
+    for name, value in {"repo": "https://github.com/" + REPOSITORY, "name": "plimsoll", "version": version(), "target": TARGET, "bin": "plimsoll"}.items():
+        url, program = url.replace(f"{{ {name} }}", value), program.replace(f"{{ {name} }}", value)
+    folder, archive = url.rsplit("/", 1)
+    assert folder == f"https://github.com/{REPOSITORY}/releases/download/v{version()}", url
+    with tarfile.open(dist() / archive) as packed:
+        assert packed.getmember(program).mode == 0o755
+
+
 def remove_release():
     if release.cache_info().currsize:
         shutil.rmtree(release().parent)
@@ -251,5 +280,5 @@ CHECKS = (
     archive_is_the_same_in_a_second_run, checksums_name_every_file, install_script_verifies_the_checksum,
     npm_package_runs_the_program, wheel_installs_the_program, debian_package_has_program_and_unit,
     formula_and_flake_have_the_checksums, released_chart_names_the_released_image, image_script_gives_each_platform_its_program,
-    dockerfile_is_linted,
+    dockerfile_is_linted, what_is_published_can_be_verified, binstall_finds_the_archive,
 )

@@ -22,6 +22,7 @@ import yaml
 
 import charts
 import compose
+import peers
 import releases
 import roll
 from charts import KUBERNETES_VERSIONS
@@ -36,18 +37,25 @@ TIMEOUT_S = 60
 # The values of the dashboard's variables when the queries run.
 VARIABLES = {"$__rate_interval": "30s", "$job": ".*", "$instance": ".*", "$upstream": ".*", "$model": ".*"}
 DASHBOARDS = ("plimsoll", "plimsoll-fleet")
-# Panels with a query for which the demo has nothing, and what they say instead.
-EMPTY = {
+# What panels say where nothing turns on or tells what they show.
+WITHOUT_DATA = {
     "Cache misses explained": "Needs cache.diagnose, or a client that asks",
     "Reasoning withheld": "No provider withheld any",
     "Providers' limits": "No provider says its limits",
     "Turns for the warehouse": "Needs warehouse",
 }
+# What must have happened, so that panels show more than zeros.
+EXERCISED = (
+    'plimsoll_edits_total{kind="cut",decision="new",mode="active"}', 'plimsoll_edits_total{kind="put_back"}',
+    'plimsoll_compactions_total{outcome="written"}', "plimsoll_overflows_total", "plimsoll_fail_open_total",
+)
 # What some panels need. No collector is there.
 CONFIG = """
 metrics_tags = ["team"]
+warehouse = "%s"
 cap.daily = {of = "all", dollars = 100}
 otel.endpoint = "http://127.0.0.1:9"
+upstream.talkative.base_url = "%s"
 """
 # Tokens that fit the window of the strict provider.
 WINDOW = 20_000
@@ -116,7 +124,7 @@ class Monitoring:
     """A context manager: Plimsoll's demo, Plimsoll as people run it, and a Prometheus that scrapes both."""
 
     def __enter__(self):
-        self.children = []
+        self.children, self.peers = [], contextlib.ExitStack()
         try:
             return self.start()
         except BaseException:
@@ -141,7 +149,8 @@ class Monitoring:
         strict = subprocess.Popen([STRICT_PROVIDER, "127.0.0.1:0", str(WINDOW)], stdout=subprocess.PIPE, text=True)
         self.children.append(strict)
         provider = re.search(r"http://\S+", strict.stdout.readline())[0]
-        (folder / "plimsoll.toml").write_text(CONFIG)
+        warehouse, talkative = (self.peers.enter_context(peer()) for peer in (peers.postgres, peers.talkative_provider))
+        (folder / "plimsoll.toml").write_text(CONFIG % (warehouse, talkative))
         command = [BINARY, "serve", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--data", folder / "serve",
                    "--config", folder / "plimsoll.toml", "--upstream", f"anthropic={provider}"]
         serve = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env | {"OTEL_METRIC_EXPORT_INTERVAL": "1000"})
@@ -166,6 +175,7 @@ class Monitoring:
                 child.wait(30)
             except subprocess.TimeoutExpired:
                 child.kill()
+        self.peers.close()
         self.folder.cleanup()
 
     def query(self, expression):
@@ -193,12 +203,19 @@ class Monitoring:
         """More than the strict provider's window, in one message, of which nothing can be cut."""
         self.send([{"role": "user", "content": "one two three four " * WINDOW}], base=self.serve_clients)
 
+    def send_broken_request(self):
+        """It passes unread, and its provider refuses it."""
+        self.post(b'{"model":', self.serve_clients)
+
     def send(self, messages, model="claude-sonnet-4-6", base=None):
         body = {"model": model, "max_tokens": 50, "stream": True,
                 "system": [{"type": "text", "text": "Speak plainly. " * 400, "cache_control": {"type": "ephemeral"}}],
                 "messages": messages}
+        self.post(json.dumps(body).encode(), base or self.clients)
+
+    def post(self, body, base):
         request = urllib.request.Request(
-            f"{base or self.clients}/v1/messages", json.dumps(body).encode(),
+            f"{base}/v1/messages", body,
             {"content-type": "application/json", "x-api-key": "none", "anthropic-version": "2023-06-01",
              "x-claude-code-request-class": "main", "x-plimsoll-tags": "team=core"},
         )
@@ -225,16 +242,19 @@ def every_panel_has_data(monitoring):
     scrapes = 'count_over_time(up{job="plimsoll"}[1m])'
     first = float(monitoring.query(scrapes)[0]["value"][1])
     monitoring.send([{"role": "user", "content": "Hello"}], "a-model-without-a-price", monitoring.serve_clients)
+    monitoring.send([{"role": "user", "content": "Hello"}], base=f"{monitoring.serve_clients}/talkative")
     monitoring.send_what_does_not_fit()
+    monitoring.send_broken_request()
     while float(monitoring.query(scrapes)[0]["value"][1]) < first + 8:
         monitoring.send_request()
         monitoring.send_large_history()
     deadline = time.monotonic() + TIMEOUT_S
-    while (empty := {title: expression for title, expression in queries() if not monitoring.query(expression)}).keys() != EMPTY.keys():
+    while empty := {title: expression for title, expression in queries() if not monitoring.query(expression)}:
         assert time.monotonic() < deadline, f"without data: {empty}"
         monitoring.send_request()
-    cut = monitoring.query('sum(plimsoll_edits_total{kind="cut",decision="new",mode="active"})')
-    assert float(cut[0]["value"][1]) > 0, "nothing was cut, so the rewriting panels had nothing to show"
+    for series in EXERCISED:
+        result = monitoring.query(f"sum({series})")
+        assert result and float(result[0]["value"][1]) > 0, f"{series} is 0, so its panels had nothing to show"
 
 
 def queries():
@@ -283,7 +303,7 @@ def dashboards_follow_the_rules():
         for panel in panels(board):
             panel_follows_the_rules(panel)
             said[panel["title"]] = panel["fieldConfig"]["defaults"].get("noValue")
-    assert EMPTY.items() <= said.items(), EMPTY.items() - said.items()
+    assert WITHOUT_DATA.items() <= said.items(), WITHOUT_DATA.items() - said.items()
 
 
 def panel_follows_the_rules(panel):

@@ -16,6 +16,7 @@ use prost::Message as _;
 use tokio::net::TcpListener;
 
 use crate::support::collector::{Collector, lines, settings, target};
+use crate::support::h2;
 use crate::support::http1::{Message, Provider, Wire};
 use crate::support::server::{TestServer, config};
 use crate::support::{wire, within};
@@ -363,6 +364,50 @@ async fn grpc_is_spoken() {
     assert_eq!(export.path, "/opentelemetry.proto.collector.logs.v1.LogsService/Export");
     proxy.export.take().unwrap().finish().await;
     assert!(proxy.counted("logs", "sent") > 0);
+}
+
+#[tokio::test]
+async fn requests_are_compressed_if_asked() {
+    for protocol in [OtelProtocol::Http, OtelProtocol::Grpc] {
+        let mut collector = Collector::start().await;
+        let mut proxy = Exported::start(&collector.base, protocol, |config| {
+            only_traces(config);
+            config.otel.as_mut().unwrap().traces.as_mut().unwrap().gzip = true;
+        })
+        .await;
+        proxy.exchange("").await;
+        let export = collector.next().await;
+        let header = match protocol {
+            OtelProtocol::Http => "content-encoding",
+            OtelProtocol::Grpc => "grpc-encoding",
+        };
+        assert_eq!(export.headers[header], "gzip");
+        let request = ExportTraceServiceRequest::decode(export.body).unwrap();
+        assert_eq!(request.resource_spans.len(), 1);
+    }
+}
+
+#[tokio::test]
+async fn collectors_own_authority_is_trusted_if_named() {
+    let mut collector = h2::Provider::start().await;
+    let authority = collector.config().extra_ca.unwrap();
+    for (certificate, dropped) in [(None, true), (Some(authority), false)] {
+        let mut proxy = Exported::start(&collector.base(), OtelProtocol::Grpc, |config| {
+            only_traces(config);
+            config.otel.as_mut().unwrap().traces.as_mut().unwrap().certificate =
+                certificate.clone();
+        })
+        .await;
+        proxy.exchange("").await;
+        if !dropped {
+            let call = collector.call().await;
+            assert_eq!(call.request.headers()["content-type"], "application/grpc");
+            let done = http::Response::builder().header("grpc-status", "0");
+            drop(call.answer(done.body(h2::body().1).unwrap()));
+        }
+        within("the end", proxy.export.take().unwrap().finish()).await;
+        assert_eq!(proxy.counted("traces", "dropped") > 0, dropped);
+    }
 }
 
 /// The log's line of an exchange is a record that names its span.

@@ -1,6 +1,7 @@
 //! An OpenTelemetry collector: takes what is sent by HTTP and gRPC, and hands it to the test.
 
 use std::convert::Infallible;
+use std::io::Read as _;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -82,12 +83,18 @@ async fn answer(
     let mut answer = Response::builder().body(Full::new(Bytes::new()).boxed()).unwrap();
     if is_grpc {
         let prefix = body.split_to(5);
-        assert_eq!(prefix[0], 0, "compressed");
+        assert_eq!(prefix[0] == 1, head.headers.contains_key("grpc-encoding"), "compressed");
         assert_eq!(u32::from_be_bytes(prefix[1..].try_into().unwrap()), body.len() as u32);
         let mut trailers = HeaderMap::new();
         trailers.insert("grpc-status", "0".parse().unwrap());
         let empty_message = Full::new(Bytes::from_static(&[0; 5]));
         *answer.body_mut() = empty_message.with_trailers(async { Some(Ok(trailers)) }).boxed();
+    }
+    let codings = ["content-encoding", "grpc-encoding"].map(|name| head.headers.get(name));
+    if codings.into_iter().flatten().any(|coding| coding == "gzip") {
+        let mut plain = Vec::new();
+        flate2::read::GzDecoder::new(&*body).read_to_end(&mut plain).unwrap();
+        body = plain.into();
     }
     let _ = heard.send(Export { path: head.uri.path().to_owned(), headers: head.headers, body });
     Ok(answer)
@@ -101,6 +108,8 @@ pub fn target(base: &str, protocol: OtelProtocol, signal: &str) -> OtelTarget {
         protocol,
         headers: Vec::new(),
         timeout: Duration::from_secs(10),
+        gzip: false,
+        certificate: None,
     }
 }
 

@@ -3,13 +3,15 @@
 //! A wrong key of ours is an error like any other. A wrong variable is a warning: other programs read it too, and no
 //! traffic depends on it.
 
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http::{HeaderName, Uri};
 
-use super::Resolver;
+use super::{Resolver, read_certificates};
 use crate::config::choices::{OtelProtocol, OtelSignal};
 use crate::config::otel::{OtelSettings, OtelTarget, TraceSampler};
+use crate::config::permissions;
 use crate::config::raw::RawOtel;
 use crate::config::settings::Secret;
 
@@ -104,7 +106,33 @@ impl<'a> Resolver<'a> {
             (None, None) => Vec::new(),
         };
         let timeout = timeout.map_or(TIMEOUT, |variable| self.otel_time(&variable, TIMEOUT));
-        Some(OtelTarget { url, protocol, headers, timeout })
+        let gzip = self.otel_compression(&name);
+        let certificate = self.otel_certificate(&name);
+        Some(OtelTarget { url, protocol, headers, timeout, gzip, certificate })
+    }
+
+    fn otel_compression(&mut self, signal: &str) -> bool {
+        match self.otel_variable(signal, "COMPRESSION") {
+            None | Some((_, "none")) => false,
+            Some((_, "gzip")) => true,
+            Some((variable, other)) => {
+                let warning = format!("{variable}: {other:?} is not known; nothing is compressed");
+                self.otel_warning(warning);
+                false
+            }
+        }
+    }
+
+    fn otel_certificate(&mut self, signal: &str) -> Option<PathBuf> {
+        let (variable, path) = self.otel_variable(signal, "CERTIFICATE")?;
+        let path = Path::new(path);
+        let reason = match (read_certificates(path), permissions::writable(path)) {
+            (Ok(()), None) => return Some(path.to_owned()),
+            (Err(error), _) => format!("{}: {error}", path.display()),
+            (Ok(()), Some(fault)) => fault.what,
+        };
+        self.otel_warning(format!("{variable}: {reason}; it is not trusted"));
+        None
     }
 
     /// Once, though several signals may share a variable.
@@ -271,6 +299,8 @@ mod tests {
             ("OTEL_TRACES_SAMPLER", "traceidratio"),
             ("OTEL_TRACES_SAMPLER_ARG", "0.25"),
             ("OTEL_BSP_SCHEDULE_DELAY", "20"),
+            ("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip"),
+            ("OTEL_EXPORTER_OTLP_METRICS_COMPRESSION", "none"),
         ]);
         assert_eq!(warnings, Vec::<String>::new());
         let otel = config.otel.unwrap();
@@ -279,7 +309,10 @@ mod tests {
         assert_eq!(traces.timeout.as_millis(), 250);
         assert_eq!(traces.headers[0].0, "x-key");
         assert_eq!(traces.headers[0].1.0, "a b");
-        assert_eq!(otel.metrics.unwrap().url.to_string(), "https://m/in");
+        assert!(traces.gzip && traces.certificate.is_none());
+        let metrics = otel.metrics.unwrap();
+        assert_eq!(metrics.url.to_string(), "https://m/in");
+        assert!(!metrics.gzip);
         assert_eq!(otel.sampler, TraceSampler { ratio: 0.25, follows_client: false });
         assert_eq!(otel.span_delay.as_millis(), 20);
         assert_eq!(otel.resource[0], ("service.name".into(), "mine".into()));
@@ -312,6 +345,25 @@ mod tests {
             assert!(config.otel.is_none());
             assert_eq!(warnings.len(), 1, "{warnings:?}");
             assert!(warnings[0].starts_with(variable), "{warnings:?}");
+        }
+    }
+
+    #[test]
+    fn certificate_that_cannot_be_used_is_one_warning() {
+        let folder = tempfile::tempdir().unwrap();
+        let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+        let good = folder.path().join("good.pem");
+        std::fs::write(&good, made.cert.pem()).unwrap();
+        let broken = folder.path().join("broken.pem");
+        std::fs::write(&broken, "none").unwrap();
+        for (file, warned) in [(&good, 0), (&broken, 1), (&folder.path().join("absent"), 1)] {
+            let (config, warnings) = resolved(&[
+                ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://c:4318"),
+                ("OTEL_EXPORTER_OTLP_CERTIFICATE", file.to_str().unwrap()),
+            ]);
+            assert_eq!(warnings.len(), warned, "{warnings:?}");
+            let trusted = config.otel.unwrap().traces.unwrap().certificate;
+            assert_eq!(trusted.is_some(), warned == 0);
         }
     }
 
