@@ -153,10 +153,12 @@ impl Retry<'_> {
     }
 
     fn agrees_with_estimate(&self, overflow: &Overflow, taught: &LessonMatch) -> bool {
-        match &self.placed {
-            Some(placed) => !placed.contradicts_estimate(overflow, taught, self.recorder),
-            None => true,
+        let Some(placed) = &self.placed else { return true };
+        let contradicts = placed.contradicts_estimate(overflow);
+        if contradicts {
+            placed.count_unlearned(taught);
         }
+        !contradicts
     }
 
     fn window_of(&self, refused: &StartedResponse) -> Option<Overflow> {
