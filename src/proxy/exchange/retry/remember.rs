@@ -38,7 +38,7 @@ impl Retry<'_> {
     /// Returns the keys of the decisions that the final form left out.
     async fn record_form(&mut self, finding: AttemptFinding) -> Vec<PartKey> {
         let Some(placed) = &mut self.placed else { return Vec::new() };
-        match (finding, self.overflow) {
+        match (finding, &self.overflow) {
             (AttemptFinding::Repaired { accepted }, _) => {
                 let causes = if accepted { &self.repair_causes[..] } else { &[] };
                 if let Some(repaired) = self.repaired.take() {
@@ -57,7 +57,7 @@ impl Retry<'_> {
                 let causes = &self.repair_causes;
                 self.recorder.report_refusal(causes, RefusalOutcome::RefusedAgain);
             }
-            (AttemptFinding::Overflow { refused_repair }, Some(overflow)) => {
+            (AttemptFinding::Overflow { refused_repair }, Some((overflow, taught))) => {
                 if refused_repair.is_some() {
                     let causes = &self.repair_causes;
                     self.recorder.report_refusal(causes, RefusalOutcome::RefusedAgain);
@@ -68,7 +68,7 @@ impl Retry<'_> {
                 if let Some(repaired) = self.repaired.take() {
                     placed.set_repaired(repaired, &[], self.recorder);
                 }
-                placed.record_overflow(overflow, &self.overflow_taught, self.recorder).await;
+                placed.record_overflow(*overflow, taught, self.recorder).await;
             }
             (AttemptFinding::RoomMade { accepted }, _) => {
                 if let Some(room) = self.room.take() {
