@@ -193,8 +193,14 @@ impl Telemetry {
         self.metrics.count(&exchange);
         self.log.exchange(&exchange);
         self.failures.add(&exchange);
-        if exchange.is_capped() {
-            self.warns_of_capped(&exchange);
+        if exchange.is_capped() && self.is_capped_first(&exchange) {
+            tracing::warn!(
+                "{}: model {:?}: system prompt and tools are estimated larger than the whole, so that messages \
+                 are shown as 0 (request {}; others of this model are not named for an hour)",
+                exchange.upstream.as_deref().unwrap_or_default(),
+                log::clean(exchange.model.as_deref().unwrap_or_default()),
+                exchange.id
+            );
         }
         if exchange.fail_open.contains(&FailOpen::CommitLate) {
             tracing::warn!(
@@ -277,7 +283,7 @@ impl Telemetry {
 
     /// Shows how much of a spending cap is spent.
     pub(crate) fn show_cap(&self, cap: &str, used: f64) {
-        self.metrics.show_cap(cap, used);
+        self.metrics.traffic.show_cap(cap, used);
     }
 
     /// The metrics, in Prometheus' text format.
@@ -288,7 +294,7 @@ impl Telemetry {
     /// The metrics, in this format.
     pub(crate) fn render_as(&self, format: MetricsFormat) -> String {
         for ((upstream, kind), used) in self.quotas.largest(wall()) {
-            self.metrics.show_quota(&upstream, kind, used);
+            self.metrics.traffic.show_quota(&upstream, kind, used);
         }
         self.metrics.render(self.log.dropped(), format)
     }
@@ -423,9 +429,9 @@ impl Telemetry {
         is_new
     }
 
-    /// Warns that the parts of a request are estimated larger than the whole, once per upstream, model and hour: a provider
-    /// that counts with another tokenizer than the model's causes it on nearly every request. Whether it did.
-    fn warns_of_capped(&self, exchange: &Exchange) -> bool {
+    /// Whether an exchange is the first of its upstream, model and hour whose parts are estimated larger than the whole: a
+    /// provider that counts with another tokenizer than the model's causes it on nearly every request.
+    fn is_capped_first(&self, exchange: &Exchange) -> bool {
         let upstream = exchange.upstream.as_deref().unwrap_or_default();
         let model = exchange.model.as_deref().unwrap_or_default();
         let hour = exchange.at / HOUR_MS;
@@ -433,16 +439,7 @@ impl Telemetry {
         if named.0 != hour {
             *named = (hour, HashSet::new());
         }
-        let is_new = named.1.len() < NAMED && named.1.insert(format!("{upstream}\n{model}"));
-        if is_new {
-            tracing::warn!(
-                "{upstream}: model {:?}: system prompt and tools are estimated larger than the whole, so that messages \
-                 are shown as 0 (request {}; others of this model are not named for an hour)",
-                log::clean(model),
-                exchange.id
-            );
-        }
-        is_new
+        named.1.len() < NAMED && named.1.insert(format!("{upstream}\n{model}"))
     }
 
     /// The process's diagnostics since its start, once. If what is returned is dropped, none is kept any more.

@@ -14,7 +14,7 @@ use plimsoll::store::ledgers::Ledgers;
 use plimsoll::store::precondition::Precondition;
 use plimsoll::store::sqlite::SqliteStore;
 use plimsoll::store::wrapper::StoreWrapper;
-use plimsoll::store::{Record, Scope, Store, StoreFuture, WriteOutcome};
+use plimsoll::store::{Record, Scope, Store, StoreError, StoreFuture, WriteOutcome};
 use plimsoll::telemetry::Telemetry;
 use plimsoll::telemetry::log::{Log, LogFormat};
 
@@ -83,8 +83,8 @@ struct Less {
 }
 
 impl StoreWrapper for Less {
-    fn inner(&self) -> &dyn Store {
-        &self.store
+    fn inner(&self) -> Result<&dyn Store, StoreError> {
+        Ok(&self.store)
     }
 
     fn put(

@@ -304,8 +304,8 @@ mod tests {
     }
 
     impl StoreWrapper for CountedLists {
-        fn inner(&self) -> &dyn Store {
-            &self.inner
+        fn inner(&self) -> Result<&dyn Store, StoreError> {
+            Ok(&self.inner)
         }
 
         fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {

@@ -8,21 +8,15 @@ use std::fs::File;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::time::Instant;
+use std::time::Duration;
 
-use bytes::Bytes;
-
-use super::drafts::Draft;
 use super::folder;
 use super::keyed::KeyedStore;
 use super::precondition::Precondition;
 use super::random::random;
 use super::sqlite::{self, SqliteStore, StoreLoad};
-use super::{
-    LogPlace, Record, RecordKind, Scope, ScopeLine, ScopePage, SessionGain, Store, StoreError,
-    StoreFuture, SweepStep, WriteOutcome,
-};
-use crate::context::{Millis, SessionId, TenantId};
+use super::{Record, Scope, Store, StoreError, StoreFuture, WriteOutcome, wrapper};
+use crate::context::Millis;
 
 /// The endings of the file and of SQLite's additional files.
 const ENDINGS: [&str; 3] = ["", "-wal", "-shm"];
@@ -130,13 +124,25 @@ impl DeferredStore {
         failures.iter().flatten().next().cloned()
     }
 
+    /// The opened store, or why there is none.
+    fn inner(&self) -> Result<&dyn Store, StoreError> {
+        match self.opened.get() {
+            Some(stores) => Ok(&stores[usize::from(self.is_for_admin)]),
+            None => Err(self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()),
+        }
+    }
+
     fn watched<'a, T: Send + 'a>(
         &'a self,
         what: StoreAccess,
-        answer: StoreFuture<'a, T>,
+        query: impl FnOnce(&'a dyn Store) -> StoreFuture<'a, T>,
     ) -> StoreFuture<'a, T> {
+        let answer = match self.inner() {
+            Ok(store) => query(store),
+            Err(error) => return Box::pin(std::future::ready(Err(error))),
+        };
         // Lists that the admin API reads say nothing about traffic.
-        if self.is_for_admin || self.opened.get().is_none() {
+        if self.is_for_admin {
             return answer;
         }
         Box::pin(async move {
@@ -163,19 +169,6 @@ impl DeferredStore {
             None => Ok(()),
         }
     }
-
-    fn answer<'a, T: Send + 'a>(
-        &'a self,
-        query: impl FnOnce(&'a KeyedStore<SqliteStore>) -> StoreFuture<'a, T>,
-    ) -> StoreFuture<'a, T> {
-        match self.opened.get() {
-            Some(stores) => query(&stores[usize::from(self.is_for_admin)]),
-            None => {
-                let trouble = self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone();
-                Box::pin(std::future::ready(Err(trouble)))
-            }
-        }
-    }
 }
 
 /// A kind of access to the store.
@@ -196,14 +189,18 @@ fn with_ending(path: &Path, ending: &str) -> PathBuf {
     name.into()
 }
 
-impl Store for DeferredStore {
+impl wrapper::StoreWrapper for DeferredStore {
+    fn inner(&self) -> Result<&dyn Store, StoreError> {
+        self.inner()
+    }
+
     fn put(
         &self,
         scope: Scope,
         records: Vec<Record>,
         only_if: Precondition,
     ) -> StoreFuture<'_, Vec<WriteOutcome>> {
-        self.watched(StoreAccess::Write, self.answer(|store| store.put(scope, records, only_if)))
+        self.watched(StoreAccess::Write, |store| store.put(scope, records, only_if))
     }
 
     fn append(
@@ -212,89 +209,33 @@ impl Store for DeferredStore {
         records: Vec<Record>,
         only_if: Precondition,
     ) -> StoreFuture<'_, ()> {
-        self.watched(StoreAccess::Write, self.answer(|store| store.append(scope, records, only_if)))
-    }
-
-    fn put_drafts(
-        &self,
-        instance: u64,
-        drafts: Vec<Draft>,
-        ended: Vec<u128>,
-    ) -> StoreFuture<'_, ()> {
-        self.answer(|store| store.put_drafts(instance, drafts, ended))
-    }
-
-    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
-        self.answer(|store| store.adopt_drafts(instance))
-    }
-
-    fn is_shared(&self) -> bool {
-        // Its data folder is locked.
-        false
-    }
-
-    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
-        self.answer(|store| store.get(scope, kind, key))
-    }
-
-    fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
-        self.answer(|store| store.size(scope, kind))
-    }
-
-    fn session_by_fingerprint(
-        &self,
-        tenant: TenantId,
-        fingerprints: Vec<u128>,
-    ) -> StoreFuture<'_, Option<SessionId>> {
-        self.answer(|store| store.session_by_fingerprint(tenant, fingerprints))
-    }
-
-    fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
-        self.answer(|store| store.holder(kind, key))
+        self.watched(StoreAccess::Write, |store| store.append(scope, records, only_if))
     }
 
     fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
-        self.watched(StoreAccess::Read, self.answer(|store| store.scan(scope, newest)))
+        self.watched(StoreAccess::Read, |store| store.scan(scope, newest))
     }
 
-    fn scan_since(
-        &self,
-        scope: Scope,
-        known_since: Instant,
-        place: LogPlace,
-    ) -> StoreFuture<'_, SessionGain> {
-        self.answer(|store| store.scan_since(scope, known_since, place))
-    }
-
-    fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
-        self.answer(|store| store.scopes(page))
-    }
-
-    fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
-        self.answer(|store| store.scopes_named(session))
-    }
-
-    fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
-        self.answer(|store| store.drop_scope(scope))
-    }
-
-    fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
-        self.answer(|store| store.expire(before, max_bytes))
+    fn claim(&self, _: u128, _: u64, _: Duration) -> StoreFuture<'_, bool> {
+        // The inner store knows nothing of a failure.
+        Box::pin(async move { Store::ready(self).await.map(|()| true) })
     }
 
     fn ready(&self) -> StoreFuture<'_, ()> {
-        match self.failure() {
-            Some(failure) => {
-                Box::pin(std::future::ready(Err(StoreError::Unusable(failure.to_string()))))
-            }
-            None => self.answer(Store::ready),
+        let store = match self.failure() {
+            Some(failure) => Err(StoreError::Unusable(failure.to_string())),
+            None => self.inner(),
+        };
+        match store {
+            Ok(store) => store.ready(),
+            Err(error) => Box::pin(std::future::ready(Err(error))),
         }
     }
 
     fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
         // A random key for the lifetime of this process keeps tenants apart without a store, too.
-        if self.opened.get().is_some() {
-            return self.answer(Store::tenant_key);
+        if let Ok(store) = self.inner() {
+            return store.tenant_key();
         }
         let key = match self.key.get() {
             Some(key) => Ok(*key),
@@ -311,6 +252,7 @@ mod tests {
     use super::*;
     use crate::store::conformance::{self, scope, turn};
     use crate::store::keyed::FILE;
+    use crate::store::{RecordKind, ScopePage};
 
     #[tokio::test]
     async fn closed_store_says_why() {

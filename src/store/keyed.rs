@@ -22,11 +22,10 @@ use super::record::{RecordKey, RecordValue};
 use super::redis::{RedisServer, RedisStore};
 use super::sqlite::{self, SqliteStore};
 use super::{
-    LogPlace, Record, RecordKind, Scope, ScopeLine, ScopePage, SessionGain, Store, StoreError,
-    StoreFuture, SweepStep, WriteOutcome, folder,
+    LogPlace, Record, RecordKind, Scope, SessionGain, Store, StoreError, StoreFuture, WriteOutcome,
+    folder, wrapper,
 };
-use crate::context::caps::{AdditionId, Spending, SumChange, SumKey};
-use crate::context::{Millis, SessionId, TenantId};
+use crate::context::{SessionId, TenantId};
 use crate::dialect::PartKey;
 
 /// The file of the installation's secret, in the data folder: 64 hex digits.
@@ -288,7 +287,11 @@ impl<S: Store> KeyedStore<S> {
     }
 }
 
-impl<S: Store> Store for KeyedStore<S> {
+impl<S: Store> wrapper::StoreWrapper for KeyedStore<S> {
+    fn inner(&self) -> Result<&dyn Store, StoreError> {
+        Ok(&self.store)
+    }
+
     fn put(
         &self,
         scope: Scope,
@@ -321,14 +324,6 @@ impl<S: Store> Store for KeyedStore<S> {
         self.store.put_drafts(instance, drafts.into_iter().map(encrypted).collect(), ended)
     }
 
-    fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
-        self.store.adopt_drafts(instance)
-    }
-
-    fn is_shared(&self) -> bool {
-        self.store.is_shared()
-    }
-
     fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
         if !is_fact(kind) {
             return self.store.get(scope, kind, key);
@@ -336,10 +331,6 @@ impl<S: Store> Store for KeyedStore<S> {
         let keyed = if is_hash(kind) { self.cipher.encrypt_hash(key) } else { key };
         let value = self.store.get(scope, kind, keyed);
         Box::pin(async move { Ok(value.await?.map(|value| self.cipher.open_value(value))) })
-    }
-
-    fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
-        self.store.size(scope, kind)
     }
 
     fn session_by_fingerprint(
@@ -394,47 +385,6 @@ impl<S: Store> Store for KeyedStore<S> {
         self.store.remove_note(scope, self.cipher.encrypted_note(&note))
     }
 
-    fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
-        self.store.scopes(page)
-    }
-
-    fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
-        self.store.scopes_named(session)
-    }
-
-    fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
-        self.store.drop_scope(scope)
-    }
-
-    fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
-        self.store.expire(before, max_bytes)
-    }
-
-    fn claim(&self, what: u128, holder: u64, lasts: Duration) -> StoreFuture<'_, bool> {
-        self.store.claim(what, holder, lasts)
-    }
-
-    fn release(&self, what: u128, holder: u64) -> StoreFuture<'_, ()> {
-        self.store.release(what, holder)
-    }
-
-    fn change_sums(
-        &self,
-        id: AdditionId,
-        sums: Vec<(SumKey, Spending)>,
-        change: SumChange,
-    ) -> StoreFuture<'_, Vec<Spending>> {
-        self.store.change_sums(id, sums, change)
-    }
-
-    fn cap_changes(&self) -> StoreFuture<'_, Option<Bytes>> {
-        self.store.cap_changes()
-    }
-
-    fn replace_cap_changes(&self, known: Option<Bytes>, new: Bytes) -> StoreFuture<'_, bool> {
-        self.store.replace_cap_changes(known, new)
-    }
-
     fn tell_events(&self, events: Vec<ToldEvent>) -> StoreFuture<'_, ()> {
         let keyed =
             |event: ToldEvent| ToldEvent { text: self.cipher.encrypt_value(&event.text), ..event };
@@ -450,10 +400,6 @@ impl<S: Store> Store for KeyedStore<S> {
             }
             Ok(told)
         })
-    }
-
-    fn ready(&self) -> StoreFuture<'_, ()> {
-        self.store.ready()
     }
 
     fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {

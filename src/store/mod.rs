@@ -26,8 +26,6 @@ pub(super) mod served;
 pub mod sqlite;
 mod tombstones;
 pub(crate) mod turn_columns;
-#[cfg(any(test, feature = "test-support"))]
-#[path = "testing/wrapper.rs"]
 pub mod wrapper;
 
 #[cfg(any(test, feature = "test-support"))]

@@ -38,7 +38,7 @@ use connection::{BUSY, beside, connect, is_database, tune};
 use errors::{because, failed, trouble_with, unusable};
 use journal::{AppendOutcome, JoinedWrite, Journal, JournalEntry};
 pub(crate) use queue::QUEUE_BYTES;
-use queue::WriterJob;
+use queue::{QueuedWrite, WriterJob};
 use readers::{ReaderGate, ReaderLimits, Readers};
 use retention::RetentionRule;
 use upkeep::LOCKED;
@@ -318,7 +318,7 @@ impl Store for SqliteStore {
         records: Vec<Record>,
         only_if: Precondition,
     ) -> StoreFuture<'_, Vec<WriteOutcome>> {
-        self.file.writer.submit(|answer| WriterJob::Put { scope, records, only_if, answer })
+        self.file.writer.write(|answer| QueuedWrite::Put { scope, records, only_if, answer })
     }
 
     fn append(
@@ -355,7 +355,7 @@ impl Store for SqliteStore {
         drafts: Vec<Draft>,
         ended: Vec<u128>,
     ) -> StoreFuture<'_, ()> {
-        self.file.writer.submit(|answer| WriterJob::Draft { instance, drafts, ended, answer })
+        self.file.writer.write(|answer| QueuedWrite::Draft { instance, drafts, ended, answer })
     }
 
     fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
@@ -410,7 +410,7 @@ impl Store for SqliteStore {
     }
 
     fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
-        self.file.writer.submit(|answer| WriterJob::Drop { scope, answer })
+        self.file.writer.write(|answer| QueuedWrite::Drop { scope, answer })
     }
 
     fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {

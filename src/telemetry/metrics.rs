@@ -42,7 +42,6 @@ use super::labels::{
 };
 use crate::config::OtelSignal;
 use crate::dialect::model_list::is_dated;
-use crate::dialect::quota::QuotaKind;
 use crate::dialect::refusal::RefusalCause;
 
 /// The number of model names that become labels; all others are `other`.
@@ -105,7 +104,7 @@ pub(super) struct Metrics {
     #[cfg(test)]
     table: Vec<MetricRow>,
     process: ProcessMetrics,
-    traffic: TrafficMetrics,
+    pub(super) traffic: TrafficMetrics,
     rewriting: RewriteMetrics,
     compacting: CompactionMetrics,
     accuracy: AccuracyMetrics,
@@ -224,14 +223,6 @@ impl Metrics {
 
     pub(super) fn admin_refused(&self, reason: AdminRefusal) {
         self.process.admin_refusals.get(AdminRefusalLabels { reason }).inc();
-    }
-
-    pub(super) fn show_cap(&self, cap: &str, used: f64) {
-        self.traffic.show_cap(cap, used);
-    }
-
-    pub(super) fn show_quota(&self, upstream: &str, kind: QuotaKind, used: f64) {
-        self.traffic.show_quota(upstream, kind, used);
     }
 
     pub(super) fn lesson(&self, upstream: &str, outcome: LessonOutcome) {

@@ -492,7 +492,7 @@ fn breakdown_that_is_capped_is_logged() {
 fn capped_breakdown_is_told_once_per_model_and_hour() {
     let telemetry = Telemetry::silent().unwrap();
     let mut capped = Exchange { at: 0, ..sample_exchange() };
-    let told = |exchange: &Exchange| telemetry.warns_of_capped(exchange);
+    let told = |exchange: &Exchange| telemetry.is_capped_first(exchange);
     assert!(told(&capped), "the first");
     assert!(!told(&capped), "the second");
     capped.at = HOUR_MS - 1;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use hyper_util::client::proxy::matcher::Matcher;
 use plimsoll::context::{Outcome, Turn};
@@ -9,7 +10,9 @@ use plimsoll::dialect::Purpose;
 use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::precondition::Precondition;
 use plimsoll::store::wrapper::StoreWrapper;
-use plimsoll::store::{Record, Scope, Store, StoreError, StoreFuture, WriteOutcome};
+use plimsoll::store::{
+    LogPlace, Record, Scope, SessionGain, Store, StoreError, StoreFuture, WriteOutcome,
+};
 use plimsoll::telemetry::FailOpen;
 use tokio::sync::Notify;
 
@@ -179,8 +182,8 @@ fn failed<'a, T: Send + 'a>() -> StoreFuture<'a, T> {
 }
 
 impl StoreWrapper for Troubled {
-    fn inner(&self) -> &dyn Store {
-        &self.inner
+    fn inner(&self) -> Result<&dyn Store, StoreError> {
+        Ok(&self.inner)
     }
 
     fn put(
@@ -200,6 +203,28 @@ impl StoreWrapper for Troubled {
             }),
             How::PanicsLoading | How::HangsLoading => self.inner.put(scope, records, only_if),
         }
+    }
+
+    fn append(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> StoreFuture<'_, ()> {
+        let put = StoreWrapper::put(self, scope, records, only_if);
+        Box::pin(async move { put.await.map(drop) })
+    }
+
+    fn scan_since(
+        &self,
+        scope: Scope,
+        _: Instant,
+        place: LogPlace,
+    ) -> StoreFuture<'_, SessionGain> {
+        let scan = StoreWrapper::scan(self, scope, usize::MAX);
+        Box::pin(async move {
+            Ok(SessionGain { place, records: scan.await?, ..SessionGain::default() })
+        })
     }
 
     fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {

@@ -1,7 +1,7 @@
 //! Failures while a request is rewritten: the original is sent, and nothing is lost.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use plimsoll::config::{Mode, Tenants};
@@ -11,7 +11,9 @@ use plimsoll::store::memory::MemoryStore;
 use plimsoll::store::precondition::Precondition;
 use plimsoll::store::sqlite::SqliteStore;
 use plimsoll::store::wrapper::StoreWrapper;
-use plimsoll::store::{Record, RecordKind, Scope, Store, StoreError, StoreFuture, WriteOutcome};
+use plimsoll::store::{
+    LogPlace, Record, RecordKind, Scope, SessionGain, Store, StoreError, StoreFuture, WriteOutcome,
+};
 use plimsoll::telemetry::FailOpen;
 use serde_json::{Value, json};
 use tokio::sync::Notify;
@@ -45,8 +47,8 @@ enum StoreFault {
 }
 
 impl StoreWrapper for StoreWithFault {
-    fn inner(&self) -> &dyn Store {
-        &self.inner
+    fn inner(&self) -> Result<&dyn Store, StoreError> {
+        Ok(&self.inner)
     }
 
     fn put(
@@ -83,6 +85,28 @@ impl StoreWrapper for StoreWithFault {
                 Ok(firsts)
             }),
         }
+    }
+
+    fn append(
+        &self,
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+    ) -> StoreFuture<'_, ()> {
+        let put = StoreWrapper::put(self, scope, records, only_if);
+        Box::pin(async move { put.await.map(drop) })
+    }
+
+    fn scan_since(
+        &self,
+        scope: Scope,
+        _: Instant,
+        place: LogPlace,
+    ) -> StoreFuture<'_, SessionGain> {
+        let scan = StoreWrapper::scan(self, scope, usize::MAX);
+        Box::pin(async move {
+            Ok(SessionGain { place, records: scan.await?, ..SessionGain::default() })
+        })
     }
 
     fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {

@@ -68,6 +68,15 @@ impl TimedStore {
     }
 }
 
+/// Declares methods that only measure the inner store, each as an operation.
+macro_rules! timed {
+    ($($name:ident($($argument:ident: $type:ty),*) -> $answer:ty: $operation:ident;)*) => {
+        $(fn $name(&self $(, $argument: $type)*) -> StoreFuture<'_, $answer> {
+            self.time(StoreOperation::$operation, self.store.$name($($argument),*))
+        })*
+    };
+}
+
 impl Store for TimedStore {
     fn put(
         &self,
@@ -85,15 +94,6 @@ impl Store for TimedStore {
         only_if: Precondition,
     ) -> StoreFuture<'_, ()> {
         self.write(scope, records, |scope, records| self.store.append(scope, records, only_if))
-    }
-
-    fn put_drafts(
-        &self,
-        instance: u64,
-        drafts: Vec<Draft>,
-        ended: Vec<u128>,
-    ) -> StoreFuture<'_, ()> {
-        self.time(StoreOperation::Draft, self.store.put_drafts(instance, drafts, ended))
     }
 
     fn adopt_drafts(&self, instance: u64) -> StoreFuture<'_, Vec<Scope>> {
@@ -114,60 +114,6 @@ impl Store for TimedStore {
         self.store.is_shared()
     }
 
-    fn get(&self, scope: Scope, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Bytes>> {
-        self.time(StoreOperation::Get, self.store.get(scope, kind, key))
-    }
-
-    fn size(&self, scope: Scope, kind: RecordKind) -> StoreFuture<'_, u64> {
-        self.time(StoreOperation::Get, self.store.size(scope, kind))
-    }
-
-    fn session_by_fingerprint(
-        &self,
-        tenant: TenantId,
-        fingerprints: Vec<u128>,
-    ) -> StoreFuture<'_, Option<SessionId>> {
-        self.time(StoreOperation::Find, self.store.session_by_fingerprint(tenant, fingerprints))
-    }
-
-    fn holder(&self, kind: RecordKind, key: u128) -> StoreFuture<'_, Option<Scope>> {
-        self.time(StoreOperation::Find, self.store.holder(kind, key))
-    }
-
-    fn scan(&self, scope: Scope, newest: usize) -> StoreFuture<'_, Vec<Record>> {
-        self.time(StoreOperation::Scan, self.store.scan(scope, newest))
-    }
-
-    fn scan_since(
-        &self,
-        scope: Scope,
-        known_since: Instant,
-        place: LogPlace,
-    ) -> StoreFuture<'_, SessionGain> {
-        self.time(StoreOperation::Scan, self.store.scan_since(scope, known_since, place))
-    }
-
-    fn put_note(
-        &self,
-        scope: Scope,
-        note: StoredNote,
-        known_since: Instant,
-    ) -> StoreFuture<'_, ()> {
-        self.time(StoreOperation::Put, self.store.put_note(scope, note, known_since))
-    }
-
-    fn remove_note(&self, scope: Scope, note: StoredNote) -> StoreFuture<'_, bool> {
-        self.time(StoreOperation::Put, self.store.remove_note(scope, note))
-    }
-
-    fn scopes(&self, page: ScopePage) -> StoreFuture<'_, Vec<ScopeLine>> {
-        self.time(StoreOperation::Scopes, self.store.scopes(page))
-    }
-
-    fn scopes_named(&self, session: SessionId) -> StoreFuture<'_, Vec<Scope>> {
-        self.time(StoreOperation::Find, self.store.scopes_named(session))
-    }
-
     fn drop_scope(&self, scope: Scope) -> StoreFuture<'_, u64> {
         let dropped = self.time(StoreOperation::Drop, self.store.drop_scope(scope.clone()));
         Box::pin(async move {
@@ -180,48 +126,27 @@ impl Store for TimedStore {
         })
     }
 
-    fn expire(&self, before: Millis, max_bytes: u64) -> StoreFuture<'_, SweepStep> {
-        self.time(StoreOperation::Expire, self.store.expire(before, max_bytes))
-    }
-
-    fn claim(&self, what: u128, holder: u64, lasts: Duration) -> StoreFuture<'_, bool> {
-        self.time(StoreOperation::Put, self.store.claim(what, holder, lasts))
-    }
-
-    fn release(&self, what: u128, holder: u64) -> StoreFuture<'_, ()> {
-        self.time(StoreOperation::Put, self.store.release(what, holder))
-    }
-
-    fn change_sums(
-        &self,
-        id: AdditionId,
-        sums: Vec<(SumKey, Spending)>,
-        change: SumChange,
-    ) -> StoreFuture<'_, Vec<Spending>> {
-        self.time(StoreOperation::Put, self.store.change_sums(id, sums, change))
-    }
-
-    fn cap_changes(&self) -> StoreFuture<'_, Option<Bytes>> {
-        self.time(StoreOperation::Get, self.store.cap_changes())
-    }
-
-    fn replace_cap_changes(&self, known: Option<Bytes>, new: Bytes) -> StoreFuture<'_, bool> {
-        self.time(StoreOperation::Put, self.store.replace_cap_changes(known, new))
-    }
-
-    fn tell_events(&self, events: Vec<ToldEvent>) -> StoreFuture<'_, ()> {
-        self.time(StoreOperation::Put, self.store.tell_events(events))
-    }
-
-    fn events_since(&self, place: Option<u64>) -> StoreFuture<'_, ToldEvents> {
-        self.time(StoreOperation::Get, self.store.events_since(place))
-    }
-
-    fn ready(&self) -> StoreFuture<'_, ()> {
-        self.time(StoreOperation::Ready, self.store.ready())
-    }
-
-    fn tenant_key(&self) -> StoreFuture<'_, [u8; 32]> {
-        self.time(StoreOperation::Get, self.store.tenant_key())
+    timed! {
+        put_drafts(instance: u64, drafts: Vec<Draft>, ended: Vec<u128>) -> (): Draft;
+        get(scope: Scope, kind: RecordKind, key: u128) -> Option<Bytes>: Get;
+        size(scope: Scope, kind: RecordKind) -> u64: Get;
+        session_by_fingerprint(tenant: TenantId, fingerprints: Vec<u128>) -> Option<SessionId>: Find;
+        holder(kind: RecordKind, key: u128) -> Option<Scope>: Find;
+        scan(scope: Scope, newest: usize) -> Vec<Record>: Scan;
+        scan_since(scope: Scope, known_since: Instant, place: LogPlace) -> SessionGain: Scan;
+        put_note(scope: Scope, note: StoredNote, known_since: Instant) -> (): Put;
+        remove_note(scope: Scope, note: StoredNote) -> bool: Put;
+        scopes(page: ScopePage) -> Vec<ScopeLine>: Scopes;
+        scopes_named(session: SessionId) -> Vec<Scope>: Find;
+        expire(before: Millis, max_bytes: u64) -> SweepStep: Expire;
+        claim(what: u128, holder: u64, lasts: Duration) -> bool: Put;
+        release(what: u128, holder: u64) -> (): Put;
+        change_sums(id: AdditionId, sums: Vec<(SumKey, Spending)>, change: SumChange) -> Vec<Spending>: Put;
+        cap_changes() -> Option<Bytes>: Get;
+        replace_cap_changes(known: Option<Bytes>, new: Bytes) -> bool: Put;
+        tell_events(events: Vec<ToldEvent>) -> (): Put;
+        events_since(place: Option<u64>) -> ToldEvents: Get;
+        ready() -> (): Ready;
+        tenant_key() -> [u8; 32]: Get;
     }
 }

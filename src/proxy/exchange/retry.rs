@@ -40,10 +40,8 @@ pub(super) struct Retry<'a> {
     pub(super) recorder: &'a mut ExchangeRecorder,
     /// The responses that may still be forwarded to the client, each with the form of the request that it answers.
     held: Vec<(RequestForm, StartedResponse)>,
-    /// The newest overflow that may be answered with room.
-    overflow: Option<OverflowReport>,
-    /// The lessons of its message.
-    overflow_taught: LessonMatch,
+    /// The newest overflow that may be answered with room, and the lessons of its message.
+    overflow: Option<(OverflowReport, LessonMatch)>,
     /// The lessons of the refusal of the planned form.
     planned_taught: LessonMatch,
     /// The newest refusal, if an edit can fix it.
@@ -83,7 +81,6 @@ impl<'a> Retry<'a> {
             recorder,
             held: Vec::new(),
             overflow: None,
-            overflow_taught: LessonMatch::default(),
             planned_taught: LessonMatch::default(),
             refusal: None,
             repaired: None,
@@ -167,13 +164,10 @@ impl<'a> Retry<'a> {
         let repair = placed.repair(&refusal, base, self.recorder).await;
         let Some((repaired, decisions)) = repair else { return Verdict::Unavailable };
         self.repair_causes.push(refusal.cause);
-        // The repair is one more change of the request with all repairs before it.
-        self.repaired_before = self.repaired.take();
         let (response, repaired) = match self.send_revised(Some(repaired)).await {
             Ok(sent) => sent,
             Err(verdict) => {
                 // It got no response: the form before it stands.
-                self.repaired = self.repaired_before.take();
                 if verdict == Verdict::NoResponse {
                     let causes = &self.repair_causes;
                     self.recorder.report_refusal(causes, RefusalOutcome::Unanswered);
@@ -181,13 +175,14 @@ impl<'a> Retry<'a> {
                 return verdict;
             }
         };
-        self.repaired = Some(repaired);
+        // The repair is one more change of the request with all repairs before it.
+        self.repaired_before = self.repaired.replace(repaired);
         self.repair_decisions.push(decisions);
         self.judge(RequestForm::Repaired(round), response).await
     }
 
     async fn send_with_room(&mut self) -> Verdict {
-        let (Some(placed), Some(overflow)) = (&mut self.placed, &self.overflow) else {
+        let (Some(placed), Some((overflow, _))) = (&mut self.placed, &self.overflow) else {
             return Verdict::Unavailable;
         };
         let room = placed.make_room(overflow.reported, &self.original.head, self.recorder).await;

@@ -3,6 +3,8 @@
 //! A refusal is compared with its request, so that no client can make up a provider's message. What every
 //! request needs to know is in memory.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use http::request;
 
@@ -105,6 +107,12 @@ impl Proxy {
         }
     }
 
+    /// Runs `storing`, and waits for it no longer than a request may. If the store is slow, it goes on without the request.
+    pub(crate) async fn store_in_time(&self, storing: impl Future<Output = ()> + Send + 'static) {
+        let timeout = Duration::from_millis(self.config.limits.store_ms);
+        let _ = tokio::time::timeout(timeout, tokio::spawn(storing)).await;
+    }
+
     pub(crate) fn count_quoted(&self, upstream: &str, taught: &LessonMatch) {
         // What stands in the request, its client may have made up.
         for _ in &taught.quoted {
@@ -121,14 +129,20 @@ impl RequestInfo {
         estimate: Option<(u64, EstimateMethod)>,
         proxy: &Proxy,
     ) -> Option<u64> {
+        self.count_unlearned(taught, estimate, proxy);
+        taught.window().filter(|window| self.is_plausible(*window, estimate))
+    }
+
+    pub(crate) fn count_unlearned(
+        &self,
+        taught: &LessonMatch,
+        estimate: Option<(u64, EstimateMethod)>,
+        proxy: &Proxy,
+    ) {
         proxy.count_quoted(&self.upstream.name, taught);
-        let window = taught.window()?;
-        // Lessons that are not learned are counted.
-        if !self.is_plausible(window, estimate) {
+        if taught.window().is_some_and(|window| !self.is_plausible(window, estimate)) {
             proxy.telemetry.lesson(&self.upstream.name, LessonOutcome::Implausible);
-            return None;
         }
-        Some(window)
     }
 
     fn is_plausible(&self, window: u64, estimate: Option<(u64, EstimateMethod)>) -> bool {

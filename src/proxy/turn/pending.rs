@@ -107,39 +107,29 @@ impl PlacedRequest {
         let estimate = self.estimate().map(|estimate| (estimate.tokens, estimate.method));
         let info = self.planned.prepared.info.clone();
         let Some(window) = info.window_to_learn(taught, estimate, &proxy) else { return };
-        let timeout = Duration::from_millis(proxy.config.limits.store_ms);
-        let learning = tokio::spawn(async move {
+        let storing = recorder.proxy.store_in_time(async move {
             proxy.learn(&info.lesson_source(), Lesson::Window(window), Some(believed)).await;
         });
-        // If the store is slow, the task goes on without the request.
-        let _ = tokio::time::timeout(timeout, learning).await;
+        storing.await;
     }
 
-    pub(crate) fn contradicts_estimate(
-        &self,
-        overflow: &Overflow,
-        taught: &LessonMatch,
-        recorder: &ExchangeRecorder,
-    ) -> bool {
-        let parts = &self.planned.prepared.conversation;
-        let Some(estimate) = self.estimate() else { return false };
+    /// Whether the numbers in a message cannot be those of this request.
+    pub(crate) fn contradicts_estimate(&self, stated: &Overflow) -> bool {
+        let conversation = &self.planned.prepared.conversation;
         let pictures = &self.planned.prepared.info.model.pictures;
-        let is_wild = overflow::contradicts(overflow, estimate, parts, pictures);
-        // The message must be about something else. Nothing is learned from it, which is counted.
-        if is_wild {
-            let size = Some((estimate.tokens, estimate.method));
-            let _ = self.planned.prepared.info.window_to_learn(taught, size, &recorder.proxy);
-        }
-        is_wild
+        self.estimate()
+            .is_some_and(|estimate| overflow::contradicts(stated, estimate, conversation, pictures))
     }
 
     pub(crate) fn confirms(&self, stated: &Overflow) -> bool {
         // Whether the numbers in a message, which has nothing else to say, may be those of this request.
-        let conversation = &self.planned.prepared.conversation;
-        let pictures = &self.planned.prepared.info.model.pictures;
-        self.estimate().is_some_and(|estimate| {
-            !overflow::contradicts(stated, estimate, conversation, pictures)
-        })
+        self.estimate().is_some() && !self.contradicts_estimate(stated)
+    }
+
+    /// Counts what a message about something else would teach.
+    pub(crate) fn count_unlearned(&self, taught: &LessonMatch) {
+        let size = self.estimate().map(|estimate| (estimate.tokens, estimate.method));
+        self.planned.prepared.info.count_unlearned(taught, size, &self.proxy);
     }
 
     pub(crate) fn output_refused(&self, stated: &Overflow) -> Option<Refusal> {
@@ -159,11 +149,10 @@ impl PlacedRequest {
         // Once the provider accepted a request with no more than that, no other request is to be refused for
         // it.
         let Some(max_output) = max_output else { return };
-        let timeout = Duration::from_millis(proxy.config.limits.store_ms);
-        let learning = tokio::spawn(async move {
+        let storing = recorder.proxy.store_in_time(async move {
             proxy.learn(&info.lesson_source(), Lesson::MaxOutput(max_output), None).await;
         });
-        let _ = tokio::time::timeout(timeout, learning).await;
+        storing.await;
     }
 
     pub(crate) fn may_repair(&self) -> bool {

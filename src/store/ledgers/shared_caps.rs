@@ -173,8 +173,8 @@ mod tests {
     }
 
     impl StoreWrapper for SlowSums {
-        fn inner(&self) -> &dyn Store {
-            &self.inner
+        fn inner(&self) -> Result<&dyn Store, StoreError> {
+            Ok(&self.inner)
         }
 
         fn change_sums(

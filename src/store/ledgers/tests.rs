@@ -20,7 +20,7 @@ use crate::store::drafts::Draft;
 use crate::store::memory::MemoryStore;
 use crate::store::precondition::Precondition;
 use crate::store::wrapper::StoreWrapper;
-use crate::store::{Record, StoreFuture, WriteOutcome};
+use crate::store::{LogPlace, Record, SessionGain, StoreFuture, WriteOutcome};
 
 mod caches;
 mod drafts;
@@ -259,11 +259,15 @@ async fn forgotten_session_is_gone() {
 struct Dead(MemoryStore);
 
 impl StoreWrapper for Dead {
-    fn inner(&self) -> &dyn Store {
-        &self.0
+    fn inner(&self) -> Result<&dyn Store, StoreError> {
+        Ok(&self.0)
     }
 
     fn put(&self, _: Scope, _: Vec<Record>, _: Precondition) -> StoreFuture<'_, Vec<WriteOutcome>> {
+        Box::pin(std::future::ready(Err(StoreError::Closed)))
+    }
+
+    fn append(&self, _: Scope, _: Vec<Record>, _: Precondition) -> StoreFuture<'_, ()> {
         Box::pin(std::future::ready(Err(StoreError::Closed)))
     }
 
@@ -279,7 +283,12 @@ impl StoreWrapper for Dead {
         Box::pin(std::future::pending())
     }
 
-    fn scan(&self, _: Scope, _: usize) -> StoreFuture<'_, Vec<Record>> {
+    fn scan_since(
+        &self,
+        _: Scope,
+        _: std::time::Instant,
+        _: LogPlace,
+    ) -> StoreFuture<'_, SessionGain> {
         Box::pin(std::future::pending())
     }
 }
@@ -314,8 +323,8 @@ impl Slow {
 }
 
 impl StoreWrapper for Slow {
-    fn inner(&self) -> &dyn Store {
-        &self.inner
+    fn inner(&self) -> Result<&dyn Store, StoreError> {
+        Ok(&self.inner)
     }
 
     // What is in memory is not read again.

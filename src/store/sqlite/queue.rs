@@ -22,25 +22,11 @@ pub(super) type DueAnswer<T> = oneshot::Sender<Result<T, StoreError>>;
 
 /// The jobs of the writer.
 pub(super) enum WriterJob {
-    Put {
-        scope: Scope,
-        records: Vec<Record>,
-        only_if: Precondition,
-        answer: DueAnswer<Vec<WriteOutcome>>,
-    },
-    Draft {
-        instance: u64,
-        drafts: Vec<Draft>,
-        ended: Vec<u128>,
-        answer: DueAnswer<()>,
-    },
+    /// Goes into a transaction with others.
+    Write(QueuedWrite),
     Adopt {
         instance: u64,
         answer: DueAnswer<Vec<Scope>>,
-    },
-    Drop {
-        scope: Scope,
-        answer: DueAnswer<u64>,
     },
     Expire {
         rule: RetentionRule,
@@ -59,19 +45,41 @@ pub(super) enum WriterJob {
     },
 }
 
+/// A write, and the sender for its answer.
+pub(super) enum QueuedWrite {
+    Put {
+        scope: Scope,
+        records: Vec<Record>,
+        only_if: Precondition,
+        answer: DueAnswer<Vec<WriteOutcome>>,
+    },
+    Draft {
+        instance: u64,
+        drafts: Vec<Draft>,
+        ended: Vec<u128>,
+        answer: DueAnswer<()>,
+    },
+    Drop {
+        scope: Scope,
+        answer: DueAnswer<u64>,
+    },
+}
+
 impl WriterJob {
     /// Its memory while it waits, bytes.
     pub(super) fn bytes(&self) -> usize {
         match self {
-            WriterJob::Put { records, .. } => records.iter().map(record_bytes).sum(),
-            WriterJob::Draft { drafts, ended, .. } => {
+            WriterJob::Write(QueuedWrite::Put { records, .. }) => {
+                records.iter().map(record_bytes).sum()
+            }
+            WriterJob::Write(QueuedWrite::Draft { drafts, ended, .. }) => {
                 let drafts =
                     drafts.iter().map(|draft| record_bytes(&draft.record) + size_of::<Scope>());
                 drafts.sum::<usize>() + size_of_val(&**ended)
             }
             // Jobs that take almost no memory are always accepted.
-            WriterJob::Adopt { .. }
-            | WriterJob::Drop { .. }
+            WriterJob::Write(QueuedWrite::Drop { .. })
+            | WriterJob::Adopt { .. }
             | WriterJob::Expire { .. }
             | WriterJob::Gathering { .. }
             | WriterJob::Move { .. }
@@ -123,15 +131,20 @@ mod tests {
         let (row, (answer, _due)) = (size_of::<Record>(), oneshot::channel());
         let records = vec![turn(1, &"x".repeat(SMALL), 1), turn(2, &"x".repeat(SMALL), 1)];
         let only_if = Precondition::default();
-        let put = WriterJob::Put { scope: scope("t", "s"), records, only_if, answer };
+        let put =
+            WriterJob::Write(QueuedWrite::Put { scope: scope("t", "s"), records, only_if, answer });
         assert_eq!(put.bytes(), 2 * (SMALL + row));
         let (answer, _due) = oneshot::channel();
         let (record, since) = (turn(1, &"x".repeat(SMALL), 1), Instant::now());
         let drafts = vec![Draft { scope: scope("t", "s"), record, since }];
-        let draft = WriterJob::Draft { instance: 1, drafts, ended: vec![1, 2], answer };
+        let draft =
+            WriterJob::Write(QueuedWrite::Draft { instance: 1, drafts, ended: vec![1, 2], answer });
         assert_eq!(draft.bytes(), SMALL + row + size_of::<Scope>() + 2 * size_of::<u128>());
         let (answer, _due) = oneshot::channel();
-        assert_eq!(WriterJob::Drop { scope: scope("t", "s"), answer }.bytes(), 0);
+        assert_eq!(
+            WriterJob::Write(QueuedWrite::Drop { scope: scope("t", "s"), answer }).bytes(),
+            0
+        );
     }
 
     #[test]

@@ -20,13 +20,12 @@ use tokio::sync::oneshot;
 use super::errors::failed;
 use super::facts::FactWriter;
 use super::journal::{Journal, JournalBatch};
-use super::queue::{DueAnswer, QUEUE, WriterJob, WriterQueue};
+use super::queue::{DueAnswer, QUEUE, QueuedWrite, WriterJob, WriterQueue};
 use super::readers::ReaderGate;
 use super::upkeep::{self, Upkeep, in_transaction};
 use super::{drafts, facts};
-use crate::store::drafts::Draft;
 use crate::store::precondition::Precondition;
-use crate::store::{Record, Scope, StoreError, StoreFuture, WriteOutcome};
+use crate::store::{Scope, StoreError, StoreFuture, WriteOutcome};
 
 /// Most jobs in one transaction, so that the first of them does not wait long.
 const GROUP: usize = 256;
@@ -135,6 +134,14 @@ impl Writer {
         }
     }
 
+    /// Hands over a write, which is answered once it is committed.
+    pub(super) fn write<T: Send + 'static>(
+        &self,
+        write: impl FnOnce(DueAnswer<T>) -> QueuedWrite,
+    ) -> StoreFuture<'static, T> {
+        self.submit(|answer| WriterJob::Write(write(answer)))
+    }
+
     pub(super) fn submit<T: Send + 'static>(
         &self,
         job: impl FnOnce(DueAnswer<T>) -> WriterJob,
@@ -222,13 +229,6 @@ struct CheckpointSchedule {
     pause: Duration,
 }
 
-/// A write, and the sender for its answer.
-enum QueuedWrite {
-    Put(Scope, Vec<Record>, Precondition, DueAnswer<Vec<WriteOutcome>>),
-    Draft(u64, Vec<Draft>, Vec<u128>, DueAnswer<()>),
-    Drop(Scope, DueAnswer<u64>),
-}
-
 /// Why the thread ends.
 enum WriterEnd {
     /// It was closed.
@@ -237,12 +237,12 @@ enum WriterEnd {
     Abandoned,
 }
 
-enum CommitOutcome {
-    Puts(Vec<WriteOutcome>),
-    /// Its precondition does not hold.
-    Refused(StoreError),
-    Drafted,
-    Count(u64),
+/// What a write did, as far as its answer says so.
+#[derive(Default)]
+struct CommitOutcome {
+    puts: Vec<WriteOutcome>,
+    /// Records that were deleted.
+    dropped: u64,
 }
 
 impl WriterThread {
@@ -333,17 +333,18 @@ impl WriterThread {
         while let Some(job) = waiting_job {
             self.waiting.remove(job.bytes());
             match job {
-                WriterJob::Put { scope, records, only_if, answer } => {
-                    self.upkeep.written(&records);
-                    bytes += records.iter().map(|record| record.value.len()).sum::<usize>();
-                    writes.push(QueuedWrite::Put(scope, records, only_if, answer));
-                }
-                WriterJob::Draft { instance, drafts, ended, answer } => {
-                    self.since += drafts.len();
-                    writes.push(QueuedWrite::Draft(instance, drafts, ended, answer));
+                WriterJob::Write(write) => {
+                    match &write {
+                        QueuedWrite::Put { records, .. } => {
+                            self.upkeep.written(records);
+                            bytes += records.iter().map(|record| record.value.len()).sum::<usize>();
+                        }
+                        QueuedWrite::Draft { drafts, .. } => self.since += drafts.len(),
+                        QueuedWrite::Drop { .. } => {}
+                    }
+                    writes.push(write);
                 }
                 WriterJob::Adopt { instance, answer } => adoptions.push((instance, answer)),
-                WriterJob::Drop { scope, answer } => writes.push(QueuedWrite::Drop(scope, answer)),
                 WriterJob::Expire { rule, answer } => rules.push((rule, answer)),
                 WriterJob::Gathering { due } => {
                     self.move_due = Some(self.move_due.map_or(due, |earlier| earlier.min(due)));
@@ -391,8 +392,8 @@ impl WriterThread {
     fn write(&mut self, writes: Vec<QueuedWrite>) -> Result<(), StoreError> {
         // If it fails, the journal stays, nothing else is stored, and all are refused.
         let deleted = writes.iter().filter_map(|write| match write {
-            QueuedWrite::Drop(scope, _) => Some(scope),
-            QueuedWrite::Put(..) | QueuedWrite::Draft(..) => None,
+            QueuedWrite::Drop { scope, .. } => Some(scope),
+            QueuedWrite::Put { .. } | QueuedWrite::Draft { .. } => None,
         });
         let batch = self.journal.take(deleted);
         self.move_due = None;
@@ -400,7 +401,7 @@ impl WriterThread {
             return Ok(());
         }
         let written = in_transaction(&self.connection, || self.apply(&batch, &writes));
-        if writes.iter().any(|write| matches!(write, QueuedWrite::Drop(..))) {
+        if writes.iter().any(|write| matches!(write, QueuedWrite::Drop { .. })) {
             self.upkeep.is_unclean();
             self.upkeep_due.get_or_insert_with(Instant::now);
         }
@@ -430,7 +431,7 @@ impl WriterThread {
                 }
                 let trouble = failed(error);
                 for write in writes {
-                    write.refuse(&trouble);
+                    write.answer(Err(trouble.clone()));
                 }
                 Err(trouble)
             }
@@ -441,7 +442,7 @@ impl WriterThread {
         &self,
         batch: &JournalBatch,
         writes: &[QueuedWrite],
-    ) -> rusqlite::Result<Vec<CommitOutcome>> {
+    ) -> rusqlite::Result<Vec<Result<CommitOutcome, StoreError>>> {
         let connection = &self.connection;
         // Without this, an empty write would succeed on a full disk.
         if self.is_full {
@@ -510,15 +511,21 @@ fn refusal(journal: &Journal, scope: &Scope, only_if: &Precondition) -> Option<S
 }
 
 impl QueuedWrite {
-    fn apply(&self, connection: &Connection, journal: &Journal) -> rusqlite::Result<CommitOutcome> {
+    /// Does it in an open transaction. The inner error is of a write whose precondition does not hold.
+    fn apply(
+        &self,
+        connection: &Connection,
+        journal: &Journal,
+    ) -> rusqlite::Result<Result<CommitOutcome, StoreError>> {
+        let mut outcome = CommitOutcome::default();
         match self {
-            QueuedWrite::Put(scope, records, only_if, _) => {
-                match refusal(journal, scope, only_if) {
-                    Some(trouble) => Ok(CommitOutcome::Refused(trouble)),
-                    None => facts::put(connection, scope, records).map(CommitOutcome::Puts),
+            QueuedWrite::Put { scope, records, only_if, .. } => {
+                if let Some(trouble) = refusal(journal, scope, only_if) {
+                    return Ok(Err(trouble));
                 }
+                outcome.puts = facts::put(connection, scope, records)?;
             }
-            QueuedWrite::Draft(instance, drafts, ended, _) => {
+            QueuedWrite::Draft { instance, drafts, ended, .. } => {
                 for draft in drafts {
                     // It must not bring back a session that was deleted after it began.
                     if !journal.is_deleted(&draft.scope, draft.since) {
@@ -528,41 +535,22 @@ impl QueuedWrite {
                 for key in ended {
                     facts::remove_draft(connection, *key)?;
                 }
-                Ok(CommitOutcome::Drafted)
             }
-            QueuedWrite::Drop(scope, _) => {
+            QueuedWrite::Drop { scope, .. } => {
                 drafts::drop_scope(connection, scope)?;
-                let count = match facts::scope_id(connection, scope)? {
-                    Some(id) => facts::doom(connection, id, true)?,
-                    None => 0,
-                };
-                Ok(CommitOutcome::Count(count))
+                if let Some(id) = facts::scope_id(connection, scope)? {
+                    outcome.dropped = facts::doom(connection, id, true)?;
+                }
             }
         }
+        Ok(Ok(outcome))
     }
 
-    fn answer(self, outcome: CommitOutcome) {
-        match (self, outcome) {
-            (QueuedWrite::Put(.., answer), CommitOutcome::Puts(puts)) => {
-                drop(answer.send(Ok(puts)));
-            }
-            (QueuedWrite::Put(.., answer), CommitOutcome::Refused(trouble)) => {
-                drop(answer.send(Err(trouble)));
-            }
-            (QueuedWrite::Draft(.., answer), CommitOutcome::Drafted) => drop(answer.send(Ok(()))),
-            (QueuedWrite::Drop(_, answer), CommitOutcome::Count(count)) => {
-                drop(answer.send(Ok(count)));
-            }
-            // A sender that is dropped is reported as closed; such pairs do not occur.
-            (QueuedWrite::Put(..) | QueuedWrite::Draft(..) | QueuedWrite::Drop(..), _) => {}
-        }
-    }
-
-    fn refuse(self, trouble: &StoreError) {
+    fn answer(self, outcome: Result<CommitOutcome, StoreError>) {
         match self {
-            QueuedWrite::Put(.., answer) => drop(answer.send(Err(trouble.clone()))),
-            QueuedWrite::Draft(.., answer) => drop(answer.send(Err(trouble.clone()))),
-            QueuedWrite::Drop(_, answer) => drop(answer.send(Err(trouble.clone()))),
+            QueuedWrite::Put { answer, .. } => drop(answer.send(outcome.map(|it| it.puts))),
+            QueuedWrite::Draft { answer, .. } => drop(answer.send(outcome.map(drop))),
+            QueuedWrite::Drop { answer, .. } => drop(answer.send(outcome.map(|it| it.dropped))),
         }
     }
 }
@@ -575,8 +563,8 @@ mod tests {
     use super::super::schema;
     use super::*;
     use crate::context::Millis;
-    use crate::store::RecordKind;
     use crate::store::conformance::{self, scope, turn};
+    use crate::store::{Record, RecordKind};
 
     const SMALL: usize = 10;
 
@@ -631,7 +619,9 @@ mod tests {
 
         fn put(&self, records: Vec<Record>) -> DueResult<Vec<WriteOutcome>> {
             let (scope, only_if) = (scope("t", "s"), Precondition::default());
-            self.send(|answer| WriterJob::Put { scope, records, only_if, answer })
+            self.send(|answer| {
+                WriterJob::Write(QueuedWrite::Put { scope, records, only_if, answer })
+            })
         }
 
         /// Runs one group of jobs. Returns whether the writer is told to close.
@@ -670,7 +660,7 @@ mod tests {
         let writer = Writer { jobs, waiting: Arc::default(), restarts: Arc::default(), journal };
         let put = |key| {
             let (scope, records, only_if) = (scope("t", "s"), small(key), Precondition::default());
-            writer.submit(|answer| WriterJob::Put { scope, records, only_if, answer })
+            writer.write(|answer| QueuedWrite::Put { scope, records, only_if, answer })
         };
         let _waiting = [put(1), put(2)];
         assert!(matches!(put(3).await, Err(StoreError::Closed)), "the queue is full");
@@ -879,7 +869,8 @@ mod tests {
     fn upkeep_pauses_between_steps() {
         let mut writer = WriterFixture::new();
         let mut due = writer.put(small(1));
-        let _dropped = writer.send(|answer| WriterJob::Drop { scope: scope("t", "s"), answer });
+        let _dropped = writer
+            .send(|answer| WriterJob::Write(QueuedWrite::Drop { scope: scope("t", "s"), answer }));
         writer.group();
         due.try_recv().unwrap().unwrap();
         assert!(writer.thread.upkeep_due.is_some_and(|due| due <= Instant::now()));
@@ -926,7 +917,7 @@ mod tests {
         let writer = Writer { jobs, waiting, restarts: Arc::default(), journal };
         let put = |key| {
             let (scope, records, only_if) = (scope("t", "s"), small(key), Precondition::default());
-            writer.submit(|answer| WriterJob::Put { scope, records, only_if, answer })
+            writer.write(|answer| QueuedWrite::Put { scope, records, only_if, answer })
         };
         let mut panics = put(2);
         let waker = Arc::new(PanickingWaker).into();

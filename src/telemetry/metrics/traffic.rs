@@ -47,7 +47,7 @@ labels! {
 
 families! {
     /// All metrics of traffic.
-    pub(super) struct TrafficMetrics {
+    pub(in crate::telemetry) struct TrafficMetrics {
         requests: MetricFamily<EndLabels<'static>, IntCounter> = "plimsoll_requests_total",
             "Exchanges by how they ended, and the class of the client's status.";
         first_byte: MetricFamily<ModelLabels<'static>, Histogram> = "plimsoll_first_byte_seconds" in SECONDS,
@@ -215,12 +215,12 @@ impl TrafficMetrics {
     }
 
     /// Shows how much of a spending cap is spent.
-    pub(super) fn show_cap(&self, cap: &str, used: f64) {
+    pub(in crate::telemetry) fn show_cap(&self, cap: &str, used: f64) {
         self.cap_used.get(CapLabels { cap }).set(used);
     }
 
     /// Shows how much is used of a limit.
-    pub(super) fn show_quota(&self, upstream: &str, kind: QuotaKind, used: f64) {
+    pub(in crate::telemetry) fn show_quota(&self, upstream: &str, kind: QuotaKind, used: f64) {
         self.quota_used.get(QuotaLabels { upstream, kind }).set(used);
     }
 

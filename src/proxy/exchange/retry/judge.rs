@@ -88,8 +88,7 @@ impl Retry<'_> {
         // A number that contradicts the estimate may be quoted, or about another limit.
         let believed = overflow.filter(|overflow| self.agrees_with_estimate(overflow, &taught));
         if let Some(reported) = believed {
-            self.overflow = Some(OverflowReport::new(OverflowSign::Refused, reported));
-            self.overflow_taught = taught;
+            self.overflow = Some((OverflowReport::new(OverflowSign::Refused, reported), taught));
         }
         // What the message names outright counts more than what its numbers suggest.
         if self.refusal.is_none() {
@@ -124,8 +123,7 @@ impl Retry<'_> {
             Some(_) if form == RequestForm::WithRoom => Verdict::OverflowInReply,
             Some((overflow, taught)) if self.agrees_with_estimate(&overflow.reported, &taught) => {
                 self.refusal = self.output_refused(&overflow.reported);
-                self.overflow = Some(overflow);
-                self.overflow_taught = taught;
+                self.overflow = Some((overflow, taught));
                 match self.refusal {
                     Some(_) => Verdict::Repairable(RefusalKind {
                         overflows: true,
@@ -153,10 +151,12 @@ impl Retry<'_> {
     }
 
     fn agrees_with_estimate(&self, overflow: &Overflow, taught: &LessonMatch) -> bool {
-        match &self.placed {
-            Some(placed) => !placed.contradicts_estimate(overflow, taught, self.recorder),
-            None => true,
+        let Some(placed) = &self.placed else { return true };
+        let contradicts = placed.contradicts_estimate(overflow);
+        if contradicts {
+            placed.count_unlearned(taught);
         }
+        !contradicts
     }
 
     fn window_of(&self, refused: &StartedResponse) -> Option<Overflow> {

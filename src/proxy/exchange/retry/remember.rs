@@ -1,8 +1,6 @@
 //! What is remembered of the responses to a request's forms: reported now, and stored, so that the next request is
 //! not refused for the same.
 
-use std::time::Duration;
-
 use super::Retry;
 use crate::context::Fact;
 use crate::context::attempt::{AttemptFinding, RevocationScope};
@@ -34,13 +32,13 @@ impl Retry<'_> {
         // The newest refusal may be that of the request with room, whose message teaches something else.
         let is_of_room = matches!(finding, AttemptFinding::RoomRefused(_));
         let taught = if is_of_room { &self.room_taught } else { &self.planned_taught };
-        self.store_in_time(consequence.lesson, taught.clone(), fact).await;
+        self.store(consequence.lesson, taught.clone(), fact).await;
     }
 
     /// Returns the keys of the decisions that the final form left out.
     async fn record_form(&mut self, finding: AttemptFinding) -> Vec<PartKey> {
         let Some(placed) = &mut self.placed else { return Vec::new() };
-        match (finding, self.overflow) {
+        match (finding, &self.overflow) {
             (AttemptFinding::Repaired { accepted }, _) => {
                 let causes = if accepted { &self.repair_causes[..] } else { &[] };
                 if let Some(repaired) = self.repaired.take() {
@@ -59,7 +57,7 @@ impl Retry<'_> {
                 let causes = &self.repair_causes;
                 self.recorder.report_refusal(causes, RefusalOutcome::RefusedAgain);
             }
-            (AttemptFinding::Overflow { refused_repair }, Some(overflow)) => {
+            (AttemptFinding::Overflow { refused_repair }, Some((overflow, taught))) => {
                 if refused_repair.is_some() {
                     let causes = &self.repair_causes;
                     self.recorder.report_refusal(causes, RefusalOutcome::RefusedAgain);
@@ -70,7 +68,7 @@ impl Retry<'_> {
                 if let Some(repaired) = self.repaired.take() {
                     placed.set_repaired(repaired, &[], self.recorder);
                 }
-                placed.record_overflow(overflow, &self.overflow_taught, self.recorder).await;
+                placed.record_overflow(*overflow, taught, self.recorder).await;
             }
             (AttemptFinding::RoomMade { accepted }, _) => {
                 if let Some(room) = self.room.take() {
@@ -123,7 +121,7 @@ impl Retry<'_> {
     }
 
     /// `lesson`: the one that a refusal's cause points to, learned if its message teaches it. `fact`: about decisions.
-    async fn store_in_time(&self, lesson: Option<Lesson>, taught: LessonMatch, fact: Option<Fact>) {
+    async fn store(&self, lesson: Option<Lesson>, taught: LessonMatch, fact: Option<Fact>) {
         if lesson.is_none() && fact.is_none() {
             return;
         }
@@ -131,8 +129,7 @@ impl Retry<'_> {
         let info = self.info.clone();
         let session = self.placed.as_deref().map(|placed| placed.opened.handle());
         // Stored, it survives restarts. If the store cannot do it in time, another request will be refused.
-        let timeout = Duration::from_millis(proxy.config.limits.store_ms);
-        let storing = tokio::spawn(async move {
+        let storing = self.recorder.proxy.store_in_time(async move {
             if let (Some(session), Some(fact)) = (session, fact) {
                 let _ = proxy.ledgers.store_fact(&session, fact).await;
             }
@@ -144,6 +141,6 @@ impl Retry<'_> {
             let why = if is_quoted { LessonOutcome::Quoted } else { LessonOutcome::Unknown };
             proxy.telemetry.lesson(&info.upstream.name, why);
         });
-        let _ = tokio::time::timeout(timeout, storing).await;
+        storing.await;
     }
 }

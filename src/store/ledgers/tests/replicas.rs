@@ -95,8 +95,8 @@ struct CountedSums {
 }
 
 impl StoreWrapper for CountedSums {
-    fn inner(&self) -> &dyn Store {
-        &self.inner
+    fn inner(&self) -> Result<&dyn Store, StoreError> {
+        Ok(&self.inner)
     }
 
     fn change_sums(
