@@ -59,10 +59,10 @@ impl OtelExport {
         let resource = attributes::resource(settings);
         let traces = settings.traces.as_ref();
         let traces = collector(config, traces, OtelSignal::Traces, &mut addresses)
-            .map(|it| ExportQueue::new(it, resource.clone(), telemetry.clone()));
+            .map(|collector| ExportQueue::new(collector, resource.clone(), telemetry.clone()));
         let logs = settings.logs.as_ref();
         let logs = collector(config, logs, OtelSignal::Logs, &mut addresses)
-            .map(|it| ExportQueue::new(it, resource.clone(), telemetry.clone()));
+            .map(|collector| ExportQueue::new(collector, resource.clone(), telemetry.clone()));
         let (stop, stopped) = oneshot::channel();
         let export = Export {
             exchanges: telemetry.subscribe(),

@@ -181,10 +181,15 @@ impl Ledgers {
             true => self.sums_to_read(lookup.spender.as_ref(), &scope),
             false => Vec::new(),
         };
-        // In the same round trip.
-        let reading_sums =
-            tokio::time::timeout(lookup.timeout, self.read_sums(fresh_sums.clone(), now()));
-        let (KnownSession { cache, store_missed }, _) =
+        let reading_sums = async {
+            if !fresh_sums.is_empty() {
+                let reading = self.read_sums(fresh_sums.clone(), now());
+                // What it knew before counts if they come too late.
+                let _ = tokio::time::timeout(lookup.timeout, reading).await;
+            }
+        };
+        // In one round trip.
+        let (KnownSession { cache, store_missed }, ()) =
             tokio::join!(self.known_session(&scope, is_new, lookup.reads), reading_sums);
         // The reply before may still be being stored: its turn is the parent of this request.
         cache.wait_for_parent(conversation, Instant::now() + lookup.timeout).await;
@@ -262,7 +267,7 @@ impl Ledgers {
             // One in flight is no turn yet.
             let turn = ledger.turn(latest.exchange())?;
             let thread = &turn.position.thread;
-            Some(ledger.turns().any(|it| it.position.thread == *thread && it.at > turn.at))
+            Some(ledger.turns().any(|other| other.position.thread == *thread && other.at > turn.at))
         });
         match has_later.await {
             Ok(Some(true)) => None,

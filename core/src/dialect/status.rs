@@ -1,9 +1,9 @@
 //! What an HTTP status by itself says about a request.
 //!
-//! Every list of statuses is here, but the names of errors ([`ErrorKind`](super::error_kind::ErrorKind)). The message may say
-//! otherwise: code that has it judges by it.
+//! The message may say otherwise: code that has it judges by it. What kind of error a status in a message is, says
+//! [`ErrorKind`](super::error_kind::ErrorKind).
 
-/// Whether it says that the request is at fault, whoever wrote that part of it.
+/// Whether the request is at fault: a rewrite may be the cause.
 pub fn blames_request(status: u16) -> bool {
     matches!(status, 400 | 404 | 422)
 }
@@ -13,7 +13,7 @@ pub fn may_not_fit(status: u16) -> bool {
     matches!(status, 400 | 413 | 422 | 424 | 500)
 }
 
-/// Whether a response with this status may blame what the request contains, so that it can be mended.
+/// Whether a response with this status may blame what the request contains, which a repair can change.
 pub fn may_blame_content(status: u16) -> bool {
     matches!(status, 400 | 413 | 422)
 }

@@ -471,6 +471,16 @@ mod tests {
         }
     }
 
+    /// A look-up ends at a free slot. Clients choose the text, but not how full the table is.
+    #[test]
+    fn look_ups_are_short() {
+        for family in [Family::O200k, Family::Cl100k] {
+            let slots = &load(family).unwrap().slots;
+            let longest = slots.split(|rank| *rank == NONE).map(<[u32]>::len).max().unwrap();
+            assert!(longest < 100, "{family:?}: {longest} slots in a row are taken");
+        }
+    }
+
     #[test]
     fn encoder_counts_like_public_encoder() {
         for text in [

@@ -86,7 +86,6 @@ struct LatestEntry {
     /// Its number in the order of arrival.
     number: u64,
     since: Instant,
-    bytes: usize,
     request: Arc<dyn LatestRequest>,
 }
 
@@ -105,7 +104,7 @@ impl LatestRequests {
         self.bytes += bytes;
         *self.shares.entry(scope.tenant.clone()).or_default() += bytes.max(LEAST);
         self.order.insert(self.count, scope.clone());
-        let kept = LatestEntry { number: self.count, since: Instant::now(), bytes, request };
+        let kept = LatestEntry { number: self.count, since: Instant::now(), request };
         self.by_scope.insert(scope, kept);
     }
 
@@ -137,7 +136,8 @@ impl LatestRequests {
     }
 
     pub(super) fn forget(&mut self, scope: &Scope) {
-        if let Some(LatestEntry { number, bytes, .. }) = self.by_scope.remove(scope) {
+        if let Some(LatestEntry { number, request, .. }) = self.by_scope.remove(scope) {
+            let bytes = request.bytes();
             self.order.remove(&number);
             self.bytes -= bytes;
             if let Some(share) = self.shares.get_mut(&scope.tenant) {
