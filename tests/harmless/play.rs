@@ -2,6 +2,7 @@
 
 mod checks;
 mod declined;
+mod doubled;
 mod estimates;
 mod miscounts;
 mod odd_replies;
@@ -530,6 +531,7 @@ impl Play {
         self.check_counts(checked, miscount)?;
         self.check_signatures(checked)?;
         self.check_stand_ins(checked)?;
+        self.check_doubled(checked)?;
         self.count_estimate(checked);
         Ok(())
     }

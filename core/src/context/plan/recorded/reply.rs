@@ -214,7 +214,9 @@ fn may_be_block(part: &Part, body: &[u8], raw: &str) -> bool {
     let Some(signature) = part.signature else { return true };
     let literal = signature.slice(body);
     let unquoted = literal.get(1..literal.len().saturating_sub(1));
+    // Mostly it is there to the letter. Clients may write it otherwise (`docs/protocols.md` 10.8).
     unquoted.is_some_and(|unquoted| memchr::memmem::find(raw.as_bytes(), unquoted).is_some())
+        || part.signature_key.is_some() && part.signature_key == signature_key(raw)
 }
 
 fn is_hosted(part: &Part) -> bool {

@@ -263,3 +263,17 @@ fn added_text_does_not_hide_reasoning_field() {
     scene.ledger.add(Fact::Reasoning(Box::new(thought)));
     assert_eq!(scene.known().replies.len(), 1);
 }
+
+/// A client may write a signature in the alphabet of URLs (`docs/protocols.md` 10.8): it is the same signature.
+#[test]
+fn signature_in_other_alphabet_is_not_missing() {
+    let model = json!([{"text": "Done."}, {"text": "", "thoughtSignature": "ab-_cQ=="}]);
+    let mut scene = gemini(&model);
+    let raw = r#"{"text":"","thoughtSignature":"ab+/cQ=="}"#.into();
+    let blocks = vec![ReasoningBlock { raw, ..block(1, 0, false) }];
+    let one = ReasoningRecord { blocks, ..record(&scene, 1, 1) };
+    scene.ledger.add(Fact::Reasoning(Box::new(one)));
+    let known = scene.known();
+    let [returned] = &known.replies[..] else { panic!("{:?}", known.replies) };
+    assert!(returned.missing(&scene.request()).is_nothing());
+}
