@@ -183,7 +183,7 @@ impl Load {
     }
 
     /// One request of a session, which has no name if that is empty: its whole answer.
-    pub(crate) async fn say(&self, session: &str, body: String) -> Bytes {
+    pub(crate) async fn say(&self, session: &str, body: impl Into<Bytes>) -> Bytes {
         let named = [("x-plimsoll-session", session)];
         let named = if session.is_empty() { &[][..] } else { &named };
         let answer = self.send(named, body.into()).await;

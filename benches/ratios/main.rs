@@ -1,8 +1,8 @@
-//! Plimsoll against its floor: the same load on the provider alone, on a bare hyper reverse proxy,
-//! and on Plimsoll, alternating, in processes of their own. Figures are ratios within one run.
+//! Plimsoll against its floor: the same load on the provider alone, on a bare hyper reverse proxy, on other
+//! proxies that are installed, and on Plimsoll, alternating, in processes of their own. Figures are ratios within one run.
 //!
 //! `make bench` runs it; `cargo bench --bench ratios -- --quick` gives rough figures in a minute,
-//! `--stages`, `--layers`, `--drafts`, `--lanes`, `--compaction`, `--instructions` and `--fleet` one table alone (the last
+//! `--stages`, `--layers`, `--compare`, `--drafts`, `--lanes`, `--compaction`, `--instructions` and `--fleet` one table alone (the last
 //! three only so; `--sessions=N` with the last).
 //! The same program plays every part: `provider` and `floor` are roles it starts itself in.
 
@@ -13,6 +13,7 @@
 )]
 
 mod compaction;
+mod compare;
 mod drafts;
 mod fleet;
 mod floor;
@@ -47,8 +48,6 @@ struct Size {
 
 const FULL: Size = Size { rounds: 7, requests: 20_000, streams: 64, events: 2_000, held: 600 };
 const QUICK: Size = Size { rounds: 3, requests: 4_000, streams: 16, events: 1_000, held: 300 };
-/// Requests of a conversation after its first.
-const TURNS: usize = 20;
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -88,17 +87,16 @@ fn main() {
             }
         }
         () if asked("--layers") => runtime.block_on(layers::print(&size)),
-        () if asked("--small-parts") => {
-            let provider = Part::start("provider", &[]);
-            runtime.block_on(beside_small_parts(&size, &provider.address));
-        }
+        () if asked("--small-parts") => runtime.block_on(beside_small_parts(&size)),
+        () if asked("--compare") => runtime.block_on(compare::print(&size)),
         () => {
             stages::print();
             start_and_idle(size.rounds);
             runtime.block_on(layers::print(&size));
             runtime.block_on(drafts::print(&size));
             runtime.block_on(lanes::print());
-            runtime.block_on(compare(&size));
+            runtime.block_on(beside_small_parts(&size));
+            runtime.block_on(compare::print(&size));
         }
     }
 }
@@ -131,33 +129,11 @@ fn start_and_idle(rounds: usize) {
     println!("resident after one request     {:>8.1} MiB  (bar: 40)\n", median(&mut idle) / 1024.0);
 }
 
-async fn compare(size: &Size) {
-    let provider = Part::start("provider", &[]);
-    let floor = Part::start("floor", &[&provider.address]);
-    let plimsoll = Plimsoll::start(&provider.address);
-    let targets = [
-        ("direct", provider.address.clone(), None),
-        ("floor", floor.address.clone(), Some(floor.id())),
-        ("plimsoll", plimsoll.address.clone(), Some(plimsoll.id())),
-    ];
-    let mut rows: Vec<Row> = targets.iter().map(|(name, ..)| Row::new(name)).collect();
-    for round in 0..=size.rounds {
-        for (row, (_, address, id)) in rows.iter_mut().zip(&targets) {
-            let sample = Sample::take(size, address, *id).await;
-            if round > 0 {
-                row.samples.push(sample); // the first round warms up
-            }
-        }
-    }
-    print_rows(&rows);
-    beside_small_parts(size, &provider.address).await;
-    held_streams(size, &provider.address).await;
-}
-
 /// How late events are of streams beside which others send bodies of 100,000 messages each, one after the other:
 /// of streams that go direct, and of streams that go the way of those bodies.
-async fn beside_small_parts(size: &Size, provider: &str) {
-    let plimsoll = Plimsoll::start(provider);
+async fn beside_small_parts(size: &Size) {
+    let provider = Part::start("provider", &[]);
+    let plimsoll = Plimsoll::start(&provider.address);
     let messages = vec![r#"{"role":"user","content":"a"}"#; 100_000].join(",");
     let body =
         format!(r#"{{"model":"claude-sonnet-4-5","max_tokens":64,"messages":[{messages}]}}"#);
@@ -168,7 +144,7 @@ async fn beside_small_parts(size: &Size, provider: &str) {
         }
     });
     let mut late = Vec::new();
-    for address in [provider, &plimsoll.address] {
+    for address in [&provider.address, &plimsoll.address] {
         let load = Load::new(address);
         let events = load.paced_streams(8, size.events / 2, Duration::from_millis(1)).await;
         late.push(events.p99);
@@ -178,133 +154,6 @@ async fn beside_small_parts(size: &Size, provider: &str) {
         "event latency added beside bodies of 100,000 parts, p99  {:>6.1} ms   (bar: 20; direct {:.1})\n",
         (late[1] - late[0]) * 1e3,
         late[0] * 1e3
-    );
-}
-
-/// What one target did in one round.
-struct Sample {
-    request_cpu: f64,
-    request: Latencies,
-    /// Of a request that continues a session.
-    next_cpu: f64,
-    event_cpu: f64,
-    event: Latencies,
-}
-
-impl Sample {
-    async fn take(size: &Size, address: &str, id: Option<u32>) -> Self {
-        let cpu = || id.map_or(0.0, process::cpu_seconds);
-        let load = Load::new(address);
-        let before = cpu();
-        let request = load.small_requests(size.requests, 8).await;
-        let request_cpu = (cpu() - before) / size.requests as f64;
-
-        let conversations = load.begin_conversations(size.requests / TURNS).await;
-        let before = cpu();
-        let requests = conversations.continue_all(TURNS, 8).await;
-        let next_cpu = (cpu() - before) / requests as f64;
-
-        let before = cpu();
-        let events = load.flat_out_streams(size.streams, size.events, 8).await;
-        let event_cpu = (cpu() - before) / events as f64;
-
-        let event = load.paced_streams(8, size.events / 2, Duration::from_millis(1)).await;
-        Self { request_cpu, request, next_cpu, event_cpu, event }
-    }
-}
-
-struct Row {
-    name: String,
-    samples: Vec<Sample>,
-}
-
-impl Row {
-    fn new(name: &str) -> Self {
-        Self { name: name.to_owned(), samples: Vec::new() }
-    }
-
-    fn median(&self, figure: impl Fn(&Sample) -> f64) -> f64 {
-        median(&mut self.samples.iter().map(figure).collect::<Vec<_>>())
-    }
-}
-
-fn print_rows(rows: &[Row]) {
-    println!(
-        "{:<10}{:>14}{:>13}{:>13}{:>14}{:>13}{:>13}",
-        "", "µs CPU/request", "p50 µs", "p99 µs", "µs CPU/event", "p50 µs", "p99 µs"
-    );
-    for row in rows {
-        println!(
-            "{:<10}{:>14.1}{:>13.0}{:>13.0}{:>14.2}{:>13.0}{:>13.0}",
-            row.name,
-            row.median(|s| s.request_cpu) * 1e6,
-            row.median(|s| s.request.p50) * 1e6,
-            row.median(|s| s.request.p99) * 1e6,
-            row.median(|s| s.event_cpu) * 1e6,
-            row.median(|s| s.event.p50) * 1e6,
-            row.median(|s| s.event.p99) * 1e6,
-        );
-    }
-    let [_, floor, ours] = rows else { return };
-    let ratio = |figure: fn(&Sample) -> f64| ours.median(figure) / floor.median(figure);
-    let added = |figure: fn(&Sample) -> f64| (ours.median(figure) - floor.median(figure)) * 1e6;
-    println!(
-        "\nsmall request, CPU against the floor   {:>6.2}×   (bar: 1.35×)",
-        ratio(|s| s.request_cpu)
-    );
-    println!(
-        "the next of a session, CPU             {:>6.2}×   ({:.1} µs, floor {:.1})",
-        ratio(|s| s.next_cpu),
-        ours.median(|s| s.next_cpu) * 1e6,
-        floor.median(|s| s.next_cpu) * 1e6
-    );
-    println!(
-        "streamed event, CPU against the floor  {:>6.2}×   (bar: 1.5×)",
-        ratio(|s| s.event_cpu)
-    );
-    println!(
-        "requests per CPU second                {:>6.0}    (floor {:.0})",
-        1.0 / ours.median(|s| s.request_cpu),
-        1.0 / floor.median(|s| s.request_cpu)
-    );
-    println!(
-        "CPU per million events                 {:>6.1} s  (floor {:.1})",
-        ours.median(|s| s.event_cpu) * 1e6,
-        floor.median(|s| s.event_cpu) * 1e6
-    );
-    println!(
-        "request latency added, p50 / p99       {:>6.0} / {:.0} µs",
-        added(|s| s.request.p50),
-        added(|s| s.request.p99)
-    );
-    println!(
-        "event latency added, p50 / p99         {:>6.0} / {:.0} µs   (bar: +50 at p99)\n",
-        added(|s| s.event.p50),
-        added(|s| s.event.p99)
-    );
-}
-
-/// What a stream that is open weighs, in fresh processes.
-async fn held_streams(size: &Size, provider: &str) {
-    let floor = Part::start("floor", &[provider]);
-    let plimsoll = Plimsoll::start(provider);
-    println!("{:<10}{:>16}{:>16}{:>16}", "", "RSS idle KiB", "1 stream", "KiB a stream");
-    let mut each = Vec::new();
-    for (name, address, id) in
-        [("floor", &floor.address, floor.id()), ("plimsoll", &plimsoll.address, plimsoll.id())]
-    {
-        let load = Load::new(address);
-        let idle = process::rss_kib(id);
-        let one = load.hold_streams(1, || process::rss_kib(id)).await;
-        let many = load.hold_streams(size.held, || process::rss_kib(id)).await;
-        let per_stream = (many - one) / (size.held - 1) as f64;
-        println!("{name:<10}{idle:>16.0}{one:>16.0}{per_stream:>16.1}");
-        each.push(per_stream);
-    }
-    println!(
-        "RSS a stream above the floor           {:>6.1} KiB (bar: 40), at {} streams",
-        each[1] - each[0],
-        size.held
     );
 }
 

@@ -5,11 +5,15 @@ use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use tempfile::TempDir;
+
 /// A role of this program in a process of its own.
 pub(crate) struct Part {
     child: Child,
     /// `127.0.0.1:port`, where it listens.
     pub(crate) address: String,
+    /// What it keeps is removed with it.
+    _folder: Option<TempDir>,
 }
 
 impl Part {
@@ -32,7 +36,7 @@ impl Part {
         let mut child = command.arg(role).args(args).stdout(Stdio::piped()).spawn().unwrap();
         let mut address = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut address).unwrap();
-        Self { child, address: address.trim().to_owned() }
+        Self { child, address: address.trim().to_owned(), _folder: None }
     }
 
     /// Its process id.
@@ -48,7 +52,34 @@ impl Drop for Part {
     }
 }
 
-/// The real binary on a fresh data folder.
+/// Another proxy, and how it is started.
+pub(crate) struct Peer {
+    /// Its program's name.
+    pub(crate) name: &'static str,
+    pub(crate) args: &'static [&'static str],
+    /// The text of the file `FOLDER/peer.conf`.
+    pub(crate) configuration: &'static str,
+}
+
+impl Peer {
+    /// Starts it in front of `provider` and waits for its first answer; `None` if it is not installed.
+    pub(crate) fn start(&self, provider: &str) -> Option<Part> {
+        let folder = tempfile::tempdir().unwrap();
+        let address = format!("127.0.0.1:{}", free_port());
+        let filled = |text: &str| {
+            let folder = folder.path().to_str().unwrap();
+            text.replace("FOLDER", folder).replace("LISTEN", &address).replace("UPSTREAM", provider)
+        };
+        std::fs::write(folder.path().join("peer.conf"), filled(self.configuration)).unwrap();
+        let mut command = Command::new(self.name);
+        command.args(self.args.iter().map(|arg| filled(arg)));
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().ok()?;
+        wait_for_answer(&address);
+        Some(Part { child, address, _folder: Some(folder) })
+    }
+}
+
+/// The real binary on a fresh data folder. `PLIMSOLL_BINARY` names another than the one of this build.
 pub(crate) struct Plimsoll {
     child: Child,
     /// `127.0.0.1:port`, where clients connect.
@@ -57,7 +88,7 @@ pub(crate) struct Plimsoll {
     pub(crate) admin: String,
     /// Seconds from the start of the process to its first answered request.
     pub(crate) first_answer: f64,
-    data: Option<tempfile::TempDir>,
+    data: Option<TempDir>,
 }
 
 impl Plimsoll {
@@ -72,7 +103,7 @@ impl Plimsoll {
     }
 
     /// The same on a data folder that may have data.
-    pub(crate) fn on(data: tempfile::TempDir, provider: &str, config: &str) -> Self {
+    pub(crate) fn on(data: TempDir, provider: &str, config: &str) -> Self {
         Self::run(data, config, &["--upstream", &format!("anthropic=http://{provider}")])
     }
 
@@ -81,13 +112,14 @@ impl Plimsoll {
         Self::run(tempfile::tempdir().unwrap(), config, &[])
     }
 
-    fn run(data: tempfile::TempDir, config: &str, args: &[&str]) -> Self {
+    fn run(data: TempDir, config: &str, args: &[&str]) -> Self {
         let file = data.path().join("plimsoll.toml");
         std::fs::write(&file, config).unwrap();
         let address = format!("127.0.0.1:{}", free_port());
         let admin = format!("127.0.0.1:{}", free_port());
         let started = Instant::now();
-        let child = Command::new(env!("CARGO_BIN_EXE_plimsoll"))
+        let program = std::env::var_os("PLIMSOLL_BINARY");
+        let child = Command::new(program.unwrap_or(env!("CARGO_BIN_EXE_plimsoll").into()))
             .args(["serve", "--listen", &address])
             .arg("--config")
             .arg(&file)
@@ -100,11 +132,7 @@ impl Plimsoll {
             .spawn()
             .unwrap();
         let mut this = Self { child, address, admin, first_answer: 0.0, data: Some(data) };
-        while !answers(&this.address) {
-            let waited = started.elapsed();
-            assert!(waited < Duration::from_secs(20), "plimsoll did not answer");
-            std::thread::sleep(Duration::from_micros(500));
-        }
+        wait_for_answer(&this.address);
         this.first_answer = started.elapsed().as_secs_f64();
         this
     }
@@ -115,7 +143,7 @@ impl Plimsoll {
     }
 
     /// Ends it as an operator does; returns its data folder.
-    pub(crate) fn stop(mut self) -> tempfile::TempDir {
+    pub(crate) fn stop(mut self) -> TempDir {
         let id = self.id().to_string();
         assert!(Command::new("kill").args(["-TERM", &id]).status().unwrap().success());
         self.child.wait().unwrap();
@@ -165,6 +193,14 @@ pub(crate) fn machine() -> String {
 /// A port that nobody uses.
 pub(crate) fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn wait_for_answer(address: &str) {
+    let started = Instant::now();
+    while !answers(address) {
+        assert!(started.elapsed() < Duration::from_secs(20), "no answer at {address}");
+        std::thread::sleep(Duration::from_micros(500));
+    }
 }
 
 fn answers(address: &str) -> bool {

@@ -160,7 +160,7 @@ impl Bench {
     ];
 
     fn new(size: usize, most_cuts: usize, memories: usize) -> Self {
-        let steps = steps(size);
+        let steps = steps(size, "");
         let before = body(&steps[..steps.len() - steps.len() / 50 - 1]);
         let body = body(&steps);
         let memories = (0..memories).map(|_| {
@@ -255,15 +255,16 @@ fn cuts(conversation: &Conversation) -> impl Iterator<Item = Cut> + '_ {
     })
 }
 
-/// Tool calls with their results, of about 4 KB each, until the body is large enough.
-fn steps(size: usize) -> Vec<String> {
+/// Tool calls with their results, of about 4 KB each, until the body is large enough. `name`: in each result.
+pub(crate) fn steps(size: usize, name: &str) -> Vec<String> {
     let mut steps = Vec::new();
     let (mut bytes, mut at) = (0, 0);
     while bytes < size {
         let end = (at + 4_000 + steps.len() * 7 % 500).min(SOURCE.len());
         let (from, to) = (SOURCE.floor_char_boundary(at), SOURCE.floor_char_boundary(end));
         let result =
-            serde_json::to_string(&format!("{}: {}", steps.len(), &SOURCE[from..to])).unwrap();
+            serde_json::to_string(&format!("{name}{}: {}", steps.len(), &SOURCE[from..to]))
+                .unwrap();
         at = if end == SOURCE.len() { 0 } else { end };
         let id = format!("toolu_{:024}", steps.len());
         let step = format!(
@@ -275,7 +276,8 @@ fn steps(size: usize) -> Vec<String> {
     steps
 }
 
-fn body(steps: &[String]) -> Bytes {
+/// A request that holds them.
+pub(crate) fn body(steps: &[String]) -> Bytes {
     let tools = r#"{"name":"Read","description":"Reads a part of a file.","input_schema":{"type":"object","properties":{"path":{"type":"string"},"offset":{"type":"integer"}}}}"#;
     let steps = steps.join(",");
     format!(
