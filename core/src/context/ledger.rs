@@ -110,10 +110,15 @@ impl Ledger {
         for turn in &other.turns {
             self.add_turn(turn.clone());
         }
-        for reasoning in other.reasoning.values() {
+        for reasoning in other.all_reasoning() {
             self.add_reasoning(reasoning.clone());
         }
         self.take_decisions(other);
+    }
+
+    /// The reasoning of all replies, also of those with equal parts.
+    fn all_reasoning(&self) -> impl Iterator<Item = &Arc<ReasoningRecord>> {
+        self.reasoning.values().chain(self.repeated_reasoning.values().flatten())
     }
 
     fn take_decisions(&mut self, other: &Ledger) {
@@ -337,8 +342,7 @@ impl Ledger {
             }
             self.add_turn(turn);
         }
-        let repeated = ledger.repeated_reasoning.values().flatten();
-        for record in ledger.reasoning.values().chain(repeated) {
+        for record in ledger.all_reasoning() {
             // A reply that is reasoning alone ends where its request does.
             let end = &record.after;
             if self.by_after.contains_key(end) || self.by_end.contains_key(end) {

@@ -5,7 +5,9 @@ use serde_json::json;
 use super::*;
 use crate::context::budget::ToolTokens;
 use crate::context::scene::{SessionFixture, messages};
-use crate::context::{InjectionState, Millis, PromptSection, ReasoningAction, Replacement, plan};
+use crate::context::{
+    InjectionState, Millis, PromptSection, ReasoningAction, Replacement, Signature, plan,
+};
 use crate::dialect::Usage;
 
 const HELD: usize = 1 << 16;
@@ -283,4 +285,19 @@ fn reasoning_stays_with_its_turn() {
     assert!(ledger.turn(&"0".into()).is_none(), "the oldest quarter is forgotten");
     assert!(ledger.reasoning(Chain(0)).is_none());
     assert!(ledger.reasoning(Chain(TURNS as u128 - 1)).is_some());
+}
+
+/// A request was answered twice with equal parts and other reasoning: a ledger that takes both over knows both.
+#[test]
+fn reasoning_of_equal_replies_is_taken_over() {
+    let mut ledger = Ledger::default();
+    for (at, value) in [(1, "first"), (2, "second")] {
+        let signatures = vec![Signature { part: 0, value: value.into(), piece: None }];
+        let record = ReasoningRecord { at, signatures, ..ReasoningRecord::default() };
+        ledger.add(Fact::Reasoning(Box::new(record)));
+    }
+    let mut other = Ledger::default();
+    other.merge(&ledger);
+    let times = other.all_reasoning().map(|record| record.at);
+    assert_eq!(times.collect::<Vec<_>>(), [1, 2]);
 }
