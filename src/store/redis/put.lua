@@ -19,7 +19,7 @@ local function add(field, number)
     end
 end
 
--- The place of a turn in the log: outcome and sums of the entry that counts.
+-- The entry of a turn in the log that counts: its index, and its words.
 local function entry_of(field)
     local entries = redis.call('LRANGE', log, 0, -1)
     for index = #entries, 1, -1 do
@@ -28,7 +28,7 @@ local function entry_of(field)
             words[#words + 1] = word
         end
         if words[1] == field then
-            return entries[index], words
+            return index - 1, words
         end
     end
 end
@@ -75,9 +75,8 @@ for index = 4, #ARGV, 8 do
             local replaced, before = entry_of(field)
             if before and is_completed_by(before[3], outcome) then
                 redis.call('HSET', facts, field, value)
-                redis.call('LREM', log, 1, replaced)
-                -- The log never gets shorter: who has read this far reads on from there.
-                redis.call('RPUSH', log, '-')
+                -- Its place stays: readers know how many entries they have read.
+                redis.call('LSET', log, replaced, '-')
                 count_turn(before, -1)
                 written = true
             end
