@@ -505,13 +505,16 @@ impl Ledgers {
         let cached = self.fingerprints.clone();
         let tenant = lookup.tenant.clone();
         let forgotten = lock(&cached).forgotten();
+        // Signatures of a conversation that was rewound come again in another session.
+        let lasting = fingerprints.iter().find(|shown| shown.witness != SessionWitness::Signature);
+        let lasting = lasting.map(|shown| shown.key);
         // A task of its own: a late answer serves the next request, though this one has gone on.
         let lookup_task = tokio::spawn(async move {
             let answer = store.session_by_fingerprint(tenant.clone(), wanted).await;
             let Some(key) = request_key else { return answer };
             lock(&cached).end_look_up(&tenant, key);
             let session = answer?;
-            if let Some(session) = &session {
+            if let (Some(session), Some(key)) = (&session, lasting) {
                 let scope = Scope { tenant, session: session.clone() };
                 lock(&cached).add_found(&scope, key, forgotten);
             }
