@@ -306,7 +306,7 @@ impl DueDraft {
             turn.response.clone_from(&progress.id);
             turn.clone()
         };
-        let record = record(&Fact::Turn(Box::new(turn)))?;
+        let record = record(&Fact::Turn(Arc::new(turn)))?;
         Some(Draft { scope: scope.clone(), record, since: *since })
     }
 }
