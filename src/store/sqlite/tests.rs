@@ -237,7 +237,9 @@ async fn turns_with_sketch_have_columns() {
     assert!(value.contains(r#","sketch":"#));
     let read = turn(1, &value, 10);
     let made = Record { key: 2, turn: made, ..read.clone() };
-    store.put_if_absent(scope("t", "s"), vec![read, made]).await.unwrap();
+    // Through the journal, which keeps turns.
+    store.append(scope("t", "s"), vec![read, made], Precondition::default()).await.unwrap();
+    assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap().len(), 2);
     let columns = "thread, request, upstream, model, purpose, outcome, method, estimated, input, output, reasoning, \
                    cache_read, cache_write, window, ended, dollars";
     let joined = columns.replace(", ", " || '|' || ");
