@@ -17,6 +17,7 @@ mod corpus;
 
 use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use corpus::{Call, DIALECTS, calls};
 use plimsoll::context::budget::{self, Anchor, MeasuredEstimate};
@@ -458,7 +459,7 @@ fn play(
         }
         hidden |= usage.hosted_tools || usage.reasoning.is_some_and(|tokens| tokens > 0);
         let turn = turn(&conversation, call, &model, exchange, placed.position, measured);
-        ledger.add(Fact::Turn(Box::new(turn)));
+        ledger.add(Fact::Turn(Arc::new(turn)));
     }
 }
 

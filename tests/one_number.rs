@@ -559,7 +559,7 @@ impl<'a> Session<'a> {
         let prefix = plan.sent.prefix();
         let thoughts = reasoning::record(&reply.parts, turn.after, &turn, prefix);
         facts.extend(thoughts.map(|thoughts| Fact::Reasoning(Box::new(thoughts))));
-        facts.push(Fact::Turn(Box::new(turn)));
+        facts.push(Fact::Turn(Arc::new(turn)));
         facts.into_iter().for_each(|fact| self.ledger.add(fact));
         (decided, has_call)
     }

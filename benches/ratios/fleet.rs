@@ -329,7 +329,13 @@ impl SessionCopy {
                 let at = (number * 1000 + records.len() * 7 + sign) as u64;
                 let key = u128::from(at).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
                 let kind = RecordKind::Fingerprint;
-                records.push(Record { kind, key, value: Default::default(), at: record.at });
+                records.push(Record {
+                    kind,
+                    key,
+                    value: Default::default(),
+                    at: record.at,
+                    turn: None,
+                });
             }
         }
         records

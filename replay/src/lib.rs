@@ -9,6 +9,7 @@ pub mod transcript;
 pub mod what_if;
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use plimsoll_core::context::budget::{self, Anchor};
 use plimsoll_core::context::edited::reply_keys;
@@ -245,7 +246,7 @@ impl<'l> ReplaySession<'l> {
         turn.reply = budget::reply(&reply, tokenizer);
         turn.anchor_keys = reply_keys(&turn.position, &reply);
         turn.usage = reply.usage;
-        self.ledger.add(Fact::Turn(Box::new(turn)));
+        self.ledger.add(Fact::Turn(Arc::new(turn)));
         line.is_measured()
     }
 

@@ -333,7 +333,7 @@ impl<'l> WhatIfSession<'l> {
         turn.after = reply.chain_after(turn.position.chain);
         turn.reply = budget::reply(&reply, Tokenizer::whole(turn.family));
         turn.anchor_keys = anchor_keys(&reply);
-        self.ledger.add(Fact::Turn(Box::new(turn)));
+        self.ledger.add(Fact::Turn(Arc::new(turn)));
     }
 
     /// What the provider would have reported: what it did report, less what would not have been sent, with a

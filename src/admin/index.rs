@@ -320,8 +320,8 @@ mod tests {
             let exchange = ExchangeId::from(number.to_string());
             let turn =
                 Turn { exchange, at: number, ..Turn::empty(Dialect::Anthropic, Family::Claude) };
-            let value = serde_json::to_vec(&Fact::Turn(Box::new(turn))).unwrap().into();
-            let record = Record { kind: RecordKind::Turn, key: 1, value, at: number };
+            let value = serde_json::to_vec(&Fact::Turn(Arc::new(turn))).unwrap().into();
+            let record = Record { kind: RecordKind::Turn, key: 1, value, at: number, turn: None };
             let scope = Scope { tenant: "t".into(), session: number.to_string().into() };
             store.put_if_absent(scope, vec![record]).await.unwrap();
         }

@@ -42,8 +42,13 @@ impl Calibrations {
         state: Bytes,
         now: Millis,
     ) -> Result<(), StoreError> {
-        let record =
-            Record { kind: RecordKind::Learned, key: u128::from(now), value: state, at: now };
+        let record = Record {
+            kind: RecordKind::Learned,
+            key: u128::from(now),
+            value: state,
+            at: now,
+            turn: None,
+        };
         self.store.put_if_absent(Scope::series(name), vec![record]).await.map(drop)
     }
 }

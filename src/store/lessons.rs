@@ -227,8 +227,13 @@ impl Lessons {
             let scope =
                 if note.event.is_operators() { operator() } else { scope_of(note.at / DAY) };
             let key = xxh3_128(note.name().as_bytes());
-            let record =
-                Record { kind: RecordKind::Learned, key, value: value.into(), at: note.at };
+            let record = Record {
+                kind: RecordKind::Learned,
+                key,
+                value: value.into(),
+                at: note.at,
+                turn: None,
+            };
             self.0.store.put_if_absent(scope, vec![record]).await?;
         }
         Ok(())

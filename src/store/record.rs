@@ -2,11 +2,13 @@
 //!
 //! Nothing crosses a scope. A record never changes.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use strum::VariantArray;
 
-use crate::context::{Millis, SessionId, TenantId};
+use crate::context::{Millis, SessionId, TenantId, Turn};
 
 /// The prefix of series names.
 const SERIES: &str = "~learned ";
@@ -131,7 +133,7 @@ impl RecordKind {
 }
 
 /// A stored fact.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Record {
     /// What it is about. Records of two kinds may have the same key.
     pub kind: RecordKind,
@@ -141,7 +143,18 @@ pub struct Record {
     pub value: Bytes,
     /// When it was learned; used for expiry.
     pub at: Millis,
+    /// The turn that the value was just made of: it need not be read from there.
+    pub turn: Option<Arc<Turn>>,
 }
+
+impl PartialEq for Record {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { kind, key, value, at, turn: _ } = self;
+        (kind, key, value, at) == (&other.kind, &other.key, &other.value, &other.at)
+    }
+}
+
+impl Eq for Record {}
 
 #[cfg(test)]
 mod tests {

@@ -315,9 +315,13 @@ impl Store for SqliteStore {
     fn put(
         &self,
         scope: Scope,
-        records: Vec<Record>,
+        mut records: Vec<Record>,
         only_if: Precondition,
     ) -> StoreFuture<'_, Vec<WriteOutcome>> {
+        // The queue's limit counts values, so nothing else may wait in it.
+        for record in &mut records {
+            record.turn = None;
+        }
         self.file.writer.write(|answer| QueuedWrite::Put { scope, records, only_if, answer })
     }
 

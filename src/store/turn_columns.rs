@@ -1,4 +1,4 @@
-//! What the views show of a turn, read from its value.
+//! What the views show of a turn, taken from the turn or read from its value.
 //!
 //! Knows no table.
 
@@ -8,6 +8,7 @@ use std::ops::Deref;
 use memchr::memmem;
 use serde::Deserialize;
 
+use crate::context::Turn;
 use crate::dialect::Usage;
 
 /// The columns of a turn that the views show. Missing or invalid values are empty.
@@ -28,7 +29,7 @@ pub(crate) struct TurnColumns<'t> {
     pub(crate) position: Option<PositionColumns<'t>>,
     #[serde(borrow)]
     pub(crate) estimate: Option<EstimateColumns<'t>>,
-    pub(crate) usage: Option<Usage>,
+    pub(crate) usage: Option<Cow<'t, Usage>>,
     pub(crate) window: Option<u64>,
     pub(crate) ended: Option<u64>,
     pub(crate) dollars: Option<f64>,
@@ -59,6 +60,33 @@ impl Deref for TextColumn<'_> {
 
     fn deref(&self) -> &str {
         &self.0
+    }
+}
+
+impl<'t> From<&'t Turn> for TurnColumns<'t> {
+    fn from(turn: &'t Turn) -> Self {
+        Self {
+            exchange: Some(turn.exchange.as_str().into()),
+            upstream: Some((&*turn.upstream).into()),
+            model: Some((&*turn.model).into()),
+            purpose: Some(turn.purpose.as_ref().into()),
+            outcome: Some(turn.outcome.as_ref().into()),
+            position: Some(PositionColumns { thread: Some(turn.position.thread.as_str().into()) }),
+            estimate: turn.estimate.as_ref().map(|estimate| EstimateColumns {
+                method: Some(estimate.method.as_ref().into()),
+                tokens: Some(estimate.tokens),
+            }),
+            usage: Some(Cow::Borrowed(&turn.usage)),
+            window: Some(turn.window),
+            ended: Some(turn.ended),
+            dollars: turn.dollars,
+        }
+    }
+}
+
+impl<'t> From<&'t str> for TextColumn<'t> {
+    fn from(text: &'t str) -> Self {
+        Self(Cow::Borrowed(text))
     }
 }
 

@@ -81,7 +81,7 @@ impl Place {
 
     pub async fn keep(&self, tenant: &str, session: &str, turn: Turn) {
         let (exchange, at) = (turn.exchange.clone(), turn.at);
-        let value = serde_json::to_vec(&Fact::Turn(Box::new(turn))).unwrap();
+        let value = serde_json::to_vec(&Fact::Turn(Arc::new(turn))).unwrap();
         self.keep_record((tenant, session), RecordKind::Turn, exchange.as_str(), (value, at)).await;
     }
 
@@ -94,7 +94,7 @@ impl Place {
         (value, at): (Vec<u8>, u64),
     ) {
         let key = xxhash_rust::xxh3::xxh3_128(request.as_bytes());
-        let record = Record { kind, key, value: value.into(), at };
+        let record = Record { kind, key, value: value.into(), at, turn: None };
         let scope = Scope { tenant: tenant.into(), session: session.into() };
         self.store.put_if_absent(scope, vec![record]).await.unwrap();
     }

@@ -56,8 +56,9 @@ async fn age(store: &dyn Store) {
         let mut records = store.scan(line.scope.clone(), 99).await.unwrap();
         for record in &mut records {
             let Ok(Fact::Turn(mut turn)) = serde_json::from_slice(&record.value) else { continue };
-            turn.at -= 3_600_000;
-            turn.ended -= 3_600_000;
+            let earlier = Arc::make_mut(&mut turn);
+            earlier.at -= 3_600_000;
+            earlier.ended -= 3_600_000;
             let value = serde_json::to_vec(&Fact::Turn(turn)).unwrap();
             *record = Record { kind: RecordKind::Turn, value: value.into(), ..record.clone() };
         }

@@ -136,7 +136,8 @@ async fn lengthen(file: &Path) {
             "blocks": [{"before": 0, "raw": "x".repeat(LENGTH)}],
         });
         let value = value.to_string().into();
-        let record = Record { kind: RecordKind::Reasoning, key: n.into(), value, at: 5 };
+        let record =
+            Record { kind: RecordKind::Reasoning, key: n.into(), value, at: 5, turn: None };
         store.put_if_absent(scope.clone(), vec![record]).await.unwrap();
     }
     store.close().await.unwrap();

@@ -194,7 +194,7 @@ async fn turns(data: &Path) -> HashMap<String, Vec<Turn>> {
     for line in store.scopes(ScopePage::first(10_000)).await.unwrap() {
         for record in store.scan(line.scope.clone(), 1 << 20).await.unwrap() {
             if let Ok(Fact::Turn(turn)) = serde_json::from_slice(&record.value) {
-                turns.entry(line.scope.session.to_string()).or_default().push(*turn);
+                turns.entry(line.scope.session.to_string()).or_default().push(Turn::clone(&turn));
             }
         }
     }

@@ -286,7 +286,7 @@ async fn all_is_kept(world: &World, data: &Path, log: &str, was_full: bool) {
     for line in store.scopes(ScopePage::first(100_000)).await.unwrap() {
         for record in store.scan(line.scope.clone(), 1 << 20).await.unwrap() {
             if let Ok(Fact::Turn(turn)) = serde_json::from_slice(&record.value) {
-                kept.extend(turn.response.map(String::from));
+                kept.extend(turn.response.as_deref().map(String::from));
             }
         }
     }

@@ -16,7 +16,7 @@ fn scope(session: &str) -> Scope {
 }
 
 fn turn(key: u128) -> Record {
-    Record { kind: RecordKind::Turn, key, value: "a".into(), at: 10 }
+    Record { kind: RecordKind::Turn, key, value: "a".into(), at: 10, turn: None }
 }
 
 async fn pair() -> (Server, Server) {

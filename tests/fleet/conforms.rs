@@ -27,7 +27,7 @@ fn here() -> Scope {
 }
 
 fn turn(key: u128, value: &'static str) -> Record {
-    Record { kind: RecordKind::Turn, key, value: value.into(), at: 10 }
+    Record { kind: RecordKind::Turn, key, value: value.into(), at: 10, turn: None }
 }
 
 #[tokio::test]

@@ -91,7 +91,7 @@ async fn users_come_in_by_tls() {
     let tls = Some(papers.tls());
     let settings = with_user(RedisServer { tls, ..server.settings("p:") }, "open sesame");
     let here = Scope { tenant: "t".into(), session: "s".into() };
-    let turn = Record { kind: RecordKind::Turn, key: 1, value: "a".into(), at: 10 };
+    let turn = Record { kind: RecordKind::Turn, key: 1, value: "a".into(), at: 10, turn: None };
     let store = RedisStore::new(settings.clone(), LIFE);
     store.put_if_absent(here.clone(), vec![turn.clone()]).await.unwrap();
     assert_eq!(store.scan(here, 9).await.unwrap(), [turn]);

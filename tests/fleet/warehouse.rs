@@ -213,7 +213,8 @@ impl Direct {
             "usage": {"input": input, "output": 1}, "ended": u64::MAX,
         });
         let value = turn.to_string().into();
-        let record = Record { kind: RecordKind::Turn, key, value, at: 1_700_000_000_123 };
+        let record =
+            Record { kind: RecordKind::Turn, key, value, at: 1_700_000_000_123, turn: None };
         let scope = Scope { tenant: "t".into(), session: session.into() };
         let sink = self.warehouse.sink();
         sink.write(sink.turns(&scope, &[record]));

@@ -2,6 +2,7 @@
 //! sent, part for part.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use plimsoll::context::ledger::{Ledger, anchor_keys};
@@ -86,7 +87,7 @@ fn play(dialect: Dialect, calls: &[Call]) -> Vec<Option<Result<(), String>>> {
         let turn = turn(exchange.clone(), placed, call, dialect, &model, request.name);
         let prefix = plan.sent.prefix();
         let reasoning = reasoning::record(&call.reply.parts, turn.after, &turn, prefix);
-        ledger.add(Fact::Turn(Box::new(turn)));
+        ledger.add(Fact::Turn(Arc::new(turn)));
         thought.extend(call.reply.parts.iter().map(|part| {
             let signature = part.signature.as_deref().map(spelled).unwrap_or_default();
             let thinks = part.kind == PartKind::Reasoning;

@@ -260,7 +260,7 @@ async fn fact_that_is_not_understood_is_ignored_and_recorded() {
     play.exchange(&anthropic_request(MODEL, &history(3)), &reply).await;
     let scope = play.server.ledgers.scopes_of(&play.session.into()).await.unwrap().remove(0);
     let value = Bytes::from_static(b"{\"kind\":\"cut\",\"about\":\"nonsense\"}");
-    let broken = Record { kind: RecordKind::Cut, key: 7, value, at: 1 };
+    let broken = Record { kind: RecordKind::Cut, key: 7, value, at: 1, turn: None };
     play.store.put_if_absent(scope, vec![broken]).await.unwrap();
     play.restart().await;
     let scene = play.exchange(&anthropic_request(MODEL, &history(6)), &reply).await;

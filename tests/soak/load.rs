@@ -268,7 +268,7 @@ pub async fn missing(folder: &Path, known: &Known) -> Missing {
             let facts = store.scan(line.scope.clone(), 1 << 20).await.unwrap();
             let turns = facts.iter().filter_map(|it| serde_json::from_slice(&it.value).ok());
             let responses = turns.filter_map(|fact| match fact {
-                Fact::Turn(turn) => turn.response.map(|id| id.to_string()),
+                Fact::Turn(turn) => turn.response.as_ref().map(ToString::to_string),
                 _ => None,
             });
             let responses: HashSet<String> = responses.collect();

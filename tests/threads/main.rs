@@ -12,6 +12,7 @@
 )]
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
@@ -135,7 +136,7 @@ async fn play(calls: impl Iterator<Item = Value>) -> String {
         seen.push(if begins { letter.to_ascii_lowercase() } else { letter });
         let reply = reply(&call, endpoint.dialect);
         let turn = turn(&opened, &reply, endpoint.dialect, conversation.purpose, exchange);
-        ledgers.commit(opened, vec![Fact::Turn(Box::new(turn))]).await.unwrap();
+        ledgers.commit(opened, vec![Fact::Turn(Arc::new(turn))]).await.unwrap();
     }
     seen
 }

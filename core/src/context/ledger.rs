@@ -89,7 +89,7 @@ impl Ledger {
     /// Adds a fact. A fact that is already there changes nothing.
     pub fn add(&mut self, fact: Fact) {
         match fact {
-            Fact::Turn(turn) => self.add_turn(Arc::new(*turn)),
+            Fact::Turn(turn) => self.add_turn(turn),
             Fact::Reasoning(reasoning) => self.add_reasoning(Arc::new(*reasoning)),
             Fact::Cut(cut) => self.bytes += self.cuts.add(Arc::new(*cut)),
             Fact::ReasoningDecision(decision) => {

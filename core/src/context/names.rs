@@ -198,7 +198,7 @@ mod tests {
                     TurnOrigin { agent, title: title.map(Into::into), ..TurnOrigin::default() };
                 let mut turn = Turn { purpose, origin: Some(Box::new(origin)), ..turn(exchange) };
                 turn.position.thread = thread.into();
-                ledger.add(Fact::Turn(Box::new(turn)));
+                ledger.add(Fact::Turn(turn.into()));
             };
         add("1", "side", Purpose::Side, Some("other"), Some("First"));
         add("2", "main", Purpose::Turn, Some("agent"), None);
@@ -236,7 +236,7 @@ mod tests {
                 turn.position.thread = thread.into();
                 turn.position.client_thread = client.map(Into::into);
                 turn.position.tools = PartKey(tools);
-                ledger.add(Fact::Turn(Box::new(turn)));
+                ledger.add(Fact::Turn(turn.into()));
                 SessionNames::from_ledger(&ledger).main_thread.unwrap().to_string()
             };
         let compacted = Some(CompactionCause::Auto);
@@ -273,7 +273,7 @@ mod tests {
             let mut turn = Turn { hints: Some(Box::new(hints)), ..turn(exchange) };
             turn.position.thread = thread.into();
             turn.position.parent = parent.map(Into::into);
-            ledger.add(Fact::Turn(Box::new(turn)));
+            ledger.add(Fact::Turn(turn.into()));
             let line = MainLine::from_ledger(&ledger).unwrap();
             assert_eq!(line.thread().as_str(), main, "{exchange}");
         }

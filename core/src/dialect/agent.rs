@@ -96,14 +96,15 @@ impl Agent {
         let user_agent = user_agent.unwrap_or_default().trim();
         // It is ASCII, so it can be cut anywhere.
         let user_agent = &user_agent[..user_agent.len().min(USER_AGENT_BYTES)];
+        let products = products(user_agent);
         let texts: Vec<&[u8]> = instructions(conversation, body, NEAR).collect();
         if let Some(row) = FILE.agent.iter().find(|row| row.has_prompt(&texts)) {
-            return Some(Self { name: row.name.clone(), version: row.version(user_agent) });
+            return Some(Self { name: row.name.clone(), version: row.version(&products) });
         }
         // The prompt is more certain than the user agent, which SDKs write.
-        let stated = FILE.agent.iter().find(|row| row.is_stated_by(user_agent));
+        let stated = FILE.agent.iter().find(|row| row.is_stated_by(&products));
         match stated {
-            Some(row) => Some(Self { name: row.name.clone(), version: row.version(user_agent) }),
+            Some(row) => Some(Self { name: row.name.clone(), version: row.version(&products) }),
             None => Self::unlisted(user_agent),
         }
     }
@@ -146,22 +147,29 @@ impl AgentRow {
         self.prompt.iter().any(|phrase| texts.iter().any(|text| phrase.rest(text).is_some()))
     }
 
-    fn is_stated_by(&self, user_agent: &str) -> bool {
-        let mut starts =
-            self.user_agent.iter().filter(|start| !self.only_by_prompt.contains(start));
-        starts.any(|start| after(user_agent, start).is_some())
+    fn is_stated_by(&self, products: &[&str]) -> bool {
+        let mut starts = self.user_agent.iter();
+        starts.any(|start| after(products, start).is_some() && !self.only_by_prompt.contains(start))
     }
 
-    fn version(&self, user_agent: &str) -> Option<Box<str>> {
-        leading_version(self.user_agent.iter().find_map(|start| after(user_agent, start))?)
+    fn version(&self, products: &[&str]) -> Option<Box<str>> {
+        leading_version(self.user_agent.iter().find_map(|start| after(products, start))?)
     }
 }
 
-fn after<'t>(user_agent: &'t str, start: &str) -> Option<&'t str> {
-    // Without regard to case, and not only in the first product: SDKs put their own name before it.
+/// A user agent from each of its products on.
+fn products(user_agent: &str) -> Vec<&str> {
+    if user_agent.is_empty() {
+        return Vec::new();
+    }
     let later = user_agent.match_indices(' ').map(|(at, _)| &user_agent[at + 1..]);
-    std::iter::once(user_agent).chain(later).find_map(|products| {
-        let (head, rest) = products.split_at_checked(start.len())?;
+    std::iter::once(user_agent).chain(later).collect()
+}
+
+fn after<'t>(products: &[&'t str], start: &str) -> Option<&'t str> {
+    // Without regard to case, and not only in the first product: SDKs put their own name before it.
+    products.iter().find_map(|product| {
+        let (head, rest) = product.split_at_checked(start.len())?;
         head.eq_ignore_ascii_case(start).then_some(rest)
     })
 }

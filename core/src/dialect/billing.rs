@@ -2,12 +2,15 @@
 //!
 //! Read where each dialect reports it. What is not said is the usual: the standard tier, no region, no searches.
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
 use serde::{Deserialize, Serialize};
 use strum::{AsRefStr, EnumIter};
 
 use super::count::Count;
 use crate::wire::json::Value;
+
+/// Where Google's API says the tier, if its reply does not.
+const SERVICE_TIER: HeaderName = HeaderName::from_static("x-gemini-service-tier");
 
 /// Beside the tokens: what else decides about the price of a reply. Where each dialect says it:
 ///
@@ -102,7 +105,7 @@ impl ServiceTier {
 
     /// The tier that Google's API says in a header where the reply does not ("Priority inference", Gemini API).
     pub fn from_headers(headers: &HeaderMap) -> Option<Self> {
-        let name = headers.get("x-gemini-service-tier")?.to_str().ok()?;
+        let name = headers.get(SERVICE_TIER)?.to_str().ok()?;
         Some(Self::from_name(name))
     }
 

@@ -216,8 +216,10 @@ impl CredentialRules {
             self.look_at_parameter(pair, &mut credentials);
         }
         // Some clients have the key in the path.
-        let segments = path_of(target).split('/').map(decoded).filter(|segment| is_key(segment));
-        credentials.secrets.extend(segments.map(bytes_of));
+        // Decoded, none gets longer.
+        let segments = path_of(target).split('/').filter(|segment| segment.len() >= SHORTEST_KEY);
+        let keys = segments.map(decoded).filter(|segment| is_key(segment));
+        credentials.secrets.extend(keys.map(bytes_of));
         credentials
     }
 
@@ -465,6 +467,9 @@ fn path_of(target: &str) -> &str {
 }
 
 fn pairs(target: &str) -> impl Iterator<Item = &str> {
+    // Few targets have any.
+    let has_pairs = memchr::memchr2(b'?', b';', target.as_bytes()).is_some();
+    let target = if has_pairs { target } else { "" };
     let query = target.split_once('?').map_or("", |(_, query)| query);
     // Also what follows a semicolon in a segment of the path: `;key=…`.
     let segments = path_of(target).split('/');

@@ -2,7 +2,8 @@
 //!
 //! The same model behind the same upstream has another window with a login than with an API key (`docs/protocols.md` 9).
 
-use http::HeaderMap;
+use http::{HeaderMap, HeaderName};
+use memchr::memmem;
 use serde::{Deserialize, Serialize};
 
 /// How a client reaches a model.
@@ -19,11 +20,13 @@ pub enum Door {
 }
 
 /// Only requests with a login to ChatGPT have it.
-const CHATGPT_ACCOUNT: &str = "chatgpt-account-id";
+const CHATGPT_ACCOUNT: HeaderName = HeaderName::from_static("chatgpt-account-id");
 /// Only requests to GitHub Copilot have it; some of its clients leave it out.
-const COPILOT_CLIENT: &str = "copilot-integration-id";
+const COPILOT_CLIENT: HeaderName = HeaderName::from_static("copilot-integration-id");
 /// Copilot's host, below which each kind of account has its own.
 const COPILOT_HOST: &str = "githubcopilot.com";
+/// What comes before the place in a path of Vertex AI.
+const LOCATIONS: &str = "/locations/";
 
 impl Door {
     /// The door of a request with this path and these headers to an upstream's host.
@@ -44,10 +47,10 @@ impl Door {
     /// Whether a request with this path has to stay in a region, which costs more: Vertex AI's regional endpoints, and
     /// Bedrock's models of a region or of a part of the world ("Pricing", Anthropic's documentation).
     pub fn is_regional(path: &str, model: &str) -> bool {
-        let places = path.split_once("/locations/").and_then(|(_, rest)| rest.split('/').next());
-        let is_of_region =
-            model.split_once("anthropic.claude").is_some_and(|(area, _)| area != "global.");
-        places.is_some_and(|place| place != "global") || is_of_region
+        let place = memmem::find(path.as_bytes(), LOCATIONS.as_bytes())
+            .and_then(|at| path[at + LOCATIONS.len()..].split('/').next());
+        let area = memmem::find(model.as_bytes(), b"anthropic.claude").map(|at| &model[..at]);
+        place.is_some_and(|place| place != "global") || area.is_some_and(|area| area != "global.")
     }
 
     /// The door as it is shown; `None` for the usual one.
@@ -78,22 +81,20 @@ mod tests {
 
     #[test]
     fn login_is_told_by_host_path_or_header() {
-        let headers = |name: &'static str| {
-            HeaderMap::from_iter([(
-                http::HeaderName::from_static(name),
-                http::HeaderValue::from_static("acc"),
-            )])
+        let of = |host, path, name: &HeaderName| {
+            let value = http::HeaderValue::from_static("acc");
+            Door::from_request(host, path, &HeaderMap::from_iter([(name.clone(), value)]))
         };
-        let of = |host, path, name| Door::from_request(host, path, &headers(name));
+        let [other, originator] = ["x", "originator"].map(HeaderName::from_static);
         let usual = "api.openai.com";
-        assert_eq!(of(usual, "/backend-api/codex/responses", "x"), Door::Chatgpt);
-        assert_eq!(of(usual, "/up/backend-api/codex/models", "x"), Door::Chatgpt);
-        assert_eq!(of(usual, "/v1/responses", CHATGPT_ACCOUNT), Door::Chatgpt);
-        assert_eq!(of(usual, "/v1/responses", "originator"), Door::Api);
-        assert_eq!(of(usual, "/v1/my-backend-api", "x"), Door::Api);
-        assert_eq!(of("api.individual.githubcopilot.com", "/responses", "x"), Door::Copilot);
-        assert_eq!(of("githubcopilot.com", "/responses", "x"), Door::Copilot);
-        assert_eq!(of("notgithubcopilot.com", "/responses", "x"), Door::Api);
-        assert_eq!(of("gateway", "/chat/completions", COPILOT_CLIENT), Door::Copilot);
+        assert_eq!(of(usual, "/backend-api/codex/responses", &other), Door::Chatgpt);
+        assert_eq!(of(usual, "/up/backend-api/codex/models", &other), Door::Chatgpt);
+        assert_eq!(of(usual, "/v1/responses", &CHATGPT_ACCOUNT), Door::Chatgpt);
+        assert_eq!(of(usual, "/v1/responses", &originator), Door::Api);
+        assert_eq!(of(usual, "/v1/my-backend-api", &other), Door::Api);
+        assert_eq!(of("api.individual.githubcopilot.com", "/responses", &other), Door::Copilot);
+        assert_eq!(of("githubcopilot.com", "/responses", &other), Door::Copilot);
+        assert_eq!(of("notgithubcopilot.com", "/responses", &other), Door::Api);
+        assert_eq!(of("gateway", "/chat/completions", &COPILOT_CLIENT), Door::Copilot);
     }
 }

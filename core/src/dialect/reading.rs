@@ -141,22 +141,18 @@ impl ResponseReader {
         }
     }
 
-    /// The same, at the tier that the response's headers say: it counts if the reply itself names none.
-    #[must_use]
-    pub fn with_tier(mut self, tier: Option<ServiceTier>) -> Self {
+    /// Sets the tier that the response's headers say: it counts if the reply itself names none.
+    pub fn set_tier(&mut self, tier: Option<ServiceTier>) {
         self.builder.tier = tier;
-        self
     }
 
-    /// The same for a request that asks for several replies, one in each choice.
-    #[must_use]
-    pub fn with_several(mut self, several: bool) -> Self {
+    /// Sets whether its request asks for several replies, one in each choice.
+    pub fn set_several(&mut self, several: bool) {
         match &mut self.builder.stream {
             DialectStream::OpenaiChat(stream) => stream.several = several,
             DialectStream::Gemini(stream) => stream.several = several,
             DialectStream::Anthropic(_) | DialectStream::OpenaiResponses(_) => {}
         }
-        self
     }
 
     /// Reads the next decompressed bytes of the body, cut anywhere.

@@ -89,25 +89,28 @@ fn is_end(c: char) -> bool {
 }
 
 fn sentence(text: &str) -> Option<Sentence> {
-    let mut words = String::with_capacity(text.len());
     if text.is_ascii() {
         // The usual case: all of its words are compared.
-        let letters = text.bytes().filter(u8::is_ascii_alphanumeric);
-        words.extend(letters.map(char::from));
-    } else {
-        let compared = text
-            .split_whitespace()
-            .filter(|word| word.chars().all(|c| c.is_ascii() || is_punctuation(c)));
-        words.extend(compared.flat_map(letters));
+        let mut letters = text.as_bytes().to_vec();
+        letters.retain(u8::is_ascii_alphanumeric);
+        return sentence_of(&letters);
     }
+    let compared = text
+        .split_whitespace()
+        .filter(|word| word.chars().all(|c| c.is_ascii() || is_punctuation(c)));
+    let mut words: String = compared.flat_map(letters).collect();
     if words.is_empty() {
         // It is written without spaces, or in other letters.
         words.extend(letters(text));
     }
+    sentence_of(words.as_bytes())
+}
+
+fn sentence_of(words: &[u8]) -> Option<Sentence> {
     if words.is_empty() {
         return None;
     }
-    Some(Sentence { key: PartKey::of_bytes(words.as_bytes()), length: words.len() })
+    Some(Sentence { key: PartKey::of_bytes(words), length: words.len() })
 }
 
 fn letters(text: &str) -> impl Iterator<Item = char> {

@@ -27,7 +27,6 @@ use crate::proxy::response::tap::SettleLate;
 use crate::proxy::state::Proxy;
 use crate::proxy::state::exchange_recorder::ExchangeRecorder;
 use crate::proxy::turn::late;
-use crate::store::lessons::LessonSource;
 use crate::telemetry::FailOpen;
 
 /// A request as the client sent it, without its body.
@@ -164,18 +163,17 @@ impl ClientRequest {
 
     pub(super) fn reasoning_rule(
         &self,
-        proxy: &Proxy,
         upstream: &Upstream,
-        source: &LessonSource<'_>,
         model: &str,
+        holds: impl Fn(Lesson) -> bool,
     ) -> ReasoningRule {
         // What is configured counts most, then what was learned, then what is known of the host.
         if let Some(rule) = upstream.reasoning_echo {
             return rule;
         }
-        if proxy.knows(source, Lesson::ReasoningRefused) {
+        if holds(Lesson::ReasoningRefused) {
             ReasoningRule::Unwanted
-        } else if proxy.knows(source, Lesson::ReasoningDemanded) {
+        } else if holds(Lesson::ReasoningDemanded) {
             ReasoningRule::Demanded
         } else {
             let dialect = self.dialect.unwrap_or(Dialect::OpenaiChat);
@@ -184,7 +182,7 @@ impl ClientRequest {
     }
 
     pub(super) fn model(&self, name: &str, upstream: &Upstream, proxy: &Proxy) -> Model {
-        let betas = self.headers.get_all("anthropic-beta").iter();
+        let betas = self.headers.get_all(headers::BETA).iter();
         let betas: Vec<&str> = betas.filter_map(|line| line.to_str().ok()).collect();
         let model = proxy.catalogue.model(name, &betas.join(","));
         let is_regional = Door::is_regional(self.target.path(), name);

@@ -284,9 +284,9 @@ impl LiveExchange<Received> {
         let lesson_model = conversation.model_and_backend();
         let source = lesson_source(tenant, upstream, &lesson_model, model.door);
         let lessons = proxy.ledgers.lessons();
-        let taught = lessons.ready(reads, now()).await;
-        // A list is believed before the catalogue; a refusal corrects both, and what is configured.
         let now = now();
+        let taught = lessons.ready(reads, now).await;
+        // A list is believed before the catalogue; a refusal corrects both, and what is configured.
         let listed = lessons.listed_window(&LessonSource { model: name, ..source }, now);
         if let Some(window) = listed
             && !model.is_configured
@@ -303,8 +303,9 @@ impl LiveExchange<Received> {
             proxy.telemetry.retiring_model(&upstream.name, name, day);
         }
         model.window = window;
-        let reasoning_rule = client.reasoning_rule(&proxy, upstream, &source, name);
-        if proxy.knows(&source, Lesson::ReasoningBound) {
+        let reasoning_rule =
+            client.reasoning_rule(upstream, name, |lesson| lessons.holds(&source, lesson, now));
+        if lessons.holds(&source, Lesson::ReasoningBound, now) {
             model.binding = ReasoningBinding::Prefix;
         }
         // Credentials that the upstream does not check could be made up, so each then has a state of its own.
@@ -324,7 +325,7 @@ impl LiveExchange<Received> {
             requested_model: conversation.model.clone(),
             learned,
             reasoning_rule,
-            compaction_refused: proxy.knows(&source, Lesson::CompactionRefused),
+            compaction_refused: lessons.holds(&source, Lesson::CompactionRefused, now),
             learned_max_output: lessons.max_output(&source, now),
             policy: proxy.policy(upstream, name),
             client_compacts: request_origin::compacts(&client.headers, &proxy),

@@ -25,9 +25,10 @@ impl LiveExchange<Sent> {
     pub(super) fn actions(&mut self) -> ResponseActions {
         let proxy = &self.recorder.proxy;
         let Sent { response, turn, .. } = &mut self.phase;
-        let mut quotas = quota::from_headers(response.headers(), now());
+        let now = now();
+        let mut quotas = quota::from_headers(response.headers(), now);
         if response.status() == StatusCode::TOO_MANY_REQUESTS {
-            let unnamed = quota::unnamed(response.headers(), &quotas, now());
+            let unnamed = quota::unnamed(response.headers(), &quotas, now);
             quotas.extend(unnamed);
         }
         // To find the tenant of a request that is not read takes longer than all else here.
@@ -35,7 +36,7 @@ impl LiveExchange<Sent> {
             true => None,
             false => self.client.tenant(proxy).ok(),
         };
-        proxy.telemetry.quotas_told(&self.upstream.name, tenant.as_ref(), quotas, now());
+        proxy.telemetry.quotas_told(&self.upstream.name, tenant.as_ref(), quotas, now);
         let turn = turn.take();
         let mut actions = ResponseActions { tenant, ..ResponseActions::default() };
         if let Some(dialect) = self.client.response_dialect() {

@@ -6,7 +6,7 @@
 use bytes::{Bytes, BytesMut};
 use http::header::{CONNECTION, CONTENT_TYPE, HOST, RETRY_AFTER, WWW_AUTHENTICATE};
 use http::uri::Authority;
-use http::{HeaderMap, HeaderValue, Response, StatusCode, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode, Uri};
 use jiff::Timestamp;
 
 use crate::config::Config;
@@ -17,7 +17,7 @@ use crate::proxy::http::transport::MOST_HEADERS;
 use crate::wire::sse::write_event;
 
 /// Marks a response as ours; its value is [`ProxyError::code`].
-pub(super) const ERROR: &str = "x-plimsoll-error";
+pub(super) const ERROR: HeaderName = HeaderName::from_static("x-plimsoll-error");
 
 /// The response to `GET /` and `HEAD /`, which people open and clients use as a probe.
 pub(crate) fn greeting(config: &Config, uri: &Uri, headers: &HeaderMap) -> Response<Bytes> {

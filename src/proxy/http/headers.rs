@@ -31,7 +31,7 @@ const LONGEST_TAG: usize = 96;
 const TOKEN: HeaderName = HeaderName::from_static("x-plimsoll-token");
 
 /// The header in which Anthropic's clients list betas.
-const BETA: HeaderName = HeaderName::from_static("anthropic-beta");
+pub(crate) const BETA: HeaderName = HeaderName::from_static("anthropic-beta");
 
 /// Which headers that apply to one hop are kept.
 #[derive(Clone, Copy, Debug, Default)]
@@ -199,6 +199,9 @@ pub(crate) fn mode(headers: &HeaderMap) -> Option<Mode> {
 
 /// The tags of a request, `team=core, env=ci`, and that of its user. What is not of this form is left out.
 pub(crate) fn tags(headers: &HeaderMap) -> Vec<Box<str>> {
+    if !states_tags(headers) {
+        return Vec::new();
+    }
     let mut known: Vec<Box<str>> =
         stated_tags(headers).filter(|tag| is_tag(tag)).take(MOST_TAGS).map(Into::into).collect();
     known.sort();
@@ -208,12 +211,19 @@ pub(crate) fn tags(headers: &HeaderMap) -> Vec<Box<str>> {
 
 /// Whether some of what should be tags is left out: it has another form, or there are too many.
 pub(crate) fn leaves_out_tags(headers: &HeaderMap) -> bool {
+    if !states_tags(headers) {
+        return false;
+    }
     let unreadable = |name| headers.get_all(name).iter().any(|line| line.to_str().is_err());
     let mut stated = stated_tags(headers);
     stated.by_ref().take(MOST_TAGS).any(|tag| !is_tag(&tag))
         || stated.next().is_some()
         || unreadable(TAGS)
         || unreadable(USER)
+}
+
+fn states_tags(headers: &HeaderMap) -> bool {
+    headers.contains_key(TAGS) || headers.contains_key(USER)
 }
 
 fn stated_tags(headers: &HeaderMap) -> impl Iterator<Item = Cow<'_, str>> {

@@ -81,9 +81,9 @@ impl ResponseObserver {
         let mut gave_up = None;
         match Decoder::new(codings, limit, || memory.boxed(MemoryKind::Reply)) {
             Ok(decoder) => {
-                let reader = ResponseReader::new(dialect, status, framing, limit);
-                let reader = reader.with_tier(ServiceTier::from_headers(headers));
-                reading = Some((Box::new(reader), decoder));
+                let mut reader = Box::new(ResponseReader::new(dialect, status, framing, limit));
+                reader.set_tier(ServiceTier::from_headers(headers));
+                reading = Some((reader, decoder));
             }
             Err(UnsupportedEncoding::Unknown) => gave_up = Some(FailOpen::ReplyUnread),
             Err(UnsupportedEncoding::TooMany) => gave_up = Some(FailOpen::TooManyCodings),
@@ -104,9 +104,9 @@ impl ResponseObserver {
     }
 
     pub(crate) fn with_several(mut self, several: bool) -> Self {
-        self.reading = self
-            .reading
-            .map(|(reading, decoder)| (Box::new(reading.with_several(several)), decoder));
+        if let Some((reading, _)) = &mut self.reading {
+            reading.set_several(several);
+        }
         self
     }
 

@@ -399,8 +399,7 @@ fn add_once<T: PartialEq>(all: &mut Vec<T>, one: T) {
 
 impl Drop for ExchangeRecorder {
     fn drop(&mut self) {
-        let empty = Box::new(Exchange::begun("".into(), 0, "", ""));
-        let mut event = std::mem::replace(&mut self.event, empty);
+        let mut event = std::mem::take(&mut *self.event);
         event.timing.duration_us = micros(self.began.elapsed());
         if let Some(upload) = &self.upload {
             event.timing.request_bytes += upload.bytes();
@@ -424,7 +423,7 @@ impl Drop for ExchangeRecorder {
     }
 }
 
-fn report(proxy: &Proxy, event: Box<Exchange>) {
+fn report(proxy: &Proxy, event: Exchange) {
     proxy.exchanges.fetch_sub(1, Ordering::Relaxed);
-    proxy.telemetry.report(Arc::from(event));
+    proxy.telemetry.report(event);
 }

@@ -15,36 +15,30 @@ use crate::proxy::state::request_info::RequestInfo;
 use crate::store::ledgers::OpenedSession;
 use crate::tokens::Tokenizer;
 
-/// The turn of an exchange that ended, without what is counted or learned of it.
-pub(super) fn turn(draft: Turn, info: &RequestInfo, reply: &Reply) -> Turn {
-    Turn {
-        response: reply.id.clone(),
-        repeated_calls: info.repeated_calls,
-        outcome: match draft.outcome {
-            // The provider still works on it: its reply comes later.
-            Outcome::Complete if reply.pending && reply.id.is_some() => Outcome::Interrupted,
-            outcome => outcome,
-        },
-        window: info.model.window,
-        reserve: info.reserve,
-        ..with_reply(draft, reply)
+/// Makes the turn of an exchange that ended from its draft, without what is counted or learned of it.
+pub(super) fn end(turn: &mut Turn, info: &RequestInfo, reply: &Reply) {
+    turn.response.clone_from(&reply.id);
+    turn.repeated_calls = info.repeated_calls;
+    // The provider still works on it: its reply comes later.
+    if turn.outcome == Outcome::Complete && reply.pending && reply.id.is_some() {
+        turn.outcome = Outcome::Interrupted;
     }
+    turn.window = info.model.window;
+    turn.reserve = info.reserve;
+    add_reply(turn, reply);
 }
 
-fn with_reply(turn: Turn, reply: &Reply) -> Turn {
+fn add_reply(turn: &mut Turn, reply: &Reply) {
     let chain = turn.position.chain;
     let tokenizer = Tokenizer::now(turn.family);
-    Turn {
-        after: reply.chain_after(chain),
-        usage: reply.usage.clone(),
-        served: reply.model.clone().filter(|model| **model != *turn.model),
-        stop: reply.stop,
-        reply: budget::reply(reply, tokenizer),
-        anchor_keys: edited::reply_keys(&turn.position, reply),
-        others: budget::other_forms(reply, chain, tokenizer),
-        called: budget::called(reply),
-        ..turn
-    }
+    turn.after = reply.chain_after(chain);
+    turn.usage.clone_from(&reply.usage);
+    turn.served = reply.model.clone().filter(|model| **model != *turn.model);
+    turn.stop = reply.stop;
+    turn.reply = budget::reply(reply, tokenizer);
+    turn.anchor_keys = edited::reply_keys(&turn.position, reply);
+    turn.others = budget::other_forms(reply, chain, tokenizer);
+    turn.called = budget::called(reply);
 }
 
 pub(super) fn set_title(turn: &mut Turn, reply: &Reply) {
@@ -56,14 +50,14 @@ pub(super) fn set_title(turn: &mut Turn, reply: &Reply) {
 }
 
 pub(super) fn completed(turn: &Turn, reply: &Reply, outcome: Outcome, ended: Millis) -> Turn {
-    Turn {
-        response: turn.response.clone().or_else(|| reply.id.clone()),
-        ended,
-        outcome,
-        // It was predicted from a reply that was not there.
-        carry: None,
-        ..with_reply(turn.clone(), reply)
-    }
+    let mut turn = turn.clone();
+    add_reply(&mut turn, reply);
+    turn.response = turn.response.or_else(|| reply.id.clone());
+    turn.ended = ended;
+    turn.outcome = outcome;
+    // It was predicted from a reply that was not there.
+    turn.carry = None;
+    turn
 }
 
 pub(super) fn draft(request: &PlacedRequest, at: Millis) -> Turn {
@@ -109,7 +103,7 @@ fn definitions(
     }
 }
 
-pub(super) fn facts(turn: Turn, reply: &Reply, prefix: Option<ForwardedPrefix>) -> Vec<Fact> {
+pub(super) fn facts(turn: Box<Turn>, reply: &Reply, prefix: Option<ForwardedPrefix>) -> Vec<Fact> {
     let mut facts = Vec::new();
     if let Some(prefix) = prefix {
         // Its client may have the reply in any of its forms.
@@ -119,6 +113,6 @@ pub(super) fn facts(turn: Turn, reply: &Reply, prefix: Option<ForwardedPrefix>) 
             facts.extend(reasoning.map(|reasoning| Fact::Reasoning(Box::new(reasoning))));
         }
     }
-    facts.insert(0, Fact::Turn(Box::new(turn)));
+    facts.insert(0, Fact::Turn(turn.into()));
     facts
 }

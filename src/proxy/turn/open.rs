@@ -262,7 +262,7 @@ impl OpenTurn {
         let tenant = self.info.tenant.clone();
         let (this, facts, content) = long_work_if(is_large, tenant.as_ref(), move || {
             let content = content.map(|content| content.answered(&reply, limits.exchange_bytes));
-            let facts = self.complete(*turn, &reply, &learned);
+            let facts = self.complete(turn, &reply, &learned);
             (self, facts, content)
         })
         .await;
@@ -284,9 +284,14 @@ impl OpenTurn {
         }
     }
 
-    fn complete(&mut self, draft: Turn, reply: &Reply, learned: &EstimatorState) -> Vec<Fact> {
-        let is_delivered = draft.outcome == Outcome::Complete && draft.done.resent.is_none();
-        let mut turn = build::turn(draft, &self.info, reply);
+    fn complete(
+        &mut self,
+        mut turn: Box<Turn>,
+        reply: &Reply,
+        learned: &EstimatorState,
+    ) -> Vec<Fact> {
+        let is_delivered = turn.outcome == Outcome::Complete && turn.done.resent.is_none();
+        build::end(&mut turn, &self.info, reply);
         // It may have arrived since.
         turn.counted = self.counted.as_deref().and_then(PendingCount::arrived);
         if self.opened.keeps_title {

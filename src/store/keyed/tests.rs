@@ -15,7 +15,7 @@ fn cipher() -> Cipher {
 fn record(kind: RecordKind, hash: u128, at: u64) -> Record {
     let value =
         format!(r#"{{"kind":"x","about":"{hash:032x}","near":["{:032x}"],"at":{at}}}"#, !hash);
-    Record { kind, key: hash, value: value.into(), at }
+    Record { kind, key: hash, value: value.into(), at, turn: None }
 }
 
 const KINDS: [RecordKind; 9] = [
@@ -36,8 +36,13 @@ fn records(of: u64) -> Vec<(Scope, Vec<Record>)> {
         let hash = |at: usize| xxhash_rust::xxh3::xxh3_128(format!("{n} {at}").as_bytes());
         let facts =
             KINDS.iter().enumerate().map(|(at, kind)| record(*kind, hash(at), n + at as u64));
-        let fingerprint =
-            Record { kind: RecordKind::Fingerprint, key: hash(99), value: Bytes::new(), at: n };
+        let fingerprint = Record {
+            kind: RecordKind::Fingerprint,
+            key: hash(99),
+            value: Bytes::new(),
+            at: n,
+            turn: None,
+        };
         (scope("t", &format!("s{n}")), facts.chain([fingerprint]).collect())
     };
     (0..of).map(session).collect()

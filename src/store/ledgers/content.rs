@@ -34,7 +34,7 @@ impl Ledgers {
             return Ok(());
         }
         let key = xxh3_128(exchange.as_str().as_bytes());
-        let record = Record { kind: RecordKind::Content, key, value: value.into(), at };
+        let record = Record { kind: RecordKind::Content, key, value: value.into(), at, turn: None };
         let only_if = cache.precondition();
         let write = cache.add(Vec::new(), || self.store.put(scope, vec![record], only_if));
         let Some(write) = write else { return Ok(()) };

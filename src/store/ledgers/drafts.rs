@@ -16,8 +16,8 @@ use super::records::{record, turn_key};
 use crate::clock::wall_micros;
 use crate::context::{Fact, Millis, TenantId, Turn};
 use crate::dialect::{ReplyProgress, ResponseReader};
-use crate::store::Scope;
 use crate::store::drafts::Draft;
+use crate::store::{Record, Scope};
 
 /// How often one exchange's draft is written, if anything has changed.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -306,7 +306,7 @@ impl DueDraft {
             turn.response.clone_from(&progress.id);
             turn.clone()
         };
-        let record = record(&Fact::Turn(Box::new(turn)))?;
+        let record = Record { turn: None, ..record(&Fact::Turn(Arc::new(turn)))? };
         Some(Draft { scope: scope.clone(), record, since: *since })
     }
 }

@@ -72,7 +72,7 @@ pub(super) fn left_by(fact: &Fact) -> Vec<Record> {
 }
 
 fn fingerprint_record(key: u128, at: Millis) -> Record {
-    Record { kind: RecordKind::Fingerprint, key, value: Bytes::new(), at }
+    Record { kind: RecordKind::Fingerprint, key, value: Bytes::new(), at, turn: None }
 }
 
 fn left_by_turn(turn: &Turn) -> Vec<u128> {

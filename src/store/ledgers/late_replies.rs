@@ -42,8 +42,8 @@ impl Ledgers {
                 let stored = ledger.answered_by(response).map(|turn| &**turn);
                 earlier = stored.map(self.caps.pricing()).unwrap_or_default();
                 let turn = complete(stored.or(open.as_ref().map(|(_, turn)| turn))?)?;
-                completed = Some(Arc::new(turn.clone()));
-                Some(vec![Fact::Turn(Box::new(turn))])
+                let turn = completed.insert(Arc::new(turn));
+                Some(vec![Fact::Turn(turn.clone())])
             },
             |facts| {
                 let mut records: Vec<Record> = facts.iter().filter_map(record).collect();

@@ -44,7 +44,8 @@ pub(super) fn record(fact: &Fact) -> Option<Record> {
     };
     let mut value = Vec::with_capacity(RECORD_BYTES);
     serde_json::to_writer(&mut value, fact).ok()?;
-    Some(Record { kind, key, value: value.into(), at })
+    let turn = if let Fact::Turn(turn) = fact { Some(turn.clone()) } else { None };
+    Some(Record { kind, key, value: value.into(), at, turn })
 }
 
 pub(super) fn turn_key(exchange: &ExchangeId) -> u128 {

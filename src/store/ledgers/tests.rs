@@ -85,7 +85,7 @@ fn turn(opened: &OpenedSession, answer: &str) -> Fact {
     let reply = reading.finish(BodyEnd::Whole);
     let sketched =
         |key| SketchPart { key, tokens: 1, place: PromptSection::History, by_length: false };
-    Fact::Turn(Box::new(Turn {
+    Fact::Turn(Arc::new(Turn {
         exchange: opened.exchange.clone(),
         position: opened.placed.position.clone(),
         after: reply.chain_after(opened.placed.position.chain),
@@ -630,7 +630,7 @@ async fn fingerprints_in_memory_are_bounded() {
     let mut known = SessionFingerprints::default();
     let scope = Scope { tenant: "t".into(), session: "s".into() };
     let fingerprint =
-        |key| Record { kind: RecordKind::Fingerprint, key, value: Bytes::new(), at: 0 };
+        |key| Record { kind: RecordKind::Fingerprint, key, value: Bytes::new(), at: 0, turn: None };
     let fingerprints: Vec<Record> = (0..fingerprints::IN_MEMORY as u128).map(fingerprint).collect();
     known.add(&scope, &fingerprints, 0);
     let session = |known: &mut SessionFingerprints, tenant: &str, key| {

@@ -262,7 +262,8 @@ async fn lessons_without_tenant_are_ignored() {
     ];
     for (name, value) in old {
         let key = xxh3_128(name.as_bytes());
-        let record = Record { kind: RecordKind::Learned, key, value: value.into(), at: NOW };
+        let record =
+            Record { kind: RecordKind::Learned, key, value: value.into(), at: NOW, turn: None };
         store.put_if_absent(scope.clone(), vec![record]).await.unwrap();
     }
     let server = LessonsFixture::over(store, NOW).await;

@@ -132,7 +132,7 @@ impl RedisStore {
                 continue;
             };
             let value = bytes::Bytes::copy_from_slice(value);
-            let turn = Record { kind: RecordKind::Turn, key, value, at };
+            let turn = Record { kind: RecordKind::Turn, key, value, at, turn: None };
             // This also removes the draft. If another process was faster, the turn exists.
             let put = self.put_records(scope, &[turn], &Default::default()).await?;
             if put == [WriteOutcome::Written] {

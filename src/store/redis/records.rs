@@ -254,7 +254,7 @@ fn record(entry: &[u8], value: Vec<u8>) -> Option<Record> {
     let at = words.next()?.parse().ok()?;
     let kind = RecordKind::coded(code.parse().ok()?)?;
     let key = u128::from_str_radix(key, 16).ok()?;
-    Some(Record { kind, key, value: restored(value)?, at })
+    Some(Record { kind, key, value: restored(value)?, at, turn: None })
 }
 
 /// The newest records, and all decisions.

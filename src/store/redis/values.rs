@@ -34,7 +34,7 @@ mod tests {
     #[test]
     fn turns_are_packed_and_restored() {
         let turn = format!(r#"{{"kind":"turn","outcome":"complete","response":"{:0999}"}}"#, 7);
-        let record = |kind| Record { kind, key: 1, value: turn.clone().into(), at: 1 };
+        let record = |kind| Record { kind, key: 1, value: turn.clone().into(), at: 1, turn: None };
         let packed = stored(&record(RecordKind::Turn));
         assert!(packed.len() < turn.len() / 2, "{} of {}", packed.len(), turn.len());
         assert_eq!(restored(packed.clone()).unwrap(), turn.as_bytes());

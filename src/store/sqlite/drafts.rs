@@ -51,7 +51,7 @@ pub(super) fn adopt(connection: &Connection, instance: u64) -> rusqlite::Result<
         let rows = query.query_map([instance.cast_signed()], |row| {
             let key = u128::from_be_bytes(row.get(2)?);
             let value = bytes_in(row, 4)?;
-            let record = Record { kind: RecordKind::Turn, key, value, at: row.get(3)? };
+            let record = Record { kind: RecordKind::Turn, key, value, at: row.get(3)?, turn: None };
             Ok((scope_in(row)?, record))
         })?;
         rows.collect::<rusqlite::Result<Vec<_>>>()?

@@ -4,15 +4,12 @@
 //! read that row. Every query here uses an index in its order: the database sorts nothing, which would need
 //! memory or disk space.
 
-use std::borrow::Cow;
-
 use bytes::Bytes;
 use rusqlite::types::{ToSqlOutput, ValueRef};
 use rusqlite::{CachedStatement, Connection, OptionalExtension, Row, ToSql, params};
 
 use super::columns::{blob, bytes_in, scope_in};
 use crate::context::{Millis, SessionId, TenantId};
-use crate::dialect::Usage;
 use crate::store::drafts::{COMPLETE, INTERRUPTED};
 use crate::store::packing::{Packing, pack, unpack};
 use crate::store::turn_columns::{TurnColumns, before_sketch};
@@ -62,7 +59,7 @@ impl SessionDelta {
 
     fn add_turn(&mut self, at: Millis, turn: &TurnColumns<'_>) {
         self.turns += 1;
-        for (_, usage) in turn.usage.iter().flat_map(Usage::billed) {
+        for (_, usage) in turn.usage.iter().flat_map(|usage| usage.billed()) {
             self.input = self.input.saturating_add(usage.input.unwrap_or(0));
             self.output = self.output.saturating_add(usage.output.unwrap_or(0));
             self.cache_read = self.cache_read.saturating_add(usage.cache_read.unwrap_or(0));
@@ -93,7 +90,23 @@ impl SessionDelta {
 
 /// The id of a session, if it has a row.
 pub(super) fn scope_id(connection: &Connection, scope: &Scope) -> rusqlite::Result<Option<i64>> {
-    Ok(ScopeIds::find(&mut connection.prepare_cached(FIND)?, scope)?.map(|ids| ids.scope))
+    let found = FoundIds::find(&mut connection.prepare_cached(FIND)?, scope)?;
+    Ok(found.and_then(|ids| ids.scope))
+}
+
+/// The id of a known tenant, and that of its session, if it has a row.
+struct FoundIds {
+    tenant: i64,
+    scope: Option<i64>,
+}
+
+impl FoundIds {
+    fn find(query: &mut CachedStatement<'_>, scope: &Scope) -> rusqlite::Result<Option<Self>> {
+        let values = params![scope.session.as_str(), scope.tenant.as_str()];
+        query
+            .query_row(values, |row| Ok(Self { tenant: row.get(0)?, scope: row.get(1)? }))
+            .optional()
+    }
 }
 
 /// The ids of a session and its tenant.
@@ -104,30 +117,25 @@ struct ScopeIds {
 }
 
 impl ScopeIds {
-    fn find(query: &mut CachedStatement<'_>, scope: &Scope) -> rusqlite::Result<Option<Self>> {
-        let values = params![scope.session.as_str(), scope.tenant.as_str()];
-        query
-            .query_row(values, |row| Ok(Self { scope: row.get(0)?, tenant: row.get(1)? }))
-            .optional()
-    }
-
-    /// A row for a new session, known since `at`.
-    fn begin(connection: &Connection, scope: &Scope, at: Millis) -> rusqlite::Result<Self> {
+    /// A row for a new session, known since `at`, and one for its tenant if that is new, too.
+    fn begin(
+        connection: &Connection,
+        scope: &Scope,
+        tenant: Option<i64>,
+        at: Millis,
+    ) -> rusqlite::Result<Self> {
+        let tenant = match tenant {
+            Some(tenant) => tenant,
+            None => connection
+                .prepare_cached("INSERT INTO tenants (name) VALUES (?1)")?
+                .insert([scope.tenant.as_str()])?,
+        };
         let mut insert = connection.prepare_cached(
             "INSERT INTO scopes (tenant, session, began, used) VALUES (?1, ?2, ?3, ?3)",
         )?;
-        let tenant = tenant_id(connection, &scope.tenant)?;
         let scope = insert.insert(params![tenant, scope.session.as_str(), capped(at)])?;
         Ok(Self { scope, tenant })
     }
-}
-
-fn tenant_id(connection: &Connection, tenant: &TenantId) -> rusqlite::Result<i64> {
-    let mut query = connection.prepare_cached("SELECT id FROM tenants WHERE name = ?1")?;
-    if let Some(id) = query.query_row([tenant.as_str()], |row| row.get(0)).optional()? {
-        return Ok(id);
-    }
-    connection.prepare_cached("INSERT INTO tenants (name) VALUES (?1)")?.insert([tenant.as_str()])
 }
 
 /// The statements of [`put`]: for many writes in one transaction, they are looked up once.
@@ -167,10 +175,12 @@ impl<'c> FactWriter<'c> {
     ) -> rusqlite::Result<Vec<WriteOutcome>> {
         let connection = self.connection;
         let Some(first) = records.first() else { return Ok(Vec::new()) };
-        let existing = ScopeIds::find(&mut self.find, scope)?;
-        let ids = match existing {
-            Some(ids) => ids,
-            None => ScopeIds::begin(connection, scope, first.at)?,
+        let found = FoundIds::find(&mut self.find, scope)?;
+        let tenant = found.as_ref().map(|ids| ids.tenant);
+        let existing = found.and_then(|ids| ids.scope);
+        let ids = match (tenant, existing) {
+            (Some(tenant), Some(scope)) => ScopeIds { scope, tenant },
+            _ => ScopeIds::begin(connection, scope, tenant, first.at)?,
         };
         let id = ids.scope;
         let mut tally = SessionDelta::default();
@@ -213,9 +223,9 @@ impl<'c> FactWriter<'c> {
     }
 }
 
-const FIND: &str =
-    "SELECT scopes.id, tenants.id FROM scopes JOIN tenants ON tenants.id = scopes.tenant
-     WHERE scopes.session = ?1 AND tenants.name = ?2";
+const FIND: &str = "SELECT tenants.id, scopes.id FROM tenants
+     LEFT JOIN scopes ON scopes.session = ?1 AND scopes.tenant = tenants.id
+     WHERE tenants.name = ?2";
 
 const ADD: &str = "UPDATE scopes SET
          began = min(began, ?2), used = max(used, ?3),
@@ -243,8 +253,16 @@ fn insert_into(
 ) -> rusqlite::Result<bool> {
     let is_turn = record.kind == RecordKind::Turn;
     // Only turns have columns, and are many enough to be packed.
-    let head = if is_turn { before_sketch(&record.value) } else { Cow::default() };
-    let turn = if is_turn { Some(TurnColumns::read(&head)) } else { None };
+    let head;
+    let turn = match &record.turn {
+        Some(turn) => Some(TurnColumns::from(&**turn)),
+        // Another process made it, or this one before it ended.
+        None if is_turn => {
+            head = before_sketch(&record.value);
+            Some(TurnColumns::read(&head))
+        }
+        None => None,
+    };
     let packed = if is_turn { pack(&record.value) } else { None };
     let (packing, value) = match &packed {
         Some(packed) => (Packing::Turn, KeptValue::Packed(packed)),
@@ -550,7 +568,10 @@ pub(super) fn scan(
 fn record_in(row: &Row<'_>) -> rusqlite::Result<Option<(i64, Record)>> {
     let Some(kind) = RecordKind::coded(row.get(1)?) else { return Ok(None) };
     let key = u128::from_be_bytes(row.get(2)?);
-    Ok(Some((row.get(0)?, Record { kind, key, value: value_in(row, 4)?, at: row.get(3)? })))
+    Ok(Some((
+        row.get(0)?,
+        Record { kind, key, value: value_in(row, 4)?, at: row.get(3)?, turn: None },
+    )))
 }
 
 /// A value as it is stored: as text if it is text, so that people can read it.

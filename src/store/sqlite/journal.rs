@@ -126,7 +126,7 @@ impl JournalEntry {
         file.extend_from_slice(&[0; HEAD]);
         put_bytes(file, self.scope.tenant.as_str().as_bytes());
         put_bytes(file, self.scope.session.as_str().as_bytes());
-        for Record { kind, key, value, at } in &self.records {
+        for Record { kind, key, value, at, .. } in &self.records {
             file.push(kind.layout().code as u8);
             file.extend_from_slice(&key.to_le_bytes());
             file.extend_from_slice(&at.to_le_bytes());
@@ -147,6 +147,7 @@ impl JournalEntry {
                 key: u128::from_le_bytes(take(&mut body)?),
                 at: u64::from_le_bytes(take(&mut body)?),
                 value: Bytes::copy_from_slice(take_bytes(&mut body)?),
+                turn: None,
             });
         }
         Some(Self { scope: Scope { tenant, session }, records })

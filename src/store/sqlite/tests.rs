@@ -224,23 +224,40 @@ async fn views_show_stored_turns() {
     assert_eq!(dollars, 0.25);
 }
 
-/// As they are written: columns are read of what stands before the sketch.
+/// Columns are read of what stands before the sketch, or taken from the turn itself: they are the same.
 #[tokio::test]
 async fn turns_with_sketch_have_columns() {
     let folder = conformance::folder();
     let store = SqliteStore::open(&folder.path().join("p.db")).unwrap();
     let mut fact: Fact = serde_json::from_str(&scale::agents_turn(7)).unwrap();
     let Fact::Turn(written) = &mut fact else { panic!("{fact:?}") };
-    written.dollars = Some(0.25);
+    Arc::make_mut(written).dollars = Some(0.25);
+    let made = Some(written.clone());
     let value = serde_json::to_string(&fact).unwrap();
     assert!(value.contains(r#","sketch":"#));
-    store.put_if_absent(scope("t", "s"), vec![turn(1, &value, 10)]).await.unwrap();
+    let read = turn(1, &value, 10);
+    let made = Record { key: 2, turn: made, ..read.clone() };
+    // Through the journal, which keeps turns.
+    store.append(scope("t", "s"), vec![read, made], Precondition::default()).await.unwrap();
+    assert_eq!(store.scan(scope("t", "s"), 9).await.unwrap().len(), 2);
     let columns = "thread, request, upstream, model, purpose, outcome, method, estimated, input, output, reasoning, \
                    cache_read, cache_write, window, ended, dollars";
-    let whole = format!("SELECT ({}) IS NOT NULL FROM facts", columns.replace(", ", " || "));
-    let whole =
-        store.read(move |connection| connection.query_row(&whole, [], |row| row.get::<_, bool>(0)));
-    assert!(whole.await.unwrap());
+    let joined = columns.replace(", ", " || '|' || ");
+    let rows = store.read(move |connection| {
+        let mut query = connection.prepare(&format!("SELECT {joined} FROM facts"))?;
+        let rows = query.query_map([], |row| row.get::<_, Option<String>>(0))?;
+        rows.collect::<rusqlite::Result<Vec<_>>>()
+    });
+    let rows = rows.await.unwrap();
+    assert!(rows[0].is_some(), "a column is missing");
+    assert_eq!(rows[0], rows[1]);
+    let sums = store.read(|connection| {
+        let sums = "SELECT turns, input, output, cache_read FROM scopes";
+        connection
+            .query_row(sums, [], |row| Ok([row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?]))
+    });
+    let sums: [u64; 4] = sums.await.unwrap();
+    assert!(sums.iter().all(|sum| *sum > 0 && sum % 2 == 0), "{sums:?}");
 }
 
 const TURN: &str = r#"{"kind":"turn","exchange":"r","position":{"thread":"th"},"estimate":{"tokens":110,"method":"anchored"},"usage":{"input":100,"output":5},"ended":30}"#;

@@ -27,7 +27,7 @@ pub(super) fn scope(tenant: &str, session: &str) -> Scope {
 
 pub(super) fn turn(key: u128, value: &str, at: u64) -> Record {
     let value = Bytes::copy_from_slice(value.as_bytes());
-    Record { kind: RecordKind::Turn, key, value, at }
+    Record { kind: RecordKind::Turn, key, value, at, turn: None }
 }
 
 /// Runs the suite on fresh stores.

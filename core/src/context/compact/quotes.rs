@@ -180,7 +180,8 @@ const NOTES: [&str; 7] = [
 ];
 
 fn without_blocks(text: &str) -> String {
-    if NOTES.iter().any(|note| text.trim_start().starts_with(note)) {
+    let begin = text.trim_start();
+    if NOTES.iter().any(|note| begin.starts_with(note)) {
         return String::new();
     }
     let mut rest = text.to_owned();

@@ -42,7 +42,7 @@ fn turn() -> Turn {
 
 #[test]
 fn size_of_turn_includes_content() {
-    let of = |turn: Turn| grown(Fact::Turn(Box::new(turn)));
+    let of = |turn: Turn| grown(Fact::Turn(Arc::new(turn)));
     let base = of(turn());
     assert!((size_of::<Turn>()..2 * size_of::<Turn>() + 1000).contains(&base), "{base}");
     let with = |times, change: fn(&mut Turn)| {
@@ -195,7 +195,7 @@ fn size_of_decisions_is_also_counted_separately() {
         assert_eq!(ledger.bytes(), before + alone);
         before += alone;
     }
-    ledger.add(Fact::Turn(Box::new(turn())));
+    ledger.add(Fact::Turn(Arc::new(turn())));
     assert!(ledger.bytes() > ledger.decision_bytes());
     assert_eq!(ledger.decision_bytes(), before);
 }
@@ -224,7 +224,7 @@ fn oldest_quarter_is_forgotten() {
         if n == 0 {
             turn.definitions = vec![ToolTokens { tool: "Read".into(), tokens: 9 }];
         }
-        ledger.add(Fact::Turn(Box::new(turn)));
+        ledger.add(Fact::Turn(Arc::new(turn)));
     };
     for n in 0..TURNS {
         add(&mut ledger, n);
@@ -232,7 +232,7 @@ fn oldest_quarter_is_forgotten() {
     assert_eq!(ledger.turns().count(), TURNS);
     let before = ledger.bytes();
     let compaction = Turn { exchange: "c".into(), purpose: Purpose::Compaction, ..base.clone() };
-    ledger.add(Fact::Turn(Box::new(compaction)));
+    ledger.add(Fact::Turn(Arc::new(compaction)));
     let left = TURNS - TURNS / 4;
     assert_eq!(ledger.turns().count(), left + 1);
     assert!(ledger.bytes() < before * 4 / 5, "{}", ledger.bytes());
@@ -277,7 +277,7 @@ fn reasoning_stays_with_its_turn() {
         let mut turn =
             Turn { exchange: n.to_string().into(), after: Chain(n as u128), ..base.clone() };
         turn.position.chain = turn.after;
-        ledger.add(Fact::Turn(Box::new(turn)));
+        ledger.add(Fact::Turn(Arc::new(turn)));
         if n == 0 || n == TURNS - 1 {
             ledger.add(Fact::Reasoning(Box::new(reasoning(Chain(n as u128)))));
         }

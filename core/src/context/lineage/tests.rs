@@ -80,7 +80,7 @@ impl Play {
         if let Some(thought) = reasoning::record(&reply.parts, after, &turn, prefix) {
             self.ledger.add(Fact::Reasoning(Box::new(thought)));
         }
-        self.ledger.add(Fact::Turn(Box::new(turn)));
+        self.ledger.add(Fact::Turn(Arc::new(turn)));
         placed
     }
 }
@@ -829,7 +829,7 @@ fn aborted_call_is_anchor_where_it_told_its_input() {
     let anchor = |play: &mut Play, name: &str, input| {
         let mut turn = Turn { exchange: name.into(), ..turn.clone() };
         (turn.usage.input, turn.usage.lower_bound) = (input, true);
-        play.ledger.add(Fact::Turn(Box::new(turn)));
+        play.ledger.add(Fact::Turn(Arc::new(turn)));
         let at = play.ledger.turn(&name.into()).unwrap();
         play.ledger.anchor_at(at).unwrap().exchange.clone()
     };
@@ -858,7 +858,7 @@ fn sketches_are_put_together_from_their_differences() {
     ] {
         turn.exchange = id.into();
         turn.sketch = Sketch { base: base.map(Into::into), kept, added };
-        play.ledger.add(Fact::Turn(Box::new(turn.clone())));
+        play.ledger.add(Fact::Turn(Arc::new(turn.clone())));
     }
     let sketch = |id: &str| play.ledger.sketch(play.ledger.turn(&id.into()).unwrap());
     assert_eq!(sketch("c").unwrap(), [part(1), part(2), part(4), part(5)]);

@@ -443,13 +443,13 @@ fn summary_that_its_client_does_not_use_is_forgotten() {
     summary.purpose = Purpose::Compaction;
     summary.position.parent = Some(summarised);
     for fact in [turn.clone(), summary] {
-        scene.ledger.add(Fact::Turn(Box::new(fact)));
+        scene.ledger.add(Fact::Turn(fact.into()));
     }
     for step in 0..9 {
         assert_eq!(scene.ledger.is_being_compacted(Some(&turn)), step < 7, "{step}");
         turn.position.parent = Some(turn.exchange.clone());
         turn.exchange = format!("step {step}").into();
-        scene.ledger.add(Fact::Turn(Box::new(turn.clone())));
+        scene.ledger.add(Fact::Turn(turn.clone().into()));
     }
 }
 

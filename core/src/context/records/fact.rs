@@ -5,6 +5,7 @@
 //! remembered by `ledger`, and replayed by `plan`.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -357,7 +358,7 @@ impl Revocation {
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Fact {
     /// A completed exchange.
-    Turn(Box<Turn>),
+    Turn(Arc<Turn>),
     /// The reasoning of a reply, as it was received.
     Reasoning(Box<ReasoningRecord>),
     /// A tool result that was cut.

@@ -98,7 +98,7 @@ impl Miscounted {
         (sent.estimate, sent.sketch) = (Some(measured.estimate), measured.sketch);
         sent.done = RewriteSummary::from_steps(&self.scene.plan().steps, Mode::Active);
         sent.measure_removed(parent.as_deref());
-        self.scene.ledger.add(Fact::Turn(Box::new(sent.clone())));
+        self.scene.ledger.add(Fact::Turn(sent.clone().into()));
         sent
     }
 }

@@ -228,7 +228,7 @@ impl SessionFixture {
         let plan = self.plan();
         let turn = self.turn(&reply);
         let reasoning = reasoning::record(&reply.parts, turn.after, &turn, plan.sent.prefix());
-        self.ledger.add(Fact::Turn(Box::new(turn)));
+        self.ledger.add(Fact::Turn(Arc::new(turn)));
         if let Some(record) = reasoning {
             self.ledger.add(Fact::Reasoning(Box::new(record)));
         }

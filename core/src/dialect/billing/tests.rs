@@ -161,8 +161,8 @@ fn gemini_says_its_tier_in_a_header() {
     let mut headers = HeaderMap::new();
     headers.insert("x-gemini-service-tier", "flex".parse().expect("a value"));
     let tier = |body: &str| {
-        let mut reader = ResponseReader::new(Dialect::Gemini, 200, Framing::Unknown, 1 << 20)
-            .with_tier(ServiceTier::from_headers(&headers));
+        let mut reader = ResponseReader::new(Dialect::Gemini, 200, Framing::Unknown, 1 << 20);
+        reader.set_tier(ServiceTier::from_headers(&headers));
         reader.push(body.as_bytes());
         reader.finish(BodyEnd::Whole).usage.billing.tier
     };

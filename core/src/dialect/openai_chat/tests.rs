@@ -811,8 +811,8 @@ fn each_of_several_replies_must_end() {
     let second = FINISH.replace(r#""index":0"#, r#""index":1"#);
     let is_complete = |events: &[&str], several| {
         let framing = Framing::Events;
-        let reader = ResponseReader::new(Dialect::OpenaiChat, 200, framing, 1 << 20);
-        let mut reader = reader.with_several(several);
+        let mut reader = ResponseReader::new(Dialect::OpenaiChat, 200, framing, 1 << 20);
+        reader.set_several(several);
         reader.push(&bytes_of(events));
         reader.finish(BodyEnd::Whole).complete
     };

@@ -41,7 +41,7 @@ const INTERACTIONS: &str = "interactions";
 
 /// Whether requests for this target are only metered, and never rewritten (`docs/protocols.md` 5.6).
 pub fn is_metered_only(target: &str) -> bool {
-    segments(target).last() == Some(&INTERACTIONS)
+    path_of(target).rsplit('/').find(|segment| !segment.is_empty()) == Some(INTERACTIONS)
 }
 
 /// The endpoint at `target` (path, with or without query), if it is one for conversations.
@@ -82,8 +82,11 @@ fn without_parameters(model: Cow<'_, str>) -> Cow<'_, str> {
 
 /// The path's segments without empty ones: doubled slashes come from base URLs that end with one.
 pub(in crate::dialect) fn segments(target: &str) -> Vec<&str> {
-    let path = target.split_once('?').map_or(target, |(path, _)| path);
-    path.split('/').filter(|segment| !segment.is_empty()).collect()
+    path_of(target).split('/').filter(|segment| !segment.is_empty()).collect()
+}
+
+fn path_of(target: &str) -> &str {
+    target.split_once('?').map_or(target, |(path, _)| path)
 }
 
 fn plain<'p>(dialect: Dialect, purpose: Purpose) -> Endpoint<'p> {

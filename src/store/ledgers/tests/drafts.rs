@@ -5,7 +5,8 @@ use super::*;
 /// The draft of an exchange that never ended.
 fn drafted(opened: &OpenedSession) -> Turn {
     let Fact::Turn(turn) = turn(opened, "A") else { unreachable!() };
-    Turn { outcome: Outcome::Interrupted, usage: Usage::default(), response: None, ..*turn }
+    let turn = Turn::clone(&turn);
+    Turn { outcome: Outcome::Interrupted, usage: Usage::default(), response: None, ..turn }
 }
 
 async fn interrupted(store: &Arc<MemoryStore>) -> Vec<Turn> {
@@ -235,7 +236,7 @@ async fn unchanged_drafts_are_not_written() {
     let drafted = || {
         let record = due.draft(9)?.record;
         serde_json::from_slice(&record.value).ok().map(|fact| match fact {
-            Fact::Turn(turn) => *turn,
+            Fact::Turn(turn) => Turn::clone(&turn),
             other => panic!("{other:?}"),
         })
     };
@@ -275,6 +276,6 @@ async fn turns_are_found_by_their_end() {
     assert!(keys(&answered).contains(&turn.after.0));
     assert!(!keys(&answered).contains(&request.0));
     let unanswered = Turn { after: request, ..unanswered };
-    let left = keys(&Fact::Turn(Box::new(unanswered)));
+    let left = keys(&Fact::Turn(Arc::new(unanswered)));
     assert_eq!(left.iter().filter(|key| **key == request.0).count(), 1, "once");
 }

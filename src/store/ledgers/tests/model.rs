@@ -22,7 +22,7 @@ static TURN: LazyLock<Turn> = LazyLock::new(|| {
     let ledgers = Ledgers::new(Arc::new(MemoryStore::default()));
     let cache = lock(&ledgers.caches).cache(&scope());
     match turn(&place_of(BEFORE, cache, Instant::now()), "A") {
-        Fact::Turn(turn) => *turn,
+        Fact::Turn(turn) => Turn::clone(&turn),
         _ => unreachable!(),
     }
 });
@@ -34,7 +34,7 @@ fn place_of(name: &str, cache: Arc<SessionCache>, began: Instant) -> OpenedSessi
 }
 
 fn turn_of(name: &str) -> Fact {
-    Fact::Turn(Box::new(Turn { exchange: name.into(), ..TURN.clone() }))
+    Fact::Turn(Arc::new(Turn { exchange: name.into(), ..TURN.clone() }))
 }
 
 fn scope() -> Scope {

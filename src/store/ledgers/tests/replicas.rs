@@ -33,7 +33,7 @@ async fn later_request_elsewhere_is_not_at_hand() {
     assert!(there.latest_request(&scope).await.is_none());
     let next = opened(&there, "2", &[user("hi"), model("A"), user("go")].join(",")).await;
     let Fact::Turn(mut later) = turn(&next, "B") else { panic!() };
-    later.at = 3;
+    Arc::make_mut(&mut later).at = 3;
     there.commit(next, vec![Fact::Turn(later)]).await.unwrap();
     assert!(here.latest_request(&scope).await.is_none());
 }

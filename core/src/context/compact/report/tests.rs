@@ -45,7 +45,7 @@ fn session() -> SessionFixture {
     scene.ledger.add(Fact::Compact(Box::new(one)));
     let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Said 5."}])));
     turn.done.made.compacted = 1;
-    scene.ledger.add(Fact::Turn(Box::new(turn)));
+    scene.ledger.add(Fact::Turn(turn.into()));
     scene
 }
 

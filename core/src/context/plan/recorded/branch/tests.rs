@@ -176,7 +176,7 @@ fn decisions_that_summary_hid_do_not_apply_elsewhere() {
             })
             .collect();
         let mut ledger = Ledger::default();
-        ledger.add(Fact::Turn(Box::new(turn.clone())));
+        ledger.add(Fact::Turn(Arc::new(turn.clone())));
         let branch = branch(&ledger, Some(&[2]));
         let cut = branch.has_cut(&trim, PartKey(7), CutCount::Once, None, true);
         (branch.has_back(&back, &thought(), false), cut)
@@ -297,7 +297,7 @@ fn forgotten_turn_leaves_decisions() {
     let turn = scene.ledger.turn(&"r1".into()).unwrap();
     let position = Position { parent: Some("forgotten".into()), ..turn.position.clone() };
     let mut ledger = Ledger::default();
-    ledger.add(Fact::Turn(Box::new(Turn { at: 9, position, ..Turn::clone(turn) })));
+    ledger.add(Fact::Turn(Arc::new(Turn { at: 9, position, ..Turn::clone(turn) })));
     let decision = |at| ReasoningDecision {
         at,
         ..reasoning_decision("forgotten", ReasoningAction::PutBack, DecisionReason::Birth)
@@ -364,7 +364,7 @@ fn reasoning_that_its_client_had_dropped_is_new() {
         let mut scene = SessionFixture::new("claude-opus-4-6", &without);
         let mut turn = scene.turn(&scene.reply(&json!([{"type": "text", "text": "Said 5."}])));
         turn.done.made.removed = removed;
-        scene.ledger.add(Fact::Turn(Box::new(turn)));
+        scene.ledger.add(Fact::Turn(Arc::new(turn)));
         let mut all = with.clone();
         all.as_array_mut().unwrap().extend([
             json!({"role": "assistant", "content": "Said 5."}),
@@ -411,7 +411,7 @@ fn branch_is_followed_to_first_turn() {
     );
     let mut ring = Turn::clone(placed.parent.as_ref().unwrap());
     (ring.exchange, ring.position.parent) = ("ring".into(), Some("ring".into()));
-    scene.ledger.add(Fact::Turn(Box::new(ring.clone())));
+    scene.ledger.add(Fact::Turn(Arc::new(ring.clone())));
     let branch = Branch { parent: Some(&ring), ..super::tests::branch(&scene.ledger, None) };
     assert_eq!(*branch.line(), HashSet::from_iter([&"ring".into()]));
 }
