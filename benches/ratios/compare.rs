@@ -40,6 +40,7 @@ const PEERS: [Peer; 2] = [
         defaults
             mode http
             http-reuse always
+            option http-no-delay
             timeout connect 5s
             timeout client 60s
             timeout server 60s
@@ -188,11 +189,15 @@ struct Figure {
 impl Figure {
     const ALL: [Self; 12] = [
         Self::new("request, 64 at once, µs CPU", |it| it.wide_cpu, Some(Bar::Times(2.5))),
-        Self::new("  its time, p50 ms", |it| it.wide.p50 * 1e3, None),
-        Self::new("  p99 ms", |it| it.wide.p99 * 1e3, None),
+        Self::new("  time at p50, ms", |it| it.wide.p50 * 1e3, None),
+        Self::new("  at p99, ms", |it| it.wide.p99 * 1e3, None),
         Self::new("request, one at a time, µs CPU", |it| it.single_cpu, Some(Bar::Times(3.5))),
-        Self::new("  its time, p50 µs", |it| it.single.p50 * 1e6, Some(Bar::Plus(150.0))),
-        Self::new("  p99 µs", |it| it.single.p99 * 1e6, None),
+        Self::new(
+            "request, one at a time, p50 µs",
+            |it| it.single.p50 * 1e6,
+            Some(Bar::Plus(150.0)),
+        ),
+        Self::new("  p99, µs", |it| it.single.p99 * 1e6, None),
         Self::new("the next of a session, µs CPU", |it| it.next_cpu, None),
         Self::new("streamed event, µs CPU", |it| it.event_cpu, Some(Bar::Times(1.15))),
         Self::new("  how late, p50 µs", |it| it.event.p50 * 1e6, None),
@@ -230,7 +235,7 @@ pub(crate) async fn print(size: &Size) {
     let mut judge = |name: &str, bar: &Bar, values: &[f64]| {
         for (target, ours) in targets.iter().zip(values).skip(targets.len() - 2) {
             let verdict = bar.verdict(*ours, values[1]);
-            verdicts.push(format!("{:<8} {}: {verdict}", target.name, name.trim_start()));
+            verdicts.push(format!("{:<8} {}: {verdict}", target.name, name));
         }
     };
     for figure in &Figure::ALL {
