@@ -51,6 +51,9 @@ const PEERS: [Peer; 2] = [
     },
 ];
 
+/// The floor's column; the last two are Plimsoll's.
+const FLOOR: usize = 1;
+const OURS: usize = 2;
 /// Requests of a conversation after its first.
 const TURNS: usize = 20;
 /// Bytes of a long conversation.
@@ -138,8 +141,6 @@ impl Sample {
         for end in known..steps.len() {
             load.say("", stages::body(&steps[..=end])).await;
         }
-        let (long_first_cpu, long_next_cpu) =
-            (between - before, (target.cpu() - between) / TURNS as f64);
         Self {
             wide_cpu,
             wide,
@@ -148,8 +149,8 @@ impl Sample {
             next_cpu,
             event_cpu,
             event,
-            long_first_cpu,
-            long_next_cpu,
+            long_first_cpu: between - before,
+            long_next_cpu: (target.cpu() - between) / TURNS as f64,
         }
     }
 }
@@ -188,22 +189,34 @@ struct Figure {
 
 impl Figure {
     const ALL: [Self; 12] = [
-        Self::new("request, 64 at once, µs CPU", |it| it.wide_cpu, Some(Bar::Times(2.5))),
-        Self::new("  time at p50, ms", |it| it.wide.p50 * 1e3, None),
-        Self::new("  at p99, ms", |it| it.wide.p99 * 1e3, None),
-        Self::new("request, one at a time, µs CPU", |it| it.single_cpu, Some(Bar::Times(3.5))),
+        Self::new("request, 64 at once, µs CPU", |sample| sample.wide_cpu, Some(Bar::Times(2.5))),
+        Self::new("  time at p50, ms", |sample| sample.wide.p50 * 1e3, None),
+        Self::new("  at p99, ms", |sample| sample.wide.p99 * 1e3, None),
+        Self::new(
+            "request, one at a time, µs CPU",
+            |sample| sample.single_cpu,
+            Some(Bar::Times(3.5)),
+        ),
         Self::new(
             "request, one at a time, p50 µs",
-            |it| it.single.p50 * 1e6,
+            |sample| sample.single.p50 * 1e6,
             Some(Bar::Plus(150.0)),
         ),
-        Self::new("  p99, µs", |it| it.single.p99 * 1e6, None),
-        Self::new("the next of a session, µs CPU", |it| it.next_cpu, None),
-        Self::new("streamed event, µs CPU", |it| it.event_cpu, Some(Bar::Times(1.15))),
-        Self::new("  how late, p50 µs", |it| it.event.p50 * 1e6, None),
-        Self::new("  p99 µs", |it| it.event.p99 * 1e6, None),
-        Self::new("1 MB seen first, ms CPU", |it| it.long_first_cpu / 1e3, Some(Bar::Most(10.0))),
-        Self::new("1 MB that grows, ms CPU", |it| it.long_next_cpu / 1e3, Some(Bar::Times(2.0))),
+        Self::new("  p99, µs", |sample| sample.single.p99 * 1e6, None),
+        Self::new("the next of a session, µs CPU", |sample| sample.next_cpu, None),
+        Self::new("streamed event, µs CPU", |sample| sample.event_cpu, Some(Bar::Times(1.15))),
+        Self::new("  how late, p50 µs", |sample| sample.event.p50 * 1e6, None),
+        Self::new("  p99 µs", |sample| sample.event.p99 * 1e6, None),
+        Self::new(
+            "1 MB seen first, ms CPU",
+            |sample| sample.long_first_cpu / 1e3,
+            Some(Bar::Most(10.0)),
+        ),
+        Self::new(
+            "1 MB that grows, ms CPU",
+            |sample| sample.long_next_cpu / 1e3,
+            Some(Bar::Times(2.0)),
+        ),
     ];
 
     const fn new(name: &'static str, of: fn(&Sample) -> f64, bar: Option<Bar>) -> Self {
@@ -233,9 +246,9 @@ pub(crate) async fn print(size: &Size) {
     println!("{:<32}{names}", "");
     let mut verdicts = Vec::new();
     let mut judge = |name: &str, bar: &Bar, values: &[f64]| {
-        for (target, ours) in targets.iter().zip(values).skip(targets.len() - 2) {
-            let verdict = bar.verdict(*ours, values[1]);
-            verdicts.push(format!("{:<8} {}: {verdict}", target.name, name));
+        for (target, ours) in targets.iter().zip(values).skip(targets.len() - OURS) {
+            let verdict = bar.verdict(*ours, values[FLOOR]);
+            verdicts.push(format!("{:<8} {name}: {verdict}", target.name));
         }
     };
     for figure in &Figure::ALL {

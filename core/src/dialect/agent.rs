@@ -157,7 +157,7 @@ impl AgentRow {
     }
 }
 
-/// A user agent from each of its products on.
+/// A user agent, and what is left of it from each later product on.
 fn products(user_agent: &str) -> Vec<&str> {
     if user_agent.is_empty() {
         return Vec::new();

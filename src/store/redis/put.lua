@@ -72,11 +72,11 @@ for index = 4, #ARGV, 8 do
         if written then
             add('records', 1)
         elseif kind == '1' then
-            local replaced, before = entry_of(field)
+            local place, before = entry_of(field)
             if before and is_completed_by(before[3], outcome) then
                 redis.call('HSET', facts, field, value)
                 -- Its place stays: readers know how many entries they have read.
-                redis.call('LSET', log, replaced, '-')
+                redis.call('LSET', log, place, '-')
                 count_turn(before, -1)
                 written = true
             end

@@ -140,3 +140,21 @@ async fn caps_are_read_with_the_session() {
     check(&opened).await;
     assert_eq!(store.changes.load(Relaxed), 2);
 }
+
+/// A rewound conversation shows a signature of the one before it, which another process asked the store for.
+#[tokio::test]
+async fn signature_does_not_keep_session() {
+    let [here, there] = two();
+    let signed = |text: &str| {
+        format!(
+            r#"{{"role":"assistant","content":[{{"type":"thinking","thinking":"","signature":"c2ln"}},{{"type":"text","text":"{text}"}}]}}"#
+        )
+    };
+    let (first, _) = add_turn(&here, lookup("t", None, "1"), &user("hi"), "A").await;
+    let next = [user("hi"), signed("A"), user("go")].join(",");
+    assert_eq!(add_turn(&there, lookup("t", None, "2"), &next, "B").await.0, first);
+    let (rewound, _) = add_turn(&here, lookup("t", None, "3"), &user("ho"), "C").await;
+    assert_ne!(rewound, first);
+    let next = [user("ho"), signed("C"), user("go")].join(",");
+    assert_eq!(add_turn(&there, lookup("t", None, "4"), &next, "D").await.0, rewound);
+}
